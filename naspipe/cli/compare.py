@@ -123,7 +123,7 @@ def _verdict(comparison: Comparison) -> str:
 def _row(recorded: RecordedRun, verdict: str, is_read: bool) -> tuple[str, ...]:
     """Of a run that cannot be compared nothing is read. It has no numbers, as one without a log."""
     summary = None
-    if is_read and recorded.logged_steps == 1 and not recorded.log.is_empty:
+    if is_read and recorded.has_whole_log:
         summary = summarize_parts(recorded.log.parts, recorded.num_stages)
     return (str(recorded.path), str(recorded.num_stages), *_numbers(summary), verdict)
 

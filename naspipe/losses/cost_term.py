@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from naspipe.mixed.rounds import ARCHITECTURE, FIELD
-from naspipe.runtime.jobs.losses import Loss, distilling, loss_fields
+from naspipe.runtime.jobs.losses import Loss, distilled_fields, distilling, loss_fields
 
 
 class CostTerm:
@@ -33,6 +33,7 @@ class CostTerm:
         self._loss = loss
         self._weight, self._power = weight, power
         self.fields = (*(() if loss is None else loss_fields(loss)), FIELD)
+        self.distilled_fields = (*(() if loss is None else distilled_fields(loss)), FIELD)
         of = {} if loss is None else {"loss": type(loss).__qualname__}
         self.record = {**of, "weight": weight, "power": power}
         """What of it is part of a run's definition."""

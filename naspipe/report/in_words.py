@@ -56,7 +56,7 @@ def in_words(run: Recorded, waited_ns: Mapping[str, list[int]], length_ns: int) 
         length_ns: of the records that are shown.
     """
     whole = run.num_stages * length_ns
-    if not whole:
+    if not whole or not run.has_every_step:  # steps left out would count as idle time
         return []
     shares = {reason: sum(waited_ns[reason.value]) / whole for reason in Reason}
     busy = 1 - sum(shares.values())

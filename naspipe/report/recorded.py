@@ -18,6 +18,7 @@ from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.lives import Life
 from naspipe.trace.access.log import read_joint_columns
+from naspipe.trace.access.recorded_steps import is_complete, recorded_spans
 from naspipe.trace.access.stored import EVERYTHING
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.reading.metrics import Summary
@@ -55,6 +56,11 @@ class Recorded(NamedTuple):
         """Of all groups, as the manifest says, and at least as many as left records."""
         told = _whole(self, "stages") * self.num_groups
         return max([told, *(access.stage + 1 for access in self.accesses)])
+
+    @property
+    def has_every_step(self) -> bool:
+        """Return True if the accesses of every step were recorded."""
+        return is_complete(recorded_spans(self.manifest))
 
     @property
     def num_groups(self) -> int:
@@ -150,6 +156,11 @@ def _check(run: Recorded) -> None:
     if not run.accesses:
         run.remarks.append("No access log was recorded: there is no timeline.")
     else:
+        if not run.has_every_step:
+            run.remarks.append(
+                "Not every access was recorded (access_log): timeline, waits, orders and balance "
+                "are those of the recorded steps, and the bubble ratio is not known."
+            )
         seen = {access.stage for access in run.accesses}
         silent = [stage for stage in range(run.num_stages) if stage not in seen]
         if silent:

@@ -8,7 +8,9 @@ from typing import Any
 from naspipe.core.ids import StreamId
 from naspipe.report.recorded import Recorded, section
 from naspipe.trace.access.log import RunLog, time_key
-from naspipe.trace.reading.differences import log_differences, loss_differences
+from naspipe.trace.access.recorded_steps import recorded_spans, shared_spans, unrecorded_steps
+from naspipe.trace.reading.differences import loss_differences
+from naspipe.trace.reading.log_differences import log_differences
 from naspipe.trace.reading.metrics import bubble_ratio, causal_bound, summarize
 
 _DEFINITION = ("space", "scale", "sampler", "policy", "steps", "seed")
@@ -45,15 +47,15 @@ def facts(run: Recorded) -> dict[str, str]:
 
 
 def numbers(run: Recorded) -> dict[str, float]:
-    """The measures of :mod:`naspipe.trace.reading.metrics`, and beside them the mean of the last
-    tenth of losses and the last validation's scores."""
+    """The measures of :mod:`naspipe.trace.reading.metrics` if every step was recorded, the mean of
+    the last tenth of the losses, and the scores of the last validation."""
     measured: dict[str, float] = {}
-    if run.whole:
+    if run.whole and run.has_every_step:
         measured = dict(run.whole._asdict())
-    elif run.accesses:
+    elif run.accesses and run.has_every_step:
         measured = dict(summarize(run.accesses, run.num_stages)._asdict())
         measured["causal_bound"] = causal_bound(run.accesses, run.num_stages)
-    if run.teacher:
+    if run.teacher and run.has_every_step:
         alone = [
             each._replace(layer=each.layer._replace(stream=StreamId(1))) for each in run.teacher
         ]
@@ -82,9 +84,15 @@ def agreement(reference: Recorded, run: Recorded) -> str:
     logs = RunLog(reference.path), RunLog(run.path)
     if any(log.is_empty for log in logs):
         return "same losses"
-    found = log_differences(*logs, run.labels, run.schedule.steps.passes)
+    spans = tuple(shared_spans(*(recorded_spans(each.manifest) for each in (reference, run))))
+    passes = run.schedule.steps.passes
+    found = log_differences(*logs, run.labels, passes, spans)
     ordered = sorted(found, key=lambda difference: difference.key)
-    return f"differs: {ordered[0]}" if ordered else "same losses, same access order"
+    if ordered:
+        return f"differs: {ordered[0]}"
+    if unrecorded := unrecorded_steps(spans, passes):
+        return f"same losses; {unrecorded}"
+    return "same losses, same access order"
 
 
 def _texts(part: Mapping[str, Any], names: Sequence[str], prefix: str = "") -> dict[str, str]:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from torch.nn import functional
 
@@ -33,6 +34,18 @@ class ThreeOutputs:
 
     def distill(self, output, taught, before):
         return functional.mse_loss(output, taught + before)
+
+
+class Tagged(nn.Module):
+    """Called with a batch field, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv(32)
+
+    def forward(self, x: torch.Tensor, tag: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.conv(x)
+        return found + tag.reshape(-1, 1, 1, 1)
 
 
 class OtherField:
@@ -71,6 +84,20 @@ ROWS = {
     "other shape of a path": (
         {"students": with_second(npp.Space("two", [npp.Block(MAKERS)]))},
         "(8, 32, 2, 2), found (8, 31, 2, 2) of candidate 0.1",
+    ),
+    "a field that the batch does not have": (
+        {"students": with_second(npp.Space("two", [npp.Block([Tagged], fields=["tag"])]))},
+        "batch 0: expected a tensor called 'tag', found input, target",
+    ),
+    "a field that the block is not said to take": (
+        {"students": with_second(npp.Space("two", [npp.Block([Tagged])]))},
+        "expected student block 1 to take the output of the teacher's block before it, found "
+        "TypeError: Tagged.forward() missing 1 required positional argument: 'tag'",
+    ),
+    "a field that the block does not take": (
+        {"students": with_second(npp.Space("two", [npp.Block(MAKERS, fields=["target"])]))},
+        "expected student block 1 to take the output of the teacher's block before it and the "
+        "batch field target, found TypeError",
     ),
     "other shape of a mixed edge": (
         {"students": with_second(npp.mixed.student("edges", [MAKERS]))},

@@ -19,7 +19,10 @@ def through(modules, state):
 
 
 def assert_blocks(found, teachers, data, *, seed, losses, lr, optimizer="SGD", options=None):
-    """Every student block's bits are those of its own loop; ``losses``: (outputs, lessons)."""
+    """Every student block's bits are those of its own loop.
+
+    ``losses`` are called with outputs, lessons and the target, which is empty where there is none.
+    """
     for number, run in enumerate(found.blocks):
         with plain_torch():
             assert_same_bits(run, _loop(number, run, teachers, data, seed, losses[number],
@@ -36,7 +39,9 @@ def _loop(number, run, teachers, data, seed, loss, how):
         lessons = through(teachers[number : number + 1], given)
         named = {f"given{place}": each for place, each in enumerate(given)}
         if oracle is None:
-            fields = [list(named), *[[]] * (len(space) - 1)]
+            fields = [space.fields(position) for position in range(len(space))]
+            if number:
+                fields[0] = [*named, *fields[0]]
             candidates = [block.candidates for block in space.blocks]
             oracle = PlainLoop(candidates, fields, {}, seed + number, *how)
 
@@ -44,5 +49,5 @@ def _loop(number, run, teachers, data, seed, loss, how):
             *outputs, target = outputs
             return loss(outputs, lessons, target)
 
-        oracle.step(step, chain, {**batch, **named}, learned)
+        oracle.step(step, chain, {"target": torch.empty(0), **batch, **named}, learned)
     return oracle

@@ -115,6 +115,7 @@ class FakeRun:
         default_factory=lambda: {"0/0.0/optimizer/weight/step": 2, "0/head/optimizer/w/rate": 0.5}
     )
     decided: Any = ()
+    recorded_steps: list[dict[str, int]] = field(default_factory=lambda: [{"first": 0, "every": 1}])
     accesses: list[Access] = field(default_factory=lambda: sequential_accesses(CHAINS))
 
     def write(self, path: Path) -> Path:
@@ -129,6 +130,7 @@ class FakeRun:
                 "environment": {"software": self.software, "hardware": self.hardware},
                 "space": SPACE,
                 "decided": self.decided,
+                "recorded_steps": self.recorded_steps,
                 "measured": {},
             }
         )

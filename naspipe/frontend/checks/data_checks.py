@@ -92,7 +92,10 @@ def check_batch(workload: Workload) -> None:
     for block in range(len(space)):
         for field in space.fields(block):
             field_of(batch, field, 0)
-    for field in workload.loss_fields if workload.is_trained else ():
+    needed = workload.loss_fields if workload.is_trained else ()
+    if workload.is_trained and definition.recipe.steps.weighs_items:
+        needed = (*needed, workload.target_field)
+    for field in needed:
         field_of(batch, field, 0)
 
 

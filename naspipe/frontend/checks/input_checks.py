@@ -88,7 +88,8 @@ def check_grouping(workload: Workload, groups: int) -> None:
         batch = workload.data(definition.seed, 0)
     tensors = (value for value in batch.values() if isinstance(value, torch.Tensor))
     items = min(len(value) for value in tensors if value.dim())
-    normed = _first_with_batch_norm(workload.space) if items == 1 else None
+    is_normed_alone = items == 1 and workload.runs_in_training_mode
+    normed = _first_with_batch_norm(workload.space) if is_normed_alone else None
     if normed:
         raise ConfigError(
             f"groups={groups}: expected passes of two items or more, as {normed} normalises over "
@@ -120,15 +121,17 @@ def check_layers(workload: Workload) -> None:
             "on; call naspipe behind that block"
         )
     defers_norms = definition.recipe.norms == "deferred"
-    if defers_norms:
+    if defers_norms and workload.runs_in_training_mode:
         _check_norms(space)
     store = LayerStore(space, definition.seed, definition.recipe)
-    _check_groups_match(space, definition)
+    if workload.is_trained:  # a teacher has its student's recipe, but no optimizer
+        _check_groups_match(space, definition)
     check_settings(space)
     with deterministic_torch(definition.recipe.threads):
         for position, block in enumerate(space.blocks):
             if not isinstance(block, Block):
-                _check_own_step(block, definition)
+                if workload.is_trained:
+                    _check_own_step(block, definition)
                 _check_statistics(_made(store, space, position), block, defers_norms)
         for position in _first_of_kinds(space):
             _made(LayerStore(space, definition.seed, definition.recipe), space, position)

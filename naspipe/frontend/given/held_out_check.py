@@ -35,11 +35,12 @@ def check_held_out(validation: ValidationPlan | None, device: str) -> None:
         return
     space = workload.space
     chains = [space.chain(choices) for choices in validation.choices]
+    plain = replace(workload, is_trained=False, is_taught=False)
     look = Look(
-        replace(workload, is_trained=False),
+        plain,
         batch,
         [space.subnet(FIRST_STREAM, number, chain) for number, chain in enumerate(chains)],
-        has_plain_loss=not evaluation.probe and workload.judged_fields == workload.loss_fields,
+        has_plain_loss=not evaluation.probe and plain.judged_fields == plain.loss_fields,
         is_here=device == "cpu",
         only_subnets=True,
         whose="held-out data: ",

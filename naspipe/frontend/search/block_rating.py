@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.errors import ConfigError
@@ -27,7 +26,7 @@ from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
 from naspipe.frontend.teaching.blockwise import through
 from naspipe.frontend.training.distilled import Blockwise, Keyed
-from naspipe.runtime.jobs.losses import Loss, distilling, loss_fields
+from naspipe.runtime.jobs.losses import Loss, distilled_fields, distilling
 from naspipe.runtime.jobs.workload import Batches, define
 from naspipe.search.combination import Combination, RatedPath, combine
 from naspipe.search.definition import SearchDefinition
@@ -205,9 +204,7 @@ def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
     if measure == OWN:
         own = found.losses[number]
         name = str(found.blocks[number].manifest["definition"]["loss"])
-        distilled, fields = distilling(own), loss_fields(own)
-        if type(own) is nn.CrossEntropyLoss:  # it takes a target, and leaves it
-            return _Judge(lambda output, taught: distilled(output, taught, taught), name)
+        distilled, fields = distilling(own), distilled_fields(own)
         if fields:
             raise ConfigError(
                 f"measure {OWN}: expected a loss of block {number} that compares with the teacher "
@@ -230,7 +227,18 @@ def _of_first(measure: Loss) -> Loss:
 
 
 def _asking(space: Space, lessons: Lessons) -> Space:
-    """The same layers, the first of which is called with fields of the lessons."""
+    """The same layers, the first of which is called with fields of the lessons.
+
+    Raises:
+        ConfigError: for a layer that is called with the field that holds the lesson.
+    """
+    for position in range(len(space)):
+        if "target" in space.fields(position):
+            raise ConfigError(
+                f"rate_blocks: expected no layer that is called with the batch field target, which "
+                f"holds the teacher's output in a rating, found layer {space.label(position, 0)} "
+                f"of {space.name}; give the field another name in the data"
+            )
     fields = lessons.fields
     if not fields:
         return space

@@ -24,7 +24,7 @@ from naspipe.core.space import Block, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.plain_chain import chain
-from naspipe.frontend.teaching.lesson_shapes import check_block
+from naspipe.frontend.teaching.lesson_shapes import check_block, given_fields
 from naspipe.frontend.teaching.taught import Taught
 from naspipe.frontend.teaching.teacher_blocks import check_teaching
 from naspipe.frontend.teaching.teachers import weights_digest
@@ -139,18 +139,27 @@ def _digest(blocks: Sequence[nn.Module]) -> str:
 
 
 def _taught(student: Workload, digest: str) -> Workload:
-    return replace(student, definition=replace(student.definition, teacher=digest))
+    definition = replace(student.definition, teacher=digest)
+    return replace(student, definition=definition, is_taught=True)
 
 
 def _fitting(number: int, student: Workload, blocks: Sequence[nn.Module]) -> Workload:
     """A student block that takes and makes what the teacher's block in its place does."""
-    what = f"blockwise: expected student block {number} to take the output of the teacher's block"
-    with users_code(f"{what} before it, found"):
+    what = f"blockwise: expected student block {number} to take"
+    given = _given_to(number, student)
+    with users_code(f"{what} {given}, found"):
         outputs = _outputs(blocks[:number], student)
     student = _behind(blocks[:number], student, outputs)
     batch = student.data(student.definition.seed, 0)
     check_block(number, student, outputs, through(blocks[: number + 1], batch))
     return student
+
+
+def _given_to(number: int, student: Workload) -> str:
+    """What a student block is called with, as messages say it."""
+    named = [f"the batch field {name}" for name in student.space.fields(0)]
+    before = ["the output of the teacher's block before it"] if number else []
+    return " and ".join([*before, *named])
 
 
 def _behind(
@@ -167,10 +176,12 @@ def _behind(
 @torch.no_grad()
 def _outputs(blocks: Sequence[nn.Module], workload: Workload) -> tuple[torch.Tensor, ...]:
     """What first options make of what the teacher's blocks before them make of a batch."""
-    state = through(blocks, workload.data(workload.definition.seed, 0))
-    for block in workload.space.blocks:
-        forward = block.forward_of(block.candidates[0]().eval(), 0)
-        result = forward(*(each.clone() for each in state))
+    batch = workload.data(workload.definition.seed, 0)
+    state = through(blocks, batch) if blocks else ()
+    for position, block in enumerate(workload.space.blocks):
+        module = block.candidates[0]().eval()
+        given = (*state, *given_fields(module, workload.space, position, batch))
+        result = block.forward_of(module, 0)(*(each.clone() for each in given))
         state = result if isinstance(result, tuple) else (result,)
     return state
 

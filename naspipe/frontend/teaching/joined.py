@@ -15,7 +15,7 @@ from naspipe.frontend.given.joined_end import joined_end
 from naspipe.frontend.teaching.lesson_shapes import check_lessons
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.teaching.taught import Taught, carried_out
-from naspipe.runtime.jobs.losses import is_joined
+from naspipe.runtime.jobs.losses import distilled_fields, is_joined, loss_fields
 from naspipe.runtime.jobs.workload import Workload
 
 
@@ -64,6 +64,19 @@ def _needed_only(taught: Taught) -> tuple[Workload, ...]:
     return tuple(found)
 
 
+def _always_taught(taught: Taught) -> tuple[Workload, ...]:
+    """Streams, marked where every pass has a lesson and the loss then needs other fields."""
+    found = []
+    for number, workload in enumerate(taught.workloads):
+        own = [tap for tap in taught.taps if tap.role is TapRole.LESSON and tap.sink[0] == number]
+        learns_all = all(
+            any(tap.sources(each) for tap in own) for each in range(workload.recipe.steps.passes)
+        )
+        differs = distilled_fields(workload.loss) != loss_fields(workload.loss)
+        found.append(replace(workload, is_taught=learns_all and differs))
+    return tuple(found)
+
+
 def join(
     workloads: Sequence[Workload],
     execution: Execution,
@@ -101,6 +114,7 @@ def join(
     found = replace(found, workloads=_needed_only(found))
     if teacher:
         check_lessons(found)
+        found = replace(found, workloads=_always_taught(found))
     found = carried_out(found, execution)
     execution.teaching.check_together()
     if execution.teaching.source == PIPELINE:

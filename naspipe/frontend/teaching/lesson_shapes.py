@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from naspipe.frontend.given.joined_end import END
 from naspipe.frontend.teaching.taught import Taught
 from naspipe.losses.top_classes import KeepsTop, top_classes
 from naspipe.mixed.mixed_edge import MixedEdge
-from naspipe.runtime.jobs.losses import distilling, is_joined, loss_fields, wants_hidden
+from naspipe.runtime.jobs.losses import distilling, is_joined, wants_hidden
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.sketching.layer_sizes import sketch
 
@@ -110,8 +111,8 @@ def check_block(number: int, student: Workload, outputs: Tensors, lessons: Tenso
     """
     wanted = _of(lessons)
     inputs = student.data(student.definition.seed, 0)
-    taken = (inputs["input"],) if student.tapped is None else student.tapped(inputs)
-    for found, how in [(_of(outputs), ""), *_other_paths(student.space, taken)]:
+    taken = () if student.tapped is None else student.tapped(inputs)
+    for found, how in [(_of(outputs), ""), *_other_paths(student.space, taken, inputs)]:
         if found != wanted:
             raise ConfigError(
                 f"blockwise: expected the output of student block {number} to have the shape of "
@@ -125,10 +126,12 @@ def _of(tensors: Sequence[torch.Tensor]) -> Shapes:
     return [tuple(each.shape) for each in tensors]
 
 
-def _other_paths(space: Space, inputs: Tensors) -> Iterator[tuple[Shapes, str]]:
+def _other_paths(
+    space: Space, inputs: Tensors, batch: Mapping[str, Any]
+) -> Iterator[tuple[Shapes, str]]:
     """Of each path with one other candidate than the first, the shapes of what it makes."""
     try:
-        choices = [list(_candidates(space, position)) for position in range(len(space))]
+        choices = [list(_candidates(space, position, batch)) for position in range(len(space))]
         states = [tuple(each.to("meta") for each in inputs)]
         for (first, _), *_ in choices:
             states.append(_through([first], states[-1]))
@@ -144,18 +147,44 @@ def _other_paths(space: Space, inputs: Tensors) -> Iterator[tuple[Shapes, str]]:
             yield _of(found), f" of candidate {label}"
 
 
-def _candidates(space: Space, position: int) -> Iterator[tuple[Callable[..., Any], str]]:
-    """Without memory, and what each is called; those of a mixed edge are its own.
+def _candidates(
+    space: Space, position: int, batch: Mapping[str, Any]
+) -> Iterator[tuple[Callable[..., Any], str]]:
+    """Without memory, with their batch fields, and what each is called.
 
-    Of elastic layers the first settings, which agree with one another.
+    Those of a mixed edge are its own. Of elastic layers the first settings, which agree with one
+    another.
     """
     for candidate in range(len(space.blocks[position].candidates)):
         module = sketch(space, position, candidate).eval().to("meta")
         label = space.label(position, candidate)
+        fields = [each.to("meta") for each in given_fields(module, space, position, batch)]
+        forward = space.blocks[position].forward_of(module, candidate)
+        options: list[tuple[Callable[..., Any], str]] = [(forward, label)]
         if isinstance(module, MixedEdge):
-            yield from ((each, f"{label}/{n}") for n, each in enumerate(module.candidates))
-        else:
-            yield space.blocks[position].forward_of(module, candidate), label
+            options = [(each, f"{label}/{n}") for n, each in enumerate(module.candidates)]
+        yield from ((partial(_called, each, fields), name) for each, name in options)
+
+
+def _called(forward: Callable[..., Any], fields: Sequence[torch.Tensor], *state: Any) -> Any:
+    return forward(*state, *fields)
+
+
+def given_fields(
+    module: torch.nn.Module, space: Space, position: int, batch: Mapping[str, Any]
+) -> Tensors:
+    """The batch fields that a layer is called with to find the shape of its output.
+
+    A mixed edge gets the input alone, without the kind of the round: it then computes the candidate
+    that it has chosen, and no cost.
+
+    Raises:
+        ConfigError: when the batch has no such field.
+    """
+    names = space.fields(position)
+    if isinstance(module, MixedEdge):
+        names = tuple(name for name in names if name == "input")
+    return tuple(field_of(batch, name, 0) for name in names)
 
 
 def _through(modules: Sequence[Callable[..., Any]], state: Tensors) -> Tensors:
@@ -177,13 +206,13 @@ def _check_loss(number: int, student: Workload, batch: Mapping[str, Any], lesson
             f"lesson, distill(output, taught), found {name}, which needs {more}"
         )
     compare = distilling(loss)
-    fields = [field_of(batch, field, 0) for field in loss_fields(loss)]
+    fields = [field_of(batch, field, 0) for field in student.loss_fields]
     if getattr(loss, "needs_cost", False):
         return
     with (
         users_code(
             f"blockwise: expected the loss of block {number}, {name}, to be called with an output, "
-            f"its lesson and its fields {list(loss_fields(loss))}, found"
+            f"its lesson and its fields {list(student.loss_fields)}, found"
         ),
         torch.enable_grad(),
         kept_draws(),

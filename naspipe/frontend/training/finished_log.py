@@ -31,13 +31,29 @@ from naspipe.trace.reading.long_metrics import summarize_parts
 
 Chains = NDArray[np.int32]
 
+NOT_CHECKED = (
+    "an earlier attempt did not record every access (access_log), so the order of accesses was "
+    "not checked and the bubble ratio was not measured"
+)
 
-def check_orders(job: TrainingJob) -> None:
-    """Check the logs of all streams of a job.
+
+def check_and_measure(job: TrainingJob) -> dict[str, float]:
+    """Check the logs of all streams of a job; returns the figures of the whole pipeline.
 
     Raises:
         InvariantError: when one is not what its policy allows: a bug, never bad luck.
     """
+    _check_orders(job)
+    directories = [stream.directory.path for stream in job.streams]
+    found = summarize_parts(lambda: joint_parts(directories), job.execution.workers)
+    return {
+        "bubble_ratio": found.bubble_ratio,
+        "hit_rate": found.hit_rate,
+        "stall_ratio": found.stall_ratio,
+    }
+
+
+def _check_orders(job: TrainingJob) -> None:
     steps, is_alone = job.steps, len(job.streams) == 1
     is_simple = is_alone and not (steps.distills or steps.is_gated)
     if is_simple and job.streams[0].workload.is_trained:
@@ -46,17 +62,6 @@ def check_orders(job: TrainingJob) -> None:
     logs = read_joint_accesses([stream.directory.path for stream in job.streams])
     for number in range(len(logs)):
         _refuse(_together(StreamId(number), logs, job), job.policy)
-
-
-def measure(job: TrainingJob) -> dict[str, float]:
-    """Of the whole pipeline, with all its streams."""
-    directories = [stream.directory.path for stream in job.streams]
-    found = summarize_parts(lambda: joint_parts(directories), job.execution.workers)
-    return {
-        "bubble_ratio": found.bubble_ratio,
-        "hit_rate": found.hit_rate,
-        "stall_ratio": found.stall_ratio,
-    }
 
 
 def _refuse(broken: Iterator[str], policy: str) -> None:

@@ -20,6 +20,7 @@ from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.sim.pipeline import Plan
 from naspipe.trace.access.labels import described
+from naspipe.trace.access.recorded_steps import RECORDED_STEPS
 
 _THREADS = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES",
@@ -55,6 +56,7 @@ def first_manifest(
             "partitions": sorted(str(each) for each in stream.cuts if each.num_blocks),
             "streams": streams,
         },
+        RECORDED_STEPS: [],
         "requested": asked.as_dict(),
         "init_from": dict(workload.begun),
         **described(space, stream.stateless),

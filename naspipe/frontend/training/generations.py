@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.launcher import Launched, launch
 from naspipe.runtime.wire.ports import RunObserver
 from naspipe.streams.from_file import read_stream
+from naspipe.trace.access.recorded_steps import (
+    RECORDED_STEPS,
+    RecordedSpans,
+    as_listed,
+    continued,
+    is_complete,
+    recorded_spans,
+)
 from naspipe.trace.reading.definitions import definitions, differing
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.reserved_space import reserve, write_last
@@ -51,6 +59,13 @@ class Generations:
     path: Path
     generation: int = 0
     others: OtherHosts | None = None
+    recorded: list[RecordedSpans] = field(init=False)
+    """Of each stream, which steps its access log holds."""
+
+    def __post_init__(self) -> None:
+        """Read what earlier attempts have recorded."""
+        streams = self.job.streams
+        self.recorded = [recorded_spans(each.directory.read_manifest()) for each in streams]
 
     def run(self) -> Launched:
         """Live until the run is complete; returns what the last life left.
@@ -91,9 +106,16 @@ class Generations:
                 raise
 
     @property
-    def life(self) -> dict[str, Any]:
-        """What the manifest says of the last life."""
-        return {"generation": self.job.generation, "first": [s.first for s in self.job.streams]}
+    def lives(self) -> list[dict[str, Any]]:
+        """What each stream's manifest says of the last life, and of the steps that are recorded."""
+        firsts = [each.first for each in self.job.streams]
+        life = {"generation": self.job.generation, "first": firsts}
+        return [{"life": life, RECORDED_STEPS: as_listed(spans)} for spans in self.recorded]
+
+    @property
+    def has_whole_logs(self) -> bool:
+        """Return True if the access logs of all streams hold every step."""
+        return all(map(is_complete, self.recorded))
 
     def _begin(self) -> None:
         """Put the job behind the newest whole checkpoint of each stream.
@@ -117,9 +139,12 @@ class Generations:
                 self.observer.on_note(f"{place}: no checkpoint is there yet: beginning at subnet 0")
         self.job = replace(self.job, streams=streams, generation=self.generation)
         self.generation += 1
-        for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
+        every = self.job.execution.records.logged_steps
+        found = zip(self.recorded, streams, strict=True)
+        self.recorded = [continued(spans, stream.first, every) for spans, stream in found]
+        for stream, manifest, life in zip(streams, self.manifests, self.lives, strict=True):
             reserve(stream.directory, manifest)
-            stream.directory.write_manifest({**manifest, "life": self.life})
+            stream.directory.write_manifest({**manifest, **life})
 
     def _resumed(self) -> tuple[StreamJob, ...]:
         """Every stream behind its newest whole checkpoint; joined ones behind the same cut."""
@@ -179,8 +204,9 @@ class Generations:
 
     def note(self, status: str, error: BaseException) -> None:
         """Leave the end of a life in the manifests; where that fails too, the cause stays."""
-        for stream, manifest in zip(self.job.streams, self.manifests, strict=True):
-            failure = {"status": status, "failure": str(error), "life": self.life}
+        streams = self.job.streams
+        for stream, manifest, life in zip(streams, self.manifests, self.lives, strict=True):
+            failure = {"status": status, "failure": str(error), **life}
             stream.directory.checkpoints.sweep()
             try:
                 write_last(stream.directory, {**manifest, **failure})

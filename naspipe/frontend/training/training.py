@@ -28,7 +28,7 @@ from naspipe.frontend.given.run_plan import make_plan, planning_costs
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.frontend.teaching.taught import how_full
 from naspipe.frontend.training.beginnings import goes_on, new_records, planning, take_over
-from naspipe.frontend.training.finished_log import check_orders, measure
+from naspipe.frontend.training.finished_log import NOT_CHECKED, check_and_measure
 from naspipe.frontend.training.first_manifest import first_manifest, provenance
 from naspipe.frontend.training.generations import Generations
 from naspipe.frontend.training.metrics_server import check_metrics_server, recorded
@@ -201,17 +201,18 @@ class Training:
     def _complete(self, lives: Generations, stages: Sequence[Any], seconds: float) -> None:
         job = lives.job
         measured: dict[str, Any] = {"seconds": seconds, "stages": stages}
-        if job.execution.records.logged_steps == 1:
-            check_orders(job)
-            measured |= measure(job)
-        for stream, manifest in zip(job.streams, lives.manifests, strict=True):
-            done = stream.num_passes - stream.first
-            speed = {"steps_per_second": done / seconds / job.steps.passes}
-            bad = {"nonfinite_steps": stream.directory.nonfinite_passes()}
-            taught = tally(read_teacher_events(stream.directory.path))
-            more = {"teachers": taught} if taught else {}
-            complete = {"status": "complete", "measured": {**measured, **speed, **bad, **more}}
-            write_last(stream.directory, {**manifest, **complete, "life": lives.life})
+        if lives.has_whole_logs:
+            measured |= check_and_measure(job)
+        elif job.execution.records.logged_steps == 1:
+            self.observer.on_note(f"{self.path}: {NOT_CHECKED}")
+        for stream, manifest, life in zip(job.streams, lives.manifests, lives.lives, strict=True):
+            steps = (stream.num_passes - stream.first) / job.steps.passes
+            found = {**measured, "steps_per_second": steps / seconds}
+            found["nonfinite_steps"] = stream.directory.nonfinite_passes()
+            if taught := tally(read_teacher_events(stream.directory.path)):
+                found["teachers"] = taught
+            complete = {"status": "complete", "measured": found}
+            write_last(stream.directory, {**manifest, **complete, **life})
             if said := last_batch_note(stream.directory, stream.workload, stream.num_passes):
                 self.observer.on_note(said)
 

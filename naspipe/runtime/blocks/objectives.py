@@ -36,7 +36,7 @@ class EndObjective:
         recipe: what it changes of it, and whether a step's first pass teaches the others.
         is_taught: whether lessons come from a tap.
         lesson_fields: batch fields that are lessons, too.
-        fields: batch fields that the loss is called with, where it does not say so itself.
+        fields: batch fields that the loss is called with; None for those that it names itself.
 
     Raises:
         ConfigError: when the loss cannot be used so.
@@ -48,9 +48,9 @@ class EndObjective:
         recipe: Recipe,
         is_taught: bool,
         lesson_fields: tuple[str, ...] = (),
-        fields: tuple[str, ...] = (),
+        fields: tuple[str, ...] | None = None,
     ) -> None:
-        own = fields or loss_fields(loss)
+        own = loss_fields(loss) if fields is None else fields
         self.fields = (*own, *lesson_fields)
         self._own = len(own)
         """How many of them are the loss's."""

@@ -22,6 +22,17 @@ def loss_fields(loss: Loss) -> tuple[str, ...]:
     return tuple(getattr(loss, "fields", ("target",)))
 
 
+def distilled_fields(loss: Loss) -> tuple[str, ...]:
+    """The batch fields that a loss is called with when every pass has a lesson.
+
+    A loss may say so as ``distilled_fields``. Otherwise they are its ``fields``, and none for
+    ``torch.nn.CrossEntropyLoss``, which then compares with the lesson alone.
+    """
+    if type(loss) is torch.nn.CrossEntropyLoss:
+        return ()
+    return tuple(getattr(loss, "distilled_fields", loss_fields(loss)))
+
+
 def name_of_loss(loss: object) -> str:
     """How messages call a loss or a metric."""
     return str(getattr(loss, "__qualname__", type(loss).__qualname__))
@@ -70,17 +81,33 @@ def wants_hidden(loss: Loss) -> bool:
     return bool(getattr(loss, "wants_hidden", False))
 
 
-def untaught(loss: Loss, passes: int, lessons: int) -> Loss:
-    """The loss without a teacher, of steps of so many passes and, with one, lessons.
+def untaught(
+    loss: Loss, passes: int, lessons: int, *, fields: int = 0, is_taught: bool = False
+) -> Loss:
+    """The loss without a teacher, for whoever has outputs but no lessons.
 
-    Of one that has no such form, that of an output that teaches itself.
+    Outputs teach themselves where the loss has no such form, or a run never uses it.
+
+    Args:
+        loss: as the recipe changes it.
+        passes: of a step.
+        lessons: of a step, with a teacher.
+        fields: how many of the arguments are batch fields, the last ones.
+        is_taught: whether every pass of a run has a lesson.
     """
     if is_joined(loss):
         joined: Any = loss
         return lambda output, *_: joined.joined([output] * passes, [output.detach()] * lessons)
-    if callable(loss):
+    if callable(loss) and not is_taught:
         return loss
-    return lambda output, *fields: distilling(loss)(output, output.detach(), *fields)
+    compare, costs = distilling(loss), int(getattr(loss, "needs_cost", False))
+
+    def taught_by_itself(*given: torch.Tensor) -> torch.Tensor:
+        count = len(given) - fields
+        own = (output.detach() for output in given[: count - costs])
+        return compare(*given[:count], *own, *given[count:])
+
+    return taught_by_itself
 
 
 def smoothed(loss: Loss, label_smoothing: float) -> Loss:
@@ -135,6 +162,6 @@ def distilling(loss: Loss) -> Loss:
 
 
 def _soft_cross_entropy(
-    output: torch.Tensor, taught: torch.Tensor, target: torch.Tensor
+    output: torch.Tensor, taught: torch.Tensor, *_: torch.Tensor
 ) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(output, taught.softmax(1))

@@ -18,7 +18,7 @@ from naspipe.core.user_code import full_name
 from naspipe.core.wiring import StreamWiring, Tap, Wiring
 from naspipe.data.views import Views
 from naspipe.runtime.jobs.loss_values import described
-from naspipe.runtime.jobs.losses import Loss, loss_fields, smoothed, untaught
+from naspipe.runtime.jobs.losses import Loss, distilled_fields, loss_fields, smoothed, untaught
 from naspipe.runtime.jobs.ports import Objective, OpenSource
 from naspipe.streams.ports import ExplorationStrategy
 from naspipe.teaching.momentum_update import MomentumUpdate
@@ -68,6 +68,8 @@ class Workload:
     """Batch fields that come later than the others, by name."""
     attendants: tuple[AbstractContextManager[Any], ...] = ()
     """What is there, beside the stages, as long as the run is: processes that sources ask."""
+    is_taught: bool = False
+    """Whether a tap brings a lesson for every pass, so that the loss is never computed without."""
     lesson_fields: tuple[str, ...] = ()
     """Batch fields that are lessons of the loss, as a teacher's outputs are."""
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -145,7 +147,17 @@ class Workload:
 
     @property
     def loss_fields(self) -> tuple[str, ...]:
-        """The batch fields that the loss is called with: as given, or as the loss says."""
+        """The batch fields that the loss is called with: as given, or as the loss says.
+
+        Metrics are called with the same fields, but without a lesson.
+        """
+        if self.is_taught and not self.metrics:
+            return tuple(self.definition.loss_fields) or distilled_fields(self.loss)
+        return self._plain_fields
+
+    @property
+    def _plain_fields(self) -> tuple[str, ...]:
+        """The batch fields that the loss is called with when there is no lesson."""
         return tuple(self.definition.loss_fields) or loss_fields(self.loss)
 
     @property
@@ -157,7 +169,7 @@ class Workload:
     @property
     def judged_fields(self) -> tuple[str, ...]:
         """The batch fields that the loss is called with where subnets are judged by it."""
-        fields = self.loss_fields
+        fields = self._plain_fields
         return fields if self.target_field in fields else ("target",)
 
     @property
@@ -170,7 +182,10 @@ class Workload:
         recipe, data = self.definition.recipe, self.data
         passes = recipe.steps.passes
         lessons = data.lessons if isinstance(data, Views) else passes
-        return untaught(smoothed(self.loss, recipe.label_smoothing), passes, lessons)
+        return untaught(
+            smoothed(self.loss, recipe.label_smoothing), passes, lessons,
+            fields=len(self.loss_fields), is_taught=self.is_taught,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from naspipe.trace.access.stored import Wanted
 _BITS = 40
 """Of a key: for the number of a record of its layer, or its sequence ID."""
 _Whole = Integers | Small
+_FORWARDS_AND_WRITES = Wanted(backwards=False)
 
 
 class _Records(NamedTuple):
@@ -46,8 +47,7 @@ def unequal_layers(
     expected: RunLog,
     found: RunLog,
     is_exact: Callable[[LayerId], bool],
-    every: int = 1,
-    passes: int = 1,
+    wanted: Wanted = _FORWARDS_AND_WRITES,
 ) -> set[LayerId]:
     """Layers whose READs and WRITEs differ, or may: equal ones are surely equal.
 
@@ -56,8 +56,7 @@ def unequal_layers(
         found: another one.
         is_exact: of a layer, whether the order of all its accesses counts. Of others READs are
             compared in sequence order and WRITEs as they came.
-        every: accesses of each so manyth step only.
-        passes: of a step.
+        wanted: which records to compare.
 
     Returns:
         All layers where one of the logs has digests of what was written.
@@ -67,8 +66,8 @@ def unequal_layers(
     """
     layers = sorted({*expected.layers, *found.layers})
     sides = (
-        _Side(expected, layers, is_exact, every, passes),
-        _Side(found, layers, is_exact, every, passes),
+        _Side(expected, layers, is_exact, wanted),
+        _Side(found, layers, is_exact, wanted),
     )
     unequal = np.zeros(len(layers), np.bool_)
     while not all(side.is_over for side in sides):
@@ -107,12 +106,9 @@ class _Side:
         log: RunLog,
         layers: Sequence[LayerId],
         is_exact: Callable[[LayerId], bool],
-        every: int,
-        passes: int,
+        wanted: Wanted,
     ) -> None:
-        self._parts: Iterator[AccessColumns] = log.parts(
-            Wanted(backwards=False, every=every, passes=passes)
-        )
+        self._parts: Iterator[AccessColumns] = log.parts(wanted)
         table = np.array(layers, np.int64).reshape(-1, 3)
         self._sizes = [int(each) + 1 for each in table.max(axis=0, initial=0)]
         self._codes = self._code(*table.T)

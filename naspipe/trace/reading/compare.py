@@ -6,22 +6,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from math import lcm
 from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access
 from naspipe.core.errors import ConfigError
-from naspipe.core.settings.run_groups import RecordSettings
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import RunLog, read_run_accesses
+from naspipe.trace.access.recorded_steps import (
+    RecordedSpans,
+    is_complete,
+    recorded_spans,
+    shared_spans,
+    unrecorded_steps,
+)
 from naspipe.trace.reading.definitions import definitions, differing
 from naspipe.trace.reading.differences import (
     Difference,
     checkpoint_differences,
-    log_differences,
     loss_differences,
 )
+from naspipe.trace.reading.log_differences import log_differences
 from naspipe.trace.reading.made_of import first_unlike, otherwise_written, read_made_of
 from naspipe.trace.results.losses_file import Loss, iterate_losses
 from naspipe.trace.results.run_directory import RunDirectory
@@ -69,13 +74,17 @@ class RecordedRun:
         return int(self.manifest.get("passes_per_step", 1))
 
     @property
-    def logged_steps(self) -> int:
-        """Accesses of each so manyth step were recorded; 0 for none."""
-        said = str(self.manifest.get("execution", {}).get("access_log", "full"))
+    def recorded_spans(self) -> RecordedSpans:
+        """Which steps the access log holds."""
         try:
-            return RecordSettings(access_log=said).logged_steps
+            return recorded_spans(self.manifest)
         except ConfigError as error:
             raise ConfigError(f"{self.path}: its manifest is damaged: {error}") from error
+
+    @property
+    def has_whole_log(self) -> bool:
+        """Return True if there is an access log and it holds every step."""
+        return is_complete(self.recorded_spans) and not self.log.is_empty
 
     @cached_property
     def losses(self) -> list[Loss]:
@@ -198,15 +207,10 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
         paths = " and ".join(map(str, unlogged))
         warnings.append(f"no access log in {paths}: the order of accesses was not compared")
     else:
-        every = lcm(reference.logged_steps, run.logged_steps)
-        if every > 1:
-            warnings.append(
-                f"accesses of every {every}th step only are compared: others were not "
-                f"recorded (access_log)"
-            )
+        spans = tuple(shared_spans(reference.recorded_spans, run.recorded_spans))
+        warnings += filter(None, [unrecorded_steps(spans, reference.passes_per_step)])
         logs = (reference.log, run.log)
-        passes = reference.passes_per_step
-        differences += log_differences(*logs, labels, passes, every)
+        differences += log_differences(*logs, labels, reference.passes_per_step, spans)
     ordered = tuple(sorted(differences, key=lambda difference: difference.key))
     return Comparison(run.path, "", tuple(warnings), ordered)
 

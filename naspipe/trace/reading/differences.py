@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -11,13 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId, SequenceId
+from naspipe.core.ids import INITIAL, SequenceId
 from naspipe.trace.access.columns import BACKWARD, WRITE, AccessColumns, from_accesses
 from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import RunLog
-from naspipe.trace.access.order import by_steps, groups_of_layers, layer_order
-from naspipe.trace.access.stored import Wanted
-from naspipe.trace.reading.agreement import unequal_layers
+from naspipe.trace.access.order import by_steps, layer_order
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.snapshots.shard_headers import ITEM_BYTES
 from naspipe.trace.snapshots.shards import RawTensor
@@ -135,22 +131,6 @@ def access_differences(
             yield Difference(
                 layer.stream, sequence_id, layer.block, labels.label(layer), what, detail
             )
-
-
-def log_differences(
-    expected: RunLog, found: RunLog, labels: SpaceLabels, passes: int = 1, every: int = 1
-) -> Iterator[Difference]:
-    """The same of two logs: layers that differ are found first, and read some at a time.
-
-    Of each so manyth step only, where ``every`` is more than 1.
-    """
-    unequal = unequal_layers(expected, found, labels.is_exact, every, passes)
-    counts: Counter[LayerId] = Counter(expected.layers)
-    counts.update(found.layers)
-    for group in groups_of_layers({layer: counts[layer] for layer in unequal}):
-        wanted = Wanted(layers=group, backwards=False, every=every, passes=passes)
-        sides = expected.columns(wanted), found.columns(wanted)
-        yield from access_differences(*sides, labels, passes)
 
 
 def _agree(one: AccessColumns, other: AccessColumns, is_exact: bool) -> bool:

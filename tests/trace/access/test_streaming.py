@@ -18,7 +18,8 @@ from naspipe.trace.access.order import orders_of_layers, orders_of_parts
 from naspipe.trace.access.stored import Wanted
 from naspipe.trace.reading import agreement
 from naspipe.trace.reading.agreement import unequal_layers
-from naspipe.trace.reading.differences import access_differences, log_differences
+from naspipe.trace.reading.differences import access_differences
+from naspipe.trace.reading.log_differences import log_differences
 from naspipe.trace.reading.long_metrics import summarize_parts
 from naspipe.trace.reading.metrics import summarize
 

@@ -10,6 +10,7 @@ import pytest
 
 from naspipe.core.access import AccessKind
 from naspipe.core.errors import ConfigError, LogError
+from naspipe.core.ids import Version
 from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_runs
 from naspipe.trace.snapshots.shards import RawTensor
 from tests.trace.fake_run import CHAINS, FakeRun, float32_bits, sequential_accesses
@@ -231,6 +232,21 @@ def test_other_software_and_hardware_are_warnings(tmp_path: Path) -> None:
 def test_a_missing_access_log_is_said(tmp_path: Path) -> None:
     comparison = compare(tmp_path, FakeRun(), FakeRun(accesses=[]))
     assert "the order of accesses was not compared" in comparison.warnings[0]
+
+
+def test_a_recorded_step_is_compared_beside_others_that_are_not(tmp_path: Path) -> None:
+    """One run has nothing of steps 0 and 1: these may differ, steps 2 and 3 may not."""
+    from_2 = [record for record in sequential_accesses(CHAINS) if record.sequence_id >= 2]
+    spans = [{"first": 0, "every": 0}, {"first": 2, "every": 1}]
+    less = FakeRun(accesses=from_2, recorded_steps=spans)
+    comparison = compare(tmp_path / "less", FakeRun(), less)
+    assert comparison.is_identical
+    assert comparison.warnings[-1].endswith("none from step 0 to 1, all from step 2")
+    read = next(at for at, record in enumerate(from_2) if record.layer.block == 3)
+    from_2[read] = from_2[read]._replace(version=Version(0))
+    other = FakeRun(accesses=from_2, recorded_steps=spans)
+    first = compare(tmp_path / "other", FakeRun(), other).first
+    assert first is not None and (first.sequence_id, first.what) == (2, "version read")
 
 
 def test_damage_is_an_error(tmp_path: Path) -> None:
