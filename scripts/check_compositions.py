@@ -3,6 +3,7 @@
     scripts/check_compositions.py                   # 200 random cases
     scripts/check_compositions.py --pairs 600       # a covering array of pairs of values
     scripts/check_compositions.py --faults          # deliberate faults, each to be found
+    scripts/check_compositions.py --shown           # what README and pages show
     scripts/check_compositions.py --case '{...}'    # one case, as a failure prints it
 
 What is drawn comes from the declarations of the settings (scripts/compositions/cases.py). A case
@@ -33,6 +34,7 @@ from scripts.compositions.broken import FAULTS  # noqa: E402
 from scripts.compositions.cases import Case, draw, text_of  # noqa: E402
 from scripts.compositions.pairs import array, pairs_of  # noqa: E402
 from scripts.compositions.runs import EQUAL, REFUSED, Outcome, check, warm_up  # noqa: E402
+from scripts.compositions.shown import check_shown, definitions  # noqa: E402
 from scripts.compositions.shrinking import script_of, shrink  # noqa: E402
 
 MOST_DRAWS = 200
@@ -47,6 +49,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=200, help="random cases (200)")
     parser.add_argument("--pairs", type=int, metavar="ROWS", help="a covering array instead")
     parser.add_argument("--faults", action="store_true", help="deliberate faults instead")
+    parser.add_argument("--shown", action="store_true", help="what README and pages show instead")
     parser.add_argument("--case", help="one case, as JSON")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     parser.add_argument("--workers", type=int, default=2, help="cases at a time (2)")
@@ -164,6 +167,16 @@ def find_faults(arguments: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
+def run_shown() -> int:
+    """Train what the pages show, on several executions; returns 1 if any differ or fail."""
+    bad = 0
+    for row in check_shown(definitions()):
+        told = "identical" if row.is_equal else f"NOT EQUAL\n{row.detail}"
+        print(f"{' '.join(row.shown.arguments)} ({row.shown.where}), {row.executions}: {told}")
+        bad += not row.is_equal
+    return 1 if bad else 0
+
+
 def main() -> int:
     """The exit status."""
     arguments = read_arguments()
@@ -172,6 +185,8 @@ def main() -> int:
         outcome = check(json.loads(arguments.case))
         print(f"{outcome.kind} {outcome.detail} ({outcome.seconds:.1f} s)")
         return 0 if outcome.is_good else 1
+    if arguments.shown:
+        return run_shown()
     if arguments.faults:
         return find_faults(arguments)
     if arguments.pairs:

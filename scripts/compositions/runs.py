@@ -302,28 +302,32 @@ def _labels(case: Case, folder: Path) -> Path:
         npp.write_labels(
             _teacher(case), networks.Batches(case), path, seed=get(case, "seed"),
             batches=get(case, "steps") * steps_of(case).passes,
-            recipe=Recipe(precision=get(case, "recipe.precision")),
+            recipe=Recipe(**{key: get(case, f"recipe.{key}") for key in ("precision", "threads")}),
         )  # fmt: skip
     return path
 
 
 def _train_supernets(case: Case, how: dict[str, Any], stops: Any) -> None:
     space, loss = networks.space_of(case), networks.loss_of(case)
-    sampler: Any = get(case, "sampler")
-    if sampler == "greedy":
-        sampler = Greedy(space.drawn_counts)
-    identity = {"sampler": sampler, "policy": get(case, "policy")}
+
+    def identity_of_stream() -> dict[str, Any]:
+        sampler: Any = get(case, "sampler")
+        if sampler == "greedy":  # each stream has a strategy of its own
+            sampler = Greedy(space.drawn_counts)
+        return {**identity, "sampler": sampler}
+
+    identity: dict[str, Any] = {"policy": get(case, "policy")}
     if get(case, "run.validate_every") or get(case, "then.validate_every"):
         identity["held_out"] = networks.Batches({**case, "infinite": "never"}, 900_000)
     if get(case, "streams") == 1:
-        npp.train(space, stops(networks.Batches(case)), loss, **how, **identity)
+        npp.train(space, stops(networks.Batches(case)), loss, **how, **identity_of_stream())
         return
     execution, run_dir = npp.Execution(**how.pop("execution")), how.pop("run_dir")
     resume, progress = how.pop("resume"), how.pop("progress")
     workloads = [
         npp.workload(
             space, stops(networks.Batches(case, 100_000 * number)), loss,
-            **{**how, "seed": how["seed"] + 7 * number}, **identity,
+            **{**how, "seed": how["seed"] + 7 * number}, **identity_of_stream(),
         )
         for number in range(get(case, "streams"))
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch.nn import functional
@@ -22,7 +23,8 @@ def probing_loop(
     """
     oracle = oracle_of(space, seed, optimizer, lr, options, **recipe)
     stream = read_stream(run.directory.stream)
-    train_probed(oracle, space, data, loss, stream, probes, passes, seed, extremes)
+    with plain_torch():
+        train_probed(oracle, space, data, loss, stream, probes, passes, seed, extremes)
     return oracle
 
 
@@ -35,34 +37,34 @@ def train_probed(
     count = {"one": 1, "accumulate": int(number or 1), "subnets": draws, "sandwich": draws + 2}[
         kind
     ]
-    keep, each = {"best": min, "worst": max}[probes.split(":")[0]], int(probes.split(":")[1])
+    sign, each = {"best": -1, "worst": 1}[probes.split(":")[0]], int(probes.split(":")[1])
     drawn, subnets = iterate_subnets(sampler, space, seed), []
-    with plain_torch():
-        for step in range(len(stream) // (count + draws * each)):
+    for step in range(len(stream) // (count + draws * each)):
 
-            def batch(n, step=step):
-                return data(seed, step if kind == "sandwich" else step * count + n)
+        def batch(n, step=step):
+            return data(seed, step if kind == "sandwich" else step * count + n)
 
-            kept = []
-            for draw in range(draws):
-                own = [next(drawn) for _ in range(each)]
-                losses = []
-                for place, choices in enumerate(own):
-                    at = draw * each + place - draws * each
-                    chosen = space.chain(choices)
-                    given = batch(draw if kind == "subnets" else 0)
-                    losses.append(probe(oracle, step, at, chosen, given, loss))
-                subnets += own
-                kept.append(own[losses.index(keep(losses))])
-            trained = [*extremes, *kept] if kind == "sandwich" else kept
-            trained = trained * count if kind == "accumulate" else trained
-            subnets += trained
-            pairs = [(space.chain(each), batch(n)) for n, each in enumerate(trained)]
-            how = {"distill": taught} if kind == "sandwich" else {}
-            oracle.take(
-                step, pairs, loss, averages_loss=kind == "accumulate" or average == "passes",
-                averages_users=average == "users", **how,
-            )  # fmt: skip
+        kept = []
+        for draw in range(draws):
+            own = [next(drawn) for _ in range(each)]
+            losses = []
+            for place, choices in enumerate(own):
+                at = draw * each + place - draws * each
+                chosen = space.chain(choices)
+                given = batch(draw if kind == "subnets" else 0)
+                losses.append(probe(oracle, step, at, chosen, given, loss))
+            subnets += own
+            ranks = [(0, 0.0) if math.isnan(loss) else (1, sign * loss) for loss in losses]
+            kept.append(own[ranks.index(max(ranks))])
+        trained = [*extremes, *kept] if kind == "sandwich" else kept
+        trained = trained * count if kind == "accumulate" else trained
+        subnets += trained
+        pairs = [(space.chain(each), batch(n)) for n, each in enumerate(trained)]
+        how = {"distill": taught} if kind == "sandwich" else {}
+        oracle.take(
+            step, pairs, loss, averages_loss=kind == "accumulate" or average == "passes",
+            averages_users=average == "users", **how,
+        )  # fmt: skip
     assert stream == subnets
 
 
