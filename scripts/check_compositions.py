@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -52,7 +53,9 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--shown", action="store_true", help="what README and pages show instead")
     parser.add_argument("--case", help="one case, as JSON")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
-    parser.add_argument("--workers", type=int, default=2, help="cases at a time (2)")
+    parser.add_argument(
+        "--workers", type=int, default=2 * (os.cpu_count() or 1), help="cases at a time"
+    )
     parser.add_argument("--scripts", type=Path, help="where scripts of failures are written")
     parser.add_argument("--output", type=Path, help="a JSON file of figures")
     return parser.parse_args()

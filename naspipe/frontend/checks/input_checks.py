@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from naspipe.core.config import Definition
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.rules import Exact, Follows, own_step, steps_behind
+from naspipe.core.rules import Exact, Follows, Frozen, own_step, steps_behind
 from naspipe.core.settings.parameter_groups import group_of
 from naspipe.core.space import Block, Elastic, Shared, Space
 from naspipe.core.user_code import users_code
@@ -224,7 +224,8 @@ def _check_statistics(layer: StoredLayer, block: Shared | Elastic, defers_norms:
         if keeps_statistics(module):
             raise ConfigError(
                 f"layer {block.name}: its {type(module).__name__} keeps running statistics, which "
-                f"rule {block.rule} does not allow; use the rule exact, --set norms=deferred, or "
+                f"rule {block.rule} does not allow; use the rule exact, "
+                f"{'' if isinstance(block.rule, Frozen) else '--set norms=deferred, '}or "
                 f"track_running_stats=False"
             )
 
