@@ -63,3 +63,51 @@ def test_stop(tmp_path, stages):
             run_dir=tmp_path / "run", execution={"max_restarts": 3},
         )  # fmt: skip
     assert npp.Run(spaces.mixed(), tmp_path / "run").manifest["life"]["generation"] == 0
+
+
+def poisoned(seed, number):
+    """From one step on, inputs of every kind that make NaNs of both signs."""
+    batch = spaces.vectors(seed, number)
+    kinds = (math.inf, -math.inf, math.nan, -math.nan, 3e38)
+    if number >= 4:
+        batch["input"][number % len(batch["input"]), ::3] = kinds[number % len(kinds)]
+    return batch
+
+
+def normed():
+    def layer(size):
+        return nn.Sequential(nn.Linear(16, size), nn.BatchNorm1d(size), nn.Linear(size, 16))
+
+    return npp.Space(
+        "normed",
+        [
+            npp.Shared("stem", lambda: layer(7)),
+            npp.Block([lambda: layer(16), lambda: layer(33), nn.Identity]),
+            npp.Block([lambda: nn.Sequential(nn.BatchNorm1d(16), nn.Tanh()), lambda: layer(9)]),
+            npp.Shared("head", lambda: nn.Linear(16, 10)),
+        ],
+    )
+
+
+@pytest.mark.parametrize("norms", ["ordered", "deferred"])
+def test_kept_statistics_have_the_same_bits_everywhere(tmp_path, norms):
+    """A NaN in running statistics has one sign and one payload, however the run is carried out."""
+    ways = {
+        "one": {"stages": 1},
+        "three": {"stages": 3},
+        "again": {"stages": 2, "execution": {"recompute": True}},
+        "small": {"stages": 2, "execution": {"memory_budget": "1.2x"}},
+        "groups": {"stages": 2, "groups": 2},
+    }
+    runs = {
+        name: npp.train(
+            normed(), poisoned, ENTROPY, steps=10, optimizer_options={"momentum": 0.9},
+            recipe={"nonfinite": "keep", "norms": norms, "passes": "accumulate:2"},
+            run_dir=tmp_path / name, **way,
+        )
+        for name, way in ways.items()
+    }  # fmt: skip
+    stem = runs["one"].shared("stem")
+    assert stem[1].running_var.isnan().any()
+    for found in npp.compare_runs([tmp_path / name for name in ways]):
+        assert found.is_identical, str(found)
