@@ -72,32 +72,15 @@ def checked(
     cases: Iterable[Case], workers: int, fault: str | None = None
 ) -> Iterator[tuple[Case, Outcome]]:
     """Each case with what became of it, in their order."""
-    with ProcessPoolExecutor(workers, get_context("fork"), _begin, (_numbers(workers),)) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork"), warm_up) as pool:
         batch = 4 * workers
         waiting = iter(cases)
         while part := list(islice(waiting, batch)):
             yield from zip(part, pool.map(partial(_check, fault), part), strict=True)
 
 
-_worker = 0
-
-
-def _numbers(workers: int) -> object:
-    """Numbers that workers take, one each."""
-    numbers = get_context("fork").Queue()
-    for number in range(workers):
-        numbers.put(number)
-    return numbers
-
-
-def _begin(numbers: object) -> None:
-    global _worker
-    _worker = numbers.get()  # type: ignore[attr-defined]
-    warm_up()
-
-
 def _check(fault: str | None, case: Case) -> Outcome:
-    return check(case, FAULTS[fault] if fault else None, _worker)
+    return check(case, FAULTS[fault] if fault else None)
 
 
 def report(number: int, seconds: float, kinds: Counter[str]) -> None:

@@ -37,8 +37,9 @@ from scripts.compositions.networks import LR, PARAMETER_GROUPS
 DEADLINE_SECONDS = 40.0
 """How long one attempt may take. The slowest that ends takes about five seconds."""
 
-FIRST_PORT, PORTS = 20_000, 16
-"""Of runs over TCP, and how many of them belong to one worker of the check."""
+FIRST_PORT, PORTS, SLOTS = 10_000, 16, 1_370
+"""Of runs over TCP: each process of the check has ports of its own, below those that the system
+gives to whoever asks for any."""
 
 EQUAL, DIFFERS, REFUSED, FAILED, HANGS = "equal", "differs", "refused", "failed", "hangs"
 
@@ -136,24 +137,24 @@ class Stopping:
         return True
 
 
-def check(case: Case, before: Before | None = None, worker: int = 0) -> Outcome:
+def check(case: Case, before: Before | None = None) -> Outcome:
     """Train a case with naspipe and in a plain loop, and compare every bit.
 
     Args:
         case: see :mod:`scripts.compositions.cases`.
         before: done in the processes of naspipe's attempts, not in that of the plain loop.
-        worker: the number of this worker of the check, which has ports of its own.
     """
     start = time.monotonic()
     with _folder() as folder:
-        outcome = _check(case, folder, before, worker)
+        outcome = _check(case, folder, before)
     return Outcome(outcome.kind, outcome.detail, time.monotonic() - start)
 
 
-def _check(case: Case, folder: Path, before: Before | None, worker: int) -> Outcome:
+def _check(case: Case, folder: Path, before: Before | None) -> Outcome:
+    port = FIRST_PORT + PORTS * (os.getpid() % SLOTS)
     attempts = ["run"] if get(case, "stop.how") == "none" else ["run", "then"]
     for number, part in enumerate(attempts):
-        ended = _apart(partial(_train, case, part, folder, worker, number > 0), folder, before)
+        ended = _apart(partial(_train, case, part, folder, port, number > 0), folder, before)
         if ended.kind == HANGS or (ended.kind == FAILED and number == len(attempts) - 1):
             return ended
         if ended.kind == REFUSED:
@@ -175,7 +176,7 @@ def warm_up() -> None:
     """Import everything that a run needs, so that no forked process has to."""
     case: Case = {"family": "supernet", "steps": 2}
     with _folder() as folder:
-        _train(case, "run", folder, 0, is_resumed=False)
+        _train(case, "run", folder, FIRST_PORT, is_resumed=False)
         plain.results(case, {"": read_stream(RunDirectory(folder / "run").stream)})
 
 
@@ -265,12 +266,12 @@ def _in_child(do: Callable[[], Mapping[str, Any]], told: Path, before: Before | 
     os._exit(0)
 
 
-def _train(case: Case, part: str, folder: Path, worker: int, is_resumed: bool) -> Mapping[str, Any]:
+def _train(case: Case, part: str, folder: Path, port: int, is_resumed: bool) -> Mapping[str, Any]:
     """One attempt."""
     run_dir = folder / "run"
     execution = {
         **execution_of(case, part),
-        "port": FIRST_PORT + PORTS * worker,
+        "port": port,
         "timeout_seconds": DEADLINE_SECONDS / 3,
     }
     if execution.get("labels") == "file":
