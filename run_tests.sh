@@ -55,6 +55,12 @@ if [ $# = 0 ] || [ "$*" = --all ]; then
     # Launchers compute nothing themselves: these run beside an accelerator that torch sees.
     run "${arguments[@]}" "${beside[@]/#/--ignore=}" || status=$?
     NASPIPE_STAND_IN=always run "${arguments[@]}" "${beside[@]}" || status=1
+    if [ "$*" = --all ]; then
+        for what in "--pairs 600" --faults --shown; do
+            # shellcheck disable=SC2086 # an option and its value
+            "$PYTHON" scripts/check_compositions.py $what || status=1
+        done
+    fi
 else
     run "${arguments[@]}" || status=$?
 fi
