@@ -108,15 +108,20 @@ class PlainLoop(LateLayers):
 
     def take_joined(self, step, passes, loss_fn, lessons):
         """One optimizer step with one loss over the outputs of all passes."""
-        used, outputs = {}, []
+        used, outputs, leaves, chains = {}, [], [], []
         for number, (choices, batch) in enumerate(passes):
             modules, calls = self.begin_pass(step, choices, used)
             _, output = self.forward(step, number, modules, batch, AsItIs(), calls)
             outputs.append(output)
+            chains.append(modules)
         loss = loss_fn.joined(outputs, lessons)
         gradients = torch.autograd.grad(loss, outputs, retain_graph=True)
-        for output, gradient in zip(outputs, gradients, strict=True):
+        for output, gradient, modules in zip(outputs, gradients, chains, strict=True):
             output.backward(gradient)
+            if self.reduction == "tree":
+                leaves.append(self.leaf(modules))
+        for p, gradient in self.halves(leaves).items() if leaves else ():
+            p.grad = gradient
         self.losses += [loss.detach().cpu().clone()] * len(passes)
         self.write(step, used)
 
