@@ -202,6 +202,24 @@ def test_it_is_interrupted_and_goes_on_on_other_stages(tmp_path):
     check(found, steps=80)
 
 
+def test_it_is_interrupted_after_some_blocks_are_through(tmp_path, monkeypatch):
+    """With a teacher for each block, the first stage may have nothing left to stop."""
+    run_block, steps = StageCompute.run_block, 40
+
+    def slowly(self, task, *rest):
+        time.sleep(0.05 * (task.stage > 0))
+        return run_block(self, task, *rest)
+
+    monkeypatch.setattr(StageCompute, "run_block", slowly)
+    data = Ends(spaces.vectors, steps - 1, interrupt, tmp_path / "marker")
+    with pytest.raises(RunInterruptedError, match="with a checkpoint at subnet"):
+        distill(tmp_path / "run", 3, data=data, steps=steps, relay="apart")
+    monkeypatch.setattr(StageCompute, "run_block", run_block)
+    calm = Calm(spaces.vectors)
+    found = distill(tmp_path / "run", 2, data=calm, steps=steps, relay="apart", resume=True)
+    check(found, steps=steps)
+
+
 def test_the_blocks_become_one_network(tmp_path):
     found = distill(tmp_path / "run", 1)
     network = found.network([[0, 1], [2], []])
