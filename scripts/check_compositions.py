@@ -100,6 +100,9 @@ def run_cases(cases: Iterable[Case], arguments: argparse.Namespace) -> int:
         if outcome.kind == REFUSED:
             refusals[outcome.detail] += 1
         if not outcome.is_good:
+            print(
+                f"\n{outcome.kind}: {outcome.detail[:300]}\n  --case '{text_of(case)}'", flush=True
+            )
             first = bad.setdefault(outcome.signature, (case, outcome))
             if len(case) < len(first[0]):
                 bad[outcome.signature] = (case, outcome)

@@ -26,7 +26,9 @@ import torch
 import naspipe as npp
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError
+from naspipe.frontend.given import run_plan
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
+from naspipe.runtime.measuring import profile_apart
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots.snapshot import read_checkpoint
@@ -42,6 +44,8 @@ FIRST_PORT, PORTS, SLOTS = 10_000, 16, 1_370
 gives to whoever asks for any."""
 
 EQUAL, DIFFERS, REFUSED, FAILED, HANGS = "equal", "differs", "refused", "failed", "hangs"
+
+_CACHED_PROFILE = run_plan.cached_profile
 
 Before = Callable[[], None]
 """Done in the process of an attempt before it begins, such as a deliberate fault."""
@@ -173,7 +177,11 @@ def _check(case: Case, folder: Path, before: Before | None) -> Outcome:
 
 
 def warm_up() -> None:
-    """Import everything that a run needs, so that no forked process has to."""
+    """Import everything that a run needs, so that no forked process has to.
+
+    Layers are measured as briefly as possible: costs decide where they run, which changes no bit.
+    """
+    profile_apart.profile = partial(profile_apart.profile, budget_seconds=0.01)
     case: Case = {"family": "supernet", "steps": 2}
     with _folder() as folder:
         _train(case, "run", folder, FIRST_PORT, is_resumed=False)
@@ -269,6 +277,7 @@ def _in_child(do: Callable[[], Mapping[str, Any]], told: Path, before: Before | 
 def _train(case: Case, part: str, folder: Path, port: int, is_resumed: bool) -> Mapping[str, Any]:
     """One attempt."""
     run_dir = folder / "run"
+    run_plan.cached_profile = partial(_CACHED_PROFILE, root=folder / "profiles")
     execution = {
         **execution_of(case, part),
         "port": port,

@@ -82,7 +82,7 @@ def launch(job: TrainingJob, observer: RunObserver, others: OtherHosts | None = 
         )
         _run(job, side, others, stack)
         results = [collector.results[stage] for stage in sorted(collector.results)]
-        if not results[0]["streams"]:
+        if not all(result["streams"] for result in results):  # some may have been through already
             raise _interruption(job, stop, publisher)
         for number, stream in enumerate(job.streams):
             parts = [result["streams"][number] for result in results]
