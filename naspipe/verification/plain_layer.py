@@ -97,6 +97,22 @@ class PlainLayer:
             for name, value in newest.items():
                 own[name].data = value
 
+    @contextmanager
+    def buffers_lent(self) -> Iterator[None]:
+        """Inside, the module has copies of its buffers, which forwards may change."""
+        own = [(part, dict(part._buffers)) for part in self.module.modules()]
+        lent: dict[int, torch.Tensor | None] = {id(None): None}
+        for part, buffers in own:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    lent.setdefault(id(buffer), buffer.clone())  # one may be in two places
+                part._buffers[name] = lent[id(buffer)]
+        try:
+            yield
+        finally:
+            for part, buffers in own:
+                part._buffers.update(buffers)
+
     def take_gradients(self) -> Gradients:
         """Move the gradients of a backward out of the parameters."""
         found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
@@ -189,10 +205,8 @@ class PlainLayer:
     def _note_updates(self, step: int, before: Mapping[str, torch.Tensor]) -> None:
         """Note what the step added to each parameter, from which readers predict it."""
         for name, parameter in self.parameters.items():
-            if name in before:
-                self._updates[name] = parameter - before[name]
-            elif name in self._updates:
-                self._updates[name] = torch.zeros_like(parameter)
+            if name in before or name in self._updates:
+                self._updates[name] = parameter - before.get(name, parameter)
         assert isinstance(self.rule, Lag), "no other rule predicts"
         reader = step + 1
         while reader - 1 - lag_of(self.rule, reader) < step:

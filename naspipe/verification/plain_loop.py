@@ -50,6 +50,8 @@ class PlainLoop:
         subnets: of each stream, the choices of each pass in sequence order; they may be generated
             as the loop goes.
         device: where everything is computed.
+        has_proposals: ``subnets`` has those that a strategy or probes chose in the run. The loop
+            does not repeat such a choice.
 
     Raises:
         NotVerifiable: for a run that the loop does not cover.
@@ -61,9 +63,10 @@ class PlainLoop:
         taps: Sequence[Tap],
         subnets: Sequence[Iterable[Sequence[int]]],
         device: str = "cpu",
+        has_proposals: bool = False,
     ) -> None:
         for workload in workloads:
-            check_covered(workload)
+            check_covered(workload, has_proposals)
         set_up_torch(workloads[0].recipe.threads)
         taps = [*taps, *_taps_of_sandwiches(workloads)]
         self._streams = [
@@ -98,10 +101,12 @@ class PlainLoop:
     def tensors(self) -> Iterator[tuple[int, str, str, Any]]:
         """Everything that the loop has now: stream, label of the layer, name of the tensor, value.
 
-        The names are those of a checkpoint.
+        The names are those of a checkpoint. Layers that no pass has used are left out, and those
+        that only probes have used.
         """
         for stream in self._streams:
-            for _, layer in sorted(stream.layers.items()):
+            for place in sorted(stream.used):
+                layer = stream.layers[place]
                 for name, value in layer.tensors():
                     yield stream.number, layer.label, name, value
 
@@ -122,8 +127,12 @@ class PlainLoop:
                         taken |= parts
 
 
-def check_covered(workload: Workload) -> None:
-    """The plain loop covers a stream.
+def check_covered(workload: Workload, has_proposals: bool = False) -> None:
+    """Raise an error unless the plain loop covers a stream.
+
+    Args:
+        workload: of the stream.
+        has_proposals: whether the loop is given the subnets that a strategy or probes choose.
 
     Raises:
         NotVerifiable: saying why it does not.
@@ -132,9 +141,9 @@ def check_covered(workload: Workload) -> None:
         raise NotVerifiable(
             f"because policy={workload.definition.policy} leaves results that depend on the stages"
         )
-    if workload.make_strategy is not None:
+    if workload.make_strategy is not None and not has_proposals:
         raise NotVerifiable("because a strategy proposes the subnets from the losses of the run")
-    if workload.recipe.probes != "none":
+    if workload.recipe.probes != "none" and not has_proposals:
         raise NotVerifiable("because probes choose the subnets from the losses of the run")
     if workload.objectives:
         raise NotVerifiable("because losses arise in blocks before the last one")
@@ -189,9 +198,12 @@ class _Stream:
     ) -> None:
         self.number, self.workload = number, workload
         self.layers: dict[Place, PlainLayer] = {}
+        self.used: set[Place] = set()
+        """Those of them that a pass has used, other than a probe."""
         self._subnets, self._device = subnets, device
         self._seed, self._recipe = workload.definition.seed, workload.recipe
-        self._passes = workload.recipe.steps.passes
+        self._passes = workload.recipe.steps.trained
+        self._probes = workload.recipe.steps.probes
         self._is_joined = workload.is_trained and callable(getattr(workload.loss, "joined", None))
         self._tapped_blocks = {tap.source[1] for tap in taps if tap.source[0] == number}
         self._taps = [tap for tap in taps if tap.sink[0] == number]
@@ -219,15 +231,15 @@ class _Stream:
     def compute(self, step: int, tapped: Tapped) -> None:
         """Run the forwards of a step's passes, and their backwards where the stream is trained."""
         workload = self.workload
-        chains = [workload.space.chain(next(self._subnets)) for _ in range(self._passes)]
+        count = self._probes + self._passes
+        chains = [workload.space.chain(next(self._subnets)) for _ in range(count)]
+        for probe in range(self._probes):
+            self._probe(step, probe, chains.pop(0), tapped)
         passes = [number for number in range(self._passes) if number not in workload.left_out]
         with ExitStack() as reading:
             for number in passes:
-                for place in self._places(chains[number]):
-                    if place not in self._uses:
-                        layer = self.layers.get(place) or self.make(place)
-                        self._uses[place] = _Use(layer)
-                        reading.enter_context(layer.as_read_by(step))
+                self._use(step, chains[number], reading)
+            self.used |= self._uses.keys()
             if not workload.is_trained:
                 with torch.no_grad():
                     for number in passes:
@@ -240,6 +252,25 @@ class _Stream:
                     for number in passes:
                         self._train(step, number, chains[number], tapped)
 
+    def _use(self, step: int, chain: Sequence[int], reading: ExitStack) -> None:
+        """Let the layers of a subnet have the versions that a step reads."""
+        for place in self._places(chain):
+            if place not in self._uses:
+                layer = self.layers.get(place) or self.make(place)
+                self._uses[place] = _Use(layer)
+                reading.enter_context(layer.as_read_by(step))
+
+    @torch.no_grad()
+    def _probe(self, step: int, probe: int, chain: Sequence[int], tapped: Tapped) -> None:
+        """The loss of a subnet that may be trained; buffers stay as they are."""
+        with ExitStack() as reading:
+            self._use(step, chain, reading)
+            for use in self._uses.values():
+                reading.enter_context(use.layer.buffers_lent())
+            (loss,) = self._forward(step, probe - self._probes, chain, tapped)
+        self._losses.append(loss.detach())
+        self._uses = {}
+
     def _places(self, chain: Sequence[int]) -> list[Place]:
         blocks = self.workload.space.blocks
         return [(block, blocks[block].candidate(option)) for block, option in enumerate(chain)]
@@ -249,7 +280,7 @@ class _Stream:
         loss = self._forward(step, number, chain, tapped)[0]
         self._losses.append(loss.detach())
         if self._has_backward(step, loss):
-            self._part(step, number, loss).backward()
+            self._part(step, number, loss).backward()  # type: ignore[no-untyped-call]
         self._take_gradients(number, chain)
 
     def _train_jointly(self, step: int, chains: Sequence[Sequence[int]], tapped: Tapped) -> None:
@@ -259,24 +290,22 @@ class _Stream:
         end = len(self.workload.space) - 1
         lessons = self._tapped_by(end, 0, TapRole.LESSON, tapped)
         flat = [tensor for own in outputs for tensor in own]
+        joint: Any = self.workload.loss
         with self._autocast():
-            loss: torch.Tensor = self.workload.loss.joined(flat, list(lessons))  # type: ignore[attr-defined]
+            loss: torch.Tensor = joint.joined(flat, list(lessons))
         self._losses += [loss.detach()] * self._passes
         if not self._has_backward(step, loss):
             return
         gradients = iter(torch.autograd.grad(loss, flat))
         for number in numbers:
             own = [next(gradients) for _ in outputs[number]]
-            torch.autograd.backward(outputs[number], own)  # type: ignore[no-untyped-call]
+            torch.autograd.backward(outputs[number], own)
             self._take_gradients(number, chains[number])
 
     def _forward(self, step: int, number: int, chain: Sequence[int], tapped: Tapped) -> Tensors:
         """Run one pass; returns the outputs of the last block, or the loss if there is one."""
         workload = self.workload
-        steps = workload.recipe.steps
-        batch = workload.data(
-            self._seed, step if steps.shares_batch else step * self._passes + number
-        )
+        batch = workload.data(self._seed, self._batch_of(step, number))
         tensors: Tensors = ()
         before = 0
         last = len(chain) - 1
@@ -311,6 +340,16 @@ class _Stream:
             before = key
         return tensors
 
+    def _batch_of(self, step: int, number: int) -> int:
+        """The number of a pass's batch; a probe, below 0, has that of its first trained pass."""
+        steps = self._recipe.steps
+        if steps.shares_batch:
+            return step
+        if number < 0:
+            draws = self._passes if steps.draws_each else 1
+            number = (number + self._probes) * draws // self._probes
+        return step * self._passes + number
+
     def _statistics(self, use: _Use) -> AbstractContextManager[Statistics]:
         return use.layer.statistics_aside() if self._has_own_norms else nullcontext([])
 
@@ -330,7 +369,7 @@ class _Stream:
 
     def _has_backward(self, step: int, loss: torch.Tensor) -> bool:
         if self._recipe.nonfinite == "keep" or bool(loss.isfinite().all()):
-            return True
+            return loss.requires_grad  # False in architecture rounds of edges without a choice
         if self._recipe.nonfinite == "skip":
             return False
         raise NotFiniteError(f"step {step}: expected a finite loss, found {float(loss):g}")
@@ -547,7 +586,7 @@ def _taps_of_sandwiches(workloads: Sequence[Workload]) -> Iterator[Tap]:
         steps = workload.recipe.steps
         if steps.distills:
             end = (StreamId(number), len(workload.space) - 1)
-            pairs = tuple((0, other) for other in range(1, steps.passes))
+            pairs = tuple((0, other) for other in range(1, steps.trained))
             yield Tap(end, end, TapRole.LESSON, pairs)
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
-class CopyOf:
+class CopyOf(partial[Any]):
     """A factory whose layers begin as deep copies of a module that the user has made.
+
+    It is a ``functools.partial``, so whatever looks into factories finds the module as its
+    argument.
 
     Args:
         original: the user's own module. A run never changes it.
     """
 
-    original: Any
+    def __new__(cls, original: Any) -> CopyOf:
+        """Make a partial call of ``copy.deepcopy``."""
+        return super().__new__(cls, deepcopy, original)
 
-    def __call__(self) -> Any:
-        """Return a new copy."""
-        return deepcopy(self.original)
+    @property
+    def original(self) -> Any:
+        """The user's own module."""
+        return self.args[0]
 
     def in_place(self) -> Any:
         """Return the original itself, for code that may change it, as in a forked process."""
