@@ -143,13 +143,13 @@ class VerifySettings:
     """How a run is compared with its plain loop."""
 
     verify: str = setting(
-        "auto",
+        "0",
         "compare the first steps with a plain loop that runs your own modules, data and loss in a "
-        "process beside the run, and stop the run if one bit differs: auto, a number of steps, or "
-        "0 for none. auto takes 4 steps, or 3 more than the longest lag.",
+        "process alongside the run, and stop the run if one bit differs: auto, a number of steps, "
+        "or 0 for none. auto takes 4 steps, or 3 more than the longest lag.",
         like(r"auto|[0-9]{1,6}", "auto or a number of steps"),
         flag=Flag("auto|STEPS"),
-        example="8",
+        example="auto",
     )
 
     def __post_init__(self) -> None:

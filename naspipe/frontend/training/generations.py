@@ -18,7 +18,7 @@ from naspipe.core.errors import (
 )
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.frontend.checks.data_checks import check_cut_batch
-from naspipe.frontend.training.verifying import steps_to_verify, unverified, verifier_of
+from naspipe.frontend.training.verifying import GOES_ON, steps_to_verify, verifier_of
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
@@ -111,12 +111,11 @@ class Generations:
 
     def _launch(self) -> Launched:
         """Carry the job out, and verify its first steps if it begins with them."""
-        steps = steps_to_verify(self.job)
-        if any(each.first for each in self.job.streams):
-            steps = 0
+        goes_on = any(each.first for each in self.job.streams)
+        steps = 0 if goes_on else steps_to_verify(self.job)
         self.job = replace(self.job, verified_passes=steps * self.job.steps.passes)
         if not steps:
-            self.verified = self.verified or unverified(self.job, steps)
+            self.verified = self.verified or (GOES_ON if goes_on else None)
             return launch(self.job, self.observer, self.others)
         with verifier_of(self.job, steps) as verifier:
             launched = launch(self.job, self.observer, self.others, verifier)

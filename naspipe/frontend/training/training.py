@@ -214,7 +214,7 @@ class Training:
             if taught := tally(read_teacher_events(stream.directory.path)):
                 found["teachers"] = taught
             complete = {"status": "complete", "measured": found}
-            if lives.verified is not None:
+            if lives.verified is not None and job.execution.verification.verify != "0":
                 complete["verified"] = lives.verified.as_dict()
             write_last(stream.directory, {**manifest, **complete, **life})
             if said := last_batch_note(stream.directory, stream.workload, stream.num_passes):

@@ -15,7 +15,8 @@ from naspipe.verification.plain_loop import PlainLoop
 from naspipe.verification.records import StepRecord
 from naspipe.verification.verifier import Verified, Verifier
 
-NOT_FROM_A_CHECKPOINT = "because the run goes on from a checkpoint"
+GOES_ON = Verified(0, "because the run goes on from a checkpoint")
+"""Only the first steps of a run are compared."""
 
 
 def steps_to_verify(job: TrainingJob) -> int:
@@ -35,12 +36,6 @@ def verifier_of(job: TrainingJob, steps: int) -> Verifier:
     names = [each.directory.path.name if len(job.streams) > 1 else "" for each in job.streams]
     comparison = Comparison(steps, job.steps.passes, names)
     return Verifier(comparison, lambda: _records(job, steps), job.threads)
-
-
-def unverified(job: TrainingJob, steps: int) -> Verified:
-    """Why a run is not verified at all."""
-    is_first = not any(each.first for each in job.streams)
-    return Verified(0, "as verify=0 asks for" if is_first and not steps else NOT_FROM_A_CHECKPOINT)
 
 
 def _records(job: TrainingJob, steps: int) -> Iterator[Mapping[str, Any]]:
