@@ -154,7 +154,9 @@ def test_a_module_that_two_streams_train_is_copied_for_one_of_them(plain_torch: 
 def test_a_teacher_that_is_the_student_keeps_its_weights(plain_torch: None) -> None:
     network = [nn.Linear(4, 2)]
     before = copy.deepcopy(network[0].weight)
-    taught = join([workload(npp.chain(network))], Execution(), teacher=npp.Teacher(network))
+    loss = npp.losses.SoftTarget(temperature=2.0, weight=0.5)  # moves where both agree, too
+    student = npp.workload(npp.chain(network), Data(), loss, steps=3)
+    taught = join([student], Execution(), teacher=npp.Teacher(network))
     loop = PlainLoop(taught.workloads, taught.taps, [[(0,)] * 3] * 2)
     for _ in range(3):
         loop.step()
