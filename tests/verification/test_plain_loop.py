@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import naspipe as npp
 from naspipe.core.config import Execution
@@ -18,6 +19,7 @@ from naspipe.verification.plain_loop import PlainLoop
 from naspipe.verification.records import NotVerifiable, loss_bits, tensor_digest
 from scripts.compositions import runs
 from scripts.compositions.cases import Case
+from tests.equivalence.harness import oracle_of
 from tests.verification.looped_cases import compared
 
 CASES: dict[str, Case] = {
@@ -76,17 +78,20 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def _imported() -> None:
+    """Forked processes then find everything that they need."""
     runs.warm_up()
 
 
+@pytest.mark.usefixtures("_imported")
 @pytest.mark.parametrize("name", CASES)
 def test_the_loop_leaves_the_bits_of_a_run(name: str) -> None:
     outcome = compared(CASES[name])
     assert outcome.kind == runs.EQUAL, outcome.detail
 
 
+@pytest.mark.usefixtures("_imported")
 def test_a_loop_with_one_step_more_of_lag_differs() -> None:
     def read_later() -> None:
         plain_layer.lag_of = lambda rule, step: rule.subnets + 1
@@ -149,12 +154,36 @@ def test_a_module_that_two_streams_train_is_copied_for_one_of_them(plain_torch: 
 def test_a_teacher_that_is_the_student_keeps_its_weights(plain_torch: None) -> None:
     network = [nn.Linear(4, 2)]
     before = copy.deepcopy(network[0].weight)
-    taught = join([workload(npp.chain(network))], Execution(), teacher=npp.Teacher(network))
+    loss = npp.losses.SoftTarget(temperature=2.0, weight=0.5)  # moves where both agree, too
+    student = npp.workload(npp.chain(network), Data(), loss, steps=3)
+    taught = join([student], Execution(), teacher=npp.Teacher(network))
     loop = PlainLoop(taught.workloads, taught.taps, [[(0,)] * 3] * 2)
     for _ in range(3):
         loop.step()
     assert not torch.equal(network[0].weight, before)
     assert torch.equal(loop._streams[1].layers[0, 0].module.weight, before)
+
+
+class Checkpointed(nn.Module):
+    """Computes its layers again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+def test_activation_checkpointing_sees_the_version_that_the_step_reads(plain_torch: None) -> None:
+    stem = npp.Shared("stem", Checkpointed, rule="lag(1)")
+    space = npp.Space("late", [stem, npp.Shared("head", lambda: nn.Linear(4, 2))])
+    loop = PlainLoop([workload(space, steps=5)], [], [[()] * 5])
+    copying = oracle_of(space, 0, "SGD", lambda step: 0.05, {})
+    for step in range(5):
+        (found,) = loop.step().streams[0].losses
+        copying.step(step, (0, 0), Data()(0, step), nn.CrossEntropyLoss())
+        assert found == loss_bits(copying.losses[-1])
 
 
 @pytest.mark.parametrize(
