@@ -101,7 +101,7 @@ def test_a_stream_is_named_where_there_are_several():
     same = {"losses": ["00"], "layers": {}}
     comparison.add_plain(0, [same, same])
     comparison.add_loss(0, 0, "00")
-    with pytest.raises(VerificationError, match="^block-1: the loss of step 0 differs"):
+    with pytest.raises(VerificationError, match=r"^block-1: the loss of step 0 differs"):
         comparison.add_loss(1, 0, "01")
 
 
