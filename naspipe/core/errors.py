@@ -101,6 +101,10 @@ class StageFailedError(NaspipeError):
         super().__init__(f"stage {stage} failed in {task} on {self.host}: {cause:.500}{more}")
 
 
+class VerificationError(NaspipeError):
+    """The first steps of a run do not have the bits of its plain loop; nothing was published."""
+
+
 class LogError(NaspipeError):
     """A recorded file is damaged in its middle, where nothing can be repaired."""
 

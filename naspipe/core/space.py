@@ -229,6 +229,10 @@ class Space:
             chain[position] = int(choice)
         return tuple(chain)
 
+    def choices(self, chain: Sequence[int]) -> tuple[int, ...]:
+        """The choices that :meth:`chain` turns into these options."""
+        return tuple(chain[position] for position in self._choice_positions)
+
     def subnet(self, stream: StreamId, number: int, chain: Sequence[int]) -> Subnet:
         """A subnet of these options, one per block of the chain."""
         candidates: tuple[int, ...] = ()

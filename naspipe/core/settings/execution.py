@@ -18,6 +18,7 @@ from naspipe.core.settings.run_groups import (
     CheckpointSettings,
     RecordSettings,
     ValidationSettings,
+    VerifySettings,
     WatchSettings,
 )
 
@@ -41,6 +42,7 @@ class Execution:
     watch: WatchSettings = group(WatchSettings(), "failures")
     checkpoints: CheckpointSettings = group(CheckpointSettings(), "checkpoints")
     validation: ValidationSettings = group(ValidationSettings(), "validation", is_of_recipes=True)
+    verification: VerifySettings = group(VerifySettings(), "verification")
     records: RecordSettings = group(RecordSettings(), "records")
 
     def __init__(self, **values: Any) -> None:

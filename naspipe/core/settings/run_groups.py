@@ -139,6 +139,34 @@ class ValidationSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """How a run is compared with its plain loop."""
+
+    verify: str = setting(
+        "0",
+        "compare the first steps with a plain loop that runs your own modules, data and loss in a "
+        "process alongside the run, and stop the run if one bit differs: auto, a number of steps, "
+        "or 0 for none. auto takes 4 steps, or 3 more than the longest lag.",
+        like(r"auto|[0-9]{1,6}", "auto or a number of steps"),
+        flag=Flag("auto|STEPS"),
+        example="auto",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def steps(self, lag: int, steps: int) -> int:
+        """How many steps are compared.
+
+        Args:
+            lag: the longest one of any layer, in steps.
+            steps: of the run.
+        """
+        asked = max(4, lag + 3) if self.verify == "auto" else int(self.verify)
+        return min(asked, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSettings:
     """What is recorded beside what every run records."""
 

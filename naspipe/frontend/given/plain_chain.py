@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
-from functools import partial
 
 import torch
 from torch import nn
 
+from naspipe.core.blocks.copy_of import CopyOf
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Space
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
@@ -43,7 +42,7 @@ def teacher_chain(modules: Iterable[nn.Module]) -> Space:
 
 
 def _copied(parts: Sequence[nn.Module], name: str) -> Space:
-    blocks = [Block([partial(deepcopy, part)]) for part in parts]
+    blocks = [Block([CopyOf(part)]) for part in parts]
     return Space(name, blocks, weights=modules_digest(parts))
 
 

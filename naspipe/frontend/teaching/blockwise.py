@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from naspipe.core.blocks.copy_of import CopyOf
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
@@ -134,7 +135,7 @@ def _check_asked(teachers: int, students: int, relay: str, window: int) -> None:
 def _digest(blocks: Sequence[nn.Module]) -> str:
     """Of the whole teacher."""
     return weights_digest(
-        Space("teacher", [Block([partial(deepcopy, each)], rule=Frozen()) for each in blocks])
+        Space("teacher", [Block([CopyOf(each)], rule=Frozen()) for each in blocks])
     )
 
 
@@ -190,7 +191,7 @@ def _teaching(blocks: Sequence[nn.Module], first: int, student: Workload, digest
     """The last of some blocks of the teacher, and those from ``first`` on, as a stream."""
     space = Space(
         teacher_folder(len(blocks) - 1),
-        [Block([partial(deepcopy, each)], rule=Frozen()) for each in blocks[first:]],
+        [Block([CopyOf(each)], rule=Frozen()) for each in blocks[first:]],
         takes_input=not first,
     )
     definition = replace(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from naspipe.core.blocks.copy_of import CopyOf
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
@@ -169,14 +169,14 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
             f"teacher: expected the weights of {space.name} in the run {run.directory.path}, found"
         ):
             module = run.chosen(position, option, ema=ema)
-        blocks.append(Block([partial(deepcopy, module)], fields=space.fields(position)))
+        blocks.append(Block([CopyOf(module)], fields=space.fields(position)))
     return _frozen(Space(f"{space.name}:{'.'.join(map(str, choices)) or 'all'}", blocks))
 
 
 def _of_export(subnet: Any) -> Space:
     """An exported subnet: its layers, each with the fields that it takes."""
     layers = zip(subnet.children(), subnet.layer_inputs, strict=True)
-    blocks = [Block([partial(deepcopy, layer)], fields=names) for layer, names in layers]
+    blocks = [Block([CopyOf(layer)], fields=names) for layer, names in layers]
     return _frozen(Space("teacher", blocks))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from naspipe.core.blocks.copy_of import CopyOf
 from naspipe.core.errors import ConfigError
 from naspipe.core.recipe import Recipe
 from naspipe.core.rules import parse_rule
@@ -137,7 +138,7 @@ class Blockwise:
                 factory = partial(_first, block, option)
             if not anew:
                 modules.append(run.chosen(position, option))
-                factory = partial(deepcopy, modules[-1])
+                factory = CopyOf(modules[-1])
             blocks.append(Block([factory], fields=block.fields))
         return Space(NETWORK, blocks, weights=modules_digest(modules) if modules else "")
 

@@ -18,6 +18,7 @@ from naspipe.core.errors import (
 )
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.frontend.checks.data_checks import check_cut_batch
+from naspipe.frontend.training.verifying import GOES_ON, steps_to_verify, verifier_of
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
@@ -38,6 +39,7 @@ from naspipe.trace.results.reserved_space import reserve, write_last
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.teacher_events import first_in_doubt, settle
 from naspipe.trace.storage.writing import named_storage
+from naspipe.verification.verifier import Verified
 
 
 @dataclass(slots=True)
@@ -59,6 +61,8 @@ class Generations:
     path: Path
     generation: int = 0
     others: OtherHosts | None = None
+    verified: Verified | None = None
+    """How far the run was verified; None before it was."""
     recorded: list[RecordedSpans] = field(init=False)
     """Of each stream, which steps its access log holds."""
 
@@ -83,7 +87,7 @@ class Generations:
                 with named_storage(self.job.streams[0].directory.path):
                     firsts = [stream.first for stream in self.job.streams]
                     self.observer.on_begin(self.job.generation, firsts)
-                    return launch(self.job, self.observer, self.others)
+                    return self._launch()
             except (StageFailedError, TransportError) as error:
                 if left == 0:
                     if self.job.is_causal and "\n" not in str(error):  # no code has to be mended
@@ -104,6 +108,19 @@ class Generations:
             except BaseException as error:
                 self.note("failed", error)
                 raise
+
+    def _launch(self) -> Launched:
+        """Carry the job out, and verify its first steps if it begins with them."""
+        goes_on = any(each.first for each in self.job.streams)
+        steps = 0 if goes_on else steps_to_verify(self.job)
+        self.job = replace(self.job, verified_passes=steps * self.job.steps.passes)
+        if not steps:
+            self.verified = self.verified or (GOES_ON if goes_on else None)
+            return launch(self.job, self.observer, self.others)
+        with verifier_of(self.job, steps) as verifier:
+            launched = launch(self.job, self.observer, self.others, verifier)
+        self.verified = verifier.result
+        return launched
 
     @property
     def lives(self) -> list[dict[str, Any]]:

@@ -76,8 +76,20 @@ class _Filled:
     factory: Factory
     values: Tensors
 
+    @property
+    def original(self) -> Any:
+        """The module that the factory copies, if it copies one."""
+        return getattr(self.factory, "original", None)
+
     def __call__(self) -> Any:
-        module = self.factory()
+        return self._fill(self.factory())
+
+    def in_place(self) -> Any:
+        """The original itself, overwritten; see :class:`naspipe.core.blocks.copy_of.CopyOf`."""
+        factory: Any = self.factory
+        return self._fill(factory.in_place())
+
+    def _fill(self, module: Any) -> Any:
         if isinstance(module, nn.Module):
             with torch.no_grad():
                 for name, tensor in _tensors(module):

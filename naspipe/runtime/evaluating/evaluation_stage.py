@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from naspipe.core.access import Access
+from naspipe.core.commands import WriteLayer
 from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import Event
 from naspipe.core.ids import SequenceId, StreamId
@@ -20,6 +21,7 @@ from naspipe.runtime.devices.cuda_device import measured_memory
 from naspipe.runtime.evaluating.evaluation import Evaluation, EvaluationCompute
 from naspipe.runtime.jobs.ports import Positions, SubnetSource
 from naspipe.runtime.jobs.positions import OnePipeline
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.garbage import calm_collector
 from naspipe.runtime.memory.heap import kept_heap
 from naspipe.runtime.wire.ports import Reporter
@@ -141,6 +143,9 @@ class ScoreSink:
 
     def event(self, event: Event) -> None:
         """See ``StageSink``."""
+
+    def written(self, command: WriteLayer, stored: StoredLayer) -> None:
+        """Nothing is written where subnets are only judged."""
 
     def held(self, admitted: Sequence[int]) -> None:
         """See ``StageSink``."""

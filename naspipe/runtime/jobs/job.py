@@ -120,6 +120,8 @@ class TrainingJob:
     """Of each stream, what the partitions were made from."""
     wiring: Wiring = PLAIN
     """How the streams are joined."""
+    verified_passes: int = 0
+    """Sequence IDs below this are compared with a plain loop, in every stream."""
     buffered: frozenset[LayerId] | None = None
     """Layers whose forwards leave something for the next one; None for all."""
 

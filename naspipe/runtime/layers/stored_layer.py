@@ -276,6 +276,23 @@ class StoredLayer:
                 digest.update(repr(value).encode())
         return digest.hexdigest()
 
+    def tensor_digests(self) -> dict[str, str]:
+        """A digest of the dtype, shape and bytes of each tensor, and of the text of other values.
+
+        :mod:`naspipe.verification` compares them with those of a plain loop.
+        """
+        found = {}
+        for name, value in self.tensors():
+            digest = hashlib.blake2b(digest_size=8)
+            if isinstance(value, torch.Tensor):
+                there = on_host(value, Wait.DIGEST)
+                digest.update(f"{there.dtype}{tuple(there.shape)}".encode())
+                digest.update(tensor_bytes(there).numpy().data)
+            else:
+                digest.update(repr(value).encode())
+            found[name] = digest.hexdigest()
+        return found
+
     def _copy(self, version: Version) -> dict[str, torch.Tensor]:
         copy = self._copies.get(version)
         if copy is None:

@@ -14,6 +14,7 @@ from typing import Any
 from naspipe.core.errors import RunInterruptedError
 from naspipe.runtime.forking.fitness import may_compute_here
 from naspipe.runtime.jobs.job import TrainingJob
+from naspipe.runtime.processes.first_steps import FirstSteps, NotCompared
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.hosts import OtherHosts
 from naspipe.runtime.processes.publishing import Publisher, merge_parts
@@ -41,15 +42,28 @@ class Launched:
     """Whoever asked it to end when there was nothing more to leave out; not raised yet."""
 
 
-def launch(job: TrainingJob, observer: RunObserver, others: OtherHosts | None = None) -> Launched:
+def launch(
+    job: TrainingJob,
+    observer: RunObserver,
+    others: OtherHosts | None = None,
+    first_steps: FirstSteps | None = None,
+) -> Launched:
     """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
 
+    Args:
+        job: what is trained, and how.
+        observer: told as the run goes.
+        others: the other hosts, where there are any.
+        first_steps: compares them with a plain loop. No checkpoint is published before it has.
+
     Raises:
+        VerificationError: if one of the first steps differs from the plain loop.
         StageFailedError: with the first cause, once every stage has ended.
         ConfigError: when a stage finds that the input cannot be used, or a port is in use.
         StorageError: when a file cannot be written.
         RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint.
     """
+    first_steps = first_steps or NotCompared()
     execution, num_stages = job.execution, job.execution.workers
     folders = [stream.directory.checkpoints for stream in job.streams]
     mailboxes = Mailboxes()
@@ -66,11 +80,13 @@ def launch(job: TrainingJob, observer: RunObserver, others: OtherHosts | None = 
         validating = stack.enter_context(ValidationLauncher(job, observer))
         publisher = Publisher(
             job.participants, job.generation, folders, losses, execution.checkpoints.keep,
-            validating, job.going_on_together,
+            validating, job.going_on_together, lambda: first_steps.is_settled,
         )  # fmt: skip
         growing = stack.enter_context(GrowingStreams(job, mailboxes.send))
         collect = validating.collect
-        collector = Collector(num_stages, losses, observer, publisher, stop, growing, collect)
+        collector = Collector(
+            num_stages, losses, observer, publisher, stop, growing, collect, first_steps
+        )
         if job.is_causal:
             stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
         side = LauncherSide(
@@ -81,6 +97,8 @@ def launch(job: TrainingJob, observer: RunObserver, others: OtherHosts | None = 
             mailboxes=mailboxes,
         )
         _run(job, side, others, stack)
+        first_steps.wait()
+        publisher.publish_held()
         results = [collector.results[stage] for stage in sorted(collector.results)]
         if not all(result["streams"] for result in results):  # some may have been through already
             raise _interruption(job, stop, publisher)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from naspipe.core.errors import StorageError, reason
@@ -26,6 +26,7 @@ class Publisher:
         reader: told of each; those that it still needs are kept, too.
         joined: streams that can only go on at the same cut: the newest that all have is kept, and
             what those that are ahead have beyond it, which will be the next.
+        may_publish: whether the first steps of the run have been compared with the plain loop.
     """
 
     def __init__(
@@ -37,7 +38,11 @@ class Publisher:
         keep: int,
         reader: CheckpointReader,
         joined: Iterable[Collection[int]] = (),
+        may_publish: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_publish = may_publish
+        self._held: list[tuple[int, dict[str, Any]]] = []
+        """Parts of checkpoints that may not be published yet."""
         self._joined = tuple(joined)
         self._stages = tuple(stages)
         self._generation = generation
@@ -55,6 +60,19 @@ class Publisher:
         Raises:
             StorageError: when the checkpoint cannot be published.
         """
+        self._held.append((stage, part))
+        self.publish_held()
+
+    def publish_held(self) -> None:
+        """Publish what waits, if it may be published by now.
+
+        Raises:
+            StorageError: when a checkpoint cannot be published.
+        """
+        while self._held and self._may_publish():
+            self._publish(*self._held.pop(0))
+
+    def _publish(self, stage: int, part: dict[str, Any]) -> None:
         stream, cut = part["stream"], part["cut"]
         parts = self._parts[stream, cut]
         parts[stage] = part

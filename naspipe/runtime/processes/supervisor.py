@@ -10,8 +10,15 @@ from typing import Any, NoReturn
 
 import zmq
 
-from naspipe.core.errors import ConfigError, NotFiniteError, StageFailedError, StorageError
+from naspipe.core.errors import (
+    ConfigError,
+    NotFiniteError,
+    StageFailedError,
+    StorageError,
+    VerificationError,
+)
 from naspipe.runtime.forking.fork import obituary
+from naspipe.runtime.processes.first_steps import FirstSteps, NotCompared
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.publishing import Publisher
@@ -45,6 +52,8 @@ def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
             raise StorageError(f"{body['message']} ({where})")
         case "number":
             raise NotFiniteError(f"{body['message']} ({where})")
+        case "bits":
+            raise VerificationError(body["message"])
     raise StageFailedError(stage, body["task"], body["traceback"], host, cause)
 
 
@@ -126,6 +135,7 @@ class Collector(StageReports):
         stop: of a wish to end.
         growing: told of losses, from which streams grow.
         collect: called with each of them: takes in what was found beside the training.
+        first_steps: told of losses and layers, which it compares with a plain loop.
     """
 
     def __init__(
@@ -137,8 +147,10 @@ class Collector(StageReports):
         stop: Stop,
         growing: GrowingStreams,
         collect: Callable[[], None],
+        first_steps: FirstSteps | None = None,
     ) -> None:
         super().__init__(num_stages)
+        self._first_steps = first_steps or NotCompared()
         self._growing = growing
         self._collect = collect
         self._losses = tuple(losses)
@@ -152,6 +164,7 @@ class Collector(StageReports):
 
         Raises:
             StageFailedError: when a stage reports that it failed.
+            VerificationError: when one of the first steps differs from the plain loop.
             ConfigError: when what it failed on is the user's input.
             StorageError: when a file could not be written.
         """
@@ -161,6 +174,7 @@ class Collector(StageReports):
                 beside = read_beside(body.get("batch", ""), body.get("metrics", {}))
                 losses = self._losses[stream]
                 losses.append(body["section"], sequence_id, loss, body["bits"], beside)
+                self._first_steps.take_loss(stream, sequence_id, body["bits"])
                 if body["section"]:
                     return
                 if beside.metrics:
@@ -175,10 +189,15 @@ class Collector(StageReports):
                 self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
                 self._observer.on_hits(stage, body["hits"], body["reads"])
                 self._observer.on_pending(stage, body["pending"])
+                self._publisher.publish_held()
             case "note":
                 self._observer.on_note(str(body["text"]))
             case "part":
                 self._publisher.take(stage, body)
+            case "written":
+                where = body["stream"], body["sequence_id"], body["layer"]
+                self._first_steps.take_layer(*where, body["digests"])
+                self._publisher.publish_held()
             case "held":
                 self._stop.held(stage, body["admitted"])
             case "signal":

@@ -80,7 +80,7 @@ class StageDriver:
         self._placement, self._transport = effects.placement, effects.transport
         self._outputs = effects.output_sender(stage)
         self._contributions = effects.contributions(stage)
-        self._writing = effects.writing(options.digests)
+        self._writing = effects.writing(options.digests, options.verified)
         self._sink, self._checkpointer = effects.sink, effects.checkpointer
         self._updates, self._fields = effects.updates, effects.fields
         self._layers = effects.layer_exchange()

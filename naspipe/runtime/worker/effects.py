@@ -70,9 +70,11 @@ class Effects:
             return None
         return Contributions(stage, self.updates, self.transport, self.positions)
 
-    def writing(self, digests: bool) -> LayerWrites | None:
+    def writing(self, digests: bool, verified: int) -> LayerWrites | None:
         """What applies WRITEs; None where nothing is trained."""
-        return LayerWrites(self.updates, self.stores, digests) if self.updates else None
+        if self.updates is None:
+            return None
+        return LayerWrites(self.updates, self.stores, digests, verified, self.sink)
 
 
 Part = TypeVar("Part")
@@ -97,6 +99,8 @@ class DriverOptions:
     """How long to wait for a message before giving up."""
     digests: bool = False
     """Hash the bytes that every WRITE leaves."""
+    verified: int = 0
+    """Sequence IDs below this are compared with a plain loop."""
     wiring: Wiring = PLAIN
     """How the streams are joined."""
     steps: Steps = ONE_PASS

@@ -9,6 +9,7 @@ from naspipe.core.commands import WriteLayer
 from naspipe.core.events import WriteFinished
 from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.worker.ports import StageSink
 
 
 class LayerWrites:
@@ -18,12 +19,23 @@ class LayerWrites:
         updates: what applies them.
         stores: the layers of each stream.
         digests: hash the bytes that each leaves.
+        verified: sequence IDs below this are compared with a plain loop.
+        sink: told of the layers that these leave.
     """
 
-    def __init__(self, updates: Updates, stores: Sequence[LayerStore], digests: bool) -> None:
+    def __init__(
+        self,
+        updates: Updates,
+        stores: Sequence[LayerStore],
+        digests: bool,
+        verified: int,
+        sink: StageSink,
+    ) -> None:
         self._updates = updates
         self._stores = tuple(stores)
         self._digests = digests
+        self._verified = verified
+        self._sink = sink
 
     def write(
         self, commands: Sequence[WriteLayer], begin: Callable[[WriteLayer], None]
@@ -39,5 +51,7 @@ class LayerWrites:
             layer, end_ns = command.layer, start_ns + share_ns
             is_version = self._digests and command.ends_step
             digest = self._stores[layer.stream][layer].digest() if is_version else ""
+            if command.ends_step and command.sequence_id < self._verified:
+                self._sink.written(command, self._stores[layer.stream][layer])
             yield WriteFinished(end_ns, layer, command.sequence_id, start_ns, digest)
             start_ns = end_ns

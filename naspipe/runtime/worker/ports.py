@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from naspipe.core.access import Access
+from naspipe.core.commands import WriteLayer
 from naspipe.core.events import Event
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.runtime.blocks.ports import BlockResult
+from naspipe.runtime.layers.stored_layer import StoredLayer
 
 
 class StageSink(Protocol):
@@ -30,6 +32,10 @@ class StageSink(Protocol):
 
     def event(self, event: Event) -> None:
         """An event that the controller is about to handle."""
+        ...
+
+    def written(self, command: WriteLayer, stored: StoredLayer) -> None:
+        """One of the first steps has written a layer, which is compared with a plain loop."""
         ...
 
     def held(self, admitted: Sequence[int]) -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from naspipe.core.access import Access, AccessKind
+from naspipe.core.commands import WriteLayer
 from naspipe.core.events import Event
 from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId, alone_in
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.wire.ports import Reporter
 from naspipe.trace.access.event_log import EventLogWriter
 from naspipe.trace.access.log import AccessLogWriter
@@ -86,6 +88,16 @@ class StageFiles:
             "metrics": metrics,
         }
         self._reporter.report("loss", body)
+
+    def written(self, command: WriteLayer, stored: StoredLayer) -> None:
+        """See :class:`naspipe.runtime.worker.ports.StageSink`."""
+        body = {
+            "stream": command.layer.stream,
+            "sequence_id": command.sequence_id,
+            "layer": stored.label,
+            "digests": stored.tensor_digests(),
+        }
+        self._reporter.report("written", body)
 
     def flush(self) -> None:
         """Hand all that is logged to the operating system, while a failure can still be told.

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError, NotFiniteError, StorageError, reason
+from naspipe.core.errors import ConfigError, NotFiniteError, StorageError, VerificationError, reason
 from naspipe.core.ids import WorkerId
 from naspipe.core.user_code import users_traceback
 from naspipe.runtime.devices import device_waits
@@ -93,11 +93,13 @@ def _message(error: Exception) -> str:
 
 
 def _kind(error: Exception) -> str:
-    """Whose failure it is: the input's, the storage's, a loss's, or (empty) anybody's."""
+    """Whose failure it is: the input's, the storage's, a loss's, the plain loop's, or anybody's."""
     if isinstance(error, ConfigError):
         return "input"
     if isinstance(error, NotFiniteError):
         return "number"
+    if isinstance(error, VerificationError):
+        return "bits"
     is_storage = isinstance(error, OSError) and error.errno in STORAGE
     return "storage" if is_storage or isinstance(error, StorageError) else ""
 

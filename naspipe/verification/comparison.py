@@ -1,0 +1,156 @@
+"""Compare what the stages of a run report of its first steps with what the plain loop leaves.
+
+Both sides report the same two things. Of each pass: the bits of its loss. Of each step: a digest of
+every tensor of every layer that the step wrote. Whatever both sides have of a step is compared at
+once, so a difference names the first step, layer and tensor that differ. Nothing here computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from naspipe.core.errors import VerificationError
+
+Digests = Mapping[str, str]
+"""Of one layer: digests by the name of the tensor, as in ``param/weight``."""
+
+
+@dataclass(slots=True)
+class _Side:
+    """What one side has reported of one stream in one step."""
+
+    losses: dict[int, str] = field(default_factory=dict)
+    """Bits by the number of the pass."""
+    layers: dict[str, Digests] = field(default_factory=dict)
+    """By the label of the layer."""
+
+
+class Comparison:
+    """The first steps of a run beside those of its plain loop.
+
+    Args:
+        steps: how many steps are compared at most.
+        passes: passes of a step; all streams of a run have the same number.
+        names: how messages call each stream; empty for the only one.
+    """
+
+    def __init__(self, steps: int, passes: int, names: Iterable[str]) -> None:
+        self.steps = steps
+        self._passes = passes
+        self._names = tuple(names)
+        self._run: dict[tuple[int, int], _Side] = {}
+        self._plain: dict[int, list[_Side]] = {}
+        self.verified_steps = 0
+        """The first steps, in their order, of which everything is there and equal."""
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of the steps that are compared."""
+        return self.steps * self._passes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every step that is compared is equal."""
+        return self.verified_steps == self.steps
+
+    def add_loss(self, stream: int, sequence_id: int, bits: str) -> None:
+        """The run has the loss of a pass.
+
+        Args:
+            stream: of the pass.
+            sequence_id: of the pass, counted over all steps.
+            bits: hexadecimal, the most significant byte first.
+
+        Raises:
+            VerificationError: if the loss or something else of the step differs.
+        """
+        step, number = divmod(sequence_id, self._passes)
+        if step < self.steps:
+            self._of_run(stream, step).losses[number] = bits
+            self._compare(step)
+
+    def add_layer(self, stream: int, sequence_id: int, label: str, digests: Digests) -> None:
+        """The run has written a layer at the end of a step.
+
+        Args:
+            stream: of the layer.
+            sequence_id: of a pass of the step.
+            label: of the layer.
+            digests: of its tensors.
+
+        Raises:
+            VerificationError: if a tensor or something else of the step differs.
+        """
+        step = sequence_id // self._passes
+        if step < self.steps:
+            if digests:  # a layer without state is the same in every version
+                self._of_run(stream, step).layers[label] = digests
+            self._compare(step)
+
+    def add_plain(self, step: int, streams: Iterable[Mapping[str, Any]]) -> None:
+        """The plain loop has trained a step.
+
+        Args:
+            step: its number.
+            streams: of each stream ``losses``, bits in the order of the passes, and ``layers``,
+                digests of the layers that the step wrote.
+
+        Raises:
+            VerificationError: if something of the step differs.
+        """
+        self._plain[step] = [
+            _Side(
+                dict(enumerate(each["losses"])),
+                {label: own for label, own in each["layers"].items() if own},
+            )
+            for each in streams
+        ]
+        self._compare(step)
+
+    def _of_run(self, stream: int, step: int) -> _Side:
+        return self._run.setdefault((stream, step), _Side())
+
+    def _compare(self, step: int) -> None:
+        """Compare what both sides have of a step, and count the steps that are wholly equal."""
+        for stream, plain in enumerate(self._plain.get(step, ())):
+            self._compare_stream(step, stream, plain)
+        while self._is_whole(self.verified_steps):
+            self.verified_steps += 1
+
+    def _compare_stream(self, step: int, stream: int, plain: _Side) -> None:
+        run = self._run.get((stream, step), _Side())
+        for number, bits in sorted(run.losses.items()):
+            if (expected := plain.losses.get(number)) != bits:
+                which = f"pass {number} of step {step}" if self._passes > 1 else f"step {step}"
+                raise self._difference(stream, f"the loss of {which}", expected, bits)
+        for label, digests in sorted(run.layers.items()):
+            if label not in plain.layers:
+                what = f"layer {label}, which the plain loop does not write in step {step}"
+                raise self._difference(stream, what, None, "a step of its optimizer")
+            expected_of = plain.layers[label]
+            for name in sorted(expected_of.keys() | digests.keys()):
+                if (expected := expected_of.get(name)) != (found := digests.get(name)):
+                    what = f"{name} of layer {label} after step {step}"
+                    raise self._difference(stream, what, expected, found)
+
+    def _is_whole(self, step: int) -> bool:
+        plain = self._plain.get(step)
+        if plain is None or step >= self.steps:
+            return False
+        for stream, side in enumerate(plain):
+            run = self._run.get((stream, step), _Side())
+            if run.losses.keys() != side.losses.keys() or run.layers.keys() != side.layers.keys():
+                return False
+        return True
+
+    def _difference(
+        self, stream: int, what: str, expected: str | None, found: str | None
+    ) -> VerificationError:
+        name = self._names[stream] if stream < len(self._names) else ""
+        where = f"{name}: " if name else ""
+        return VerificationError(
+            f"{where}{what} differs from the plain loop: expected {expected or 'nothing'}, found "
+            f"{found or 'nothing'}; the run was stopped before it published a checkpoint"
+        )

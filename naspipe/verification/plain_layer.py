@@ -1,0 +1,380 @@
+"""One layer of a plain loop: its module, its optimizer, and older versions that are still read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.recipe import Recipe
+from naspipe.core.rules import Every, Follows, Frozen, Lag, Rule
+from naspipe.core.space import AnyBlock, Elastic
+from naspipe.teaching.momentum_update import MomentumUpdate
+from naspipe.verification.plain_optimizer import PlainOptimizer
+from naspipe.verification.records import LayerDigests, NotVerifiable, tensor_digest
+
+Gradients = dict[str, torch.Tensor]
+"""By the name of the parameter; a parameter without a gradient is absent."""
+
+Statistics = list[tuple[torch.Tensor, torch.Tensor] | None]
+"""Of one forward: for each norm the mean and the unbiased variance of its batch, if it was used."""
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class PlainLayer:
+    """A module that is trained in place.
+
+    Args:
+        label: of the layer in its space.
+        block: of the space; says how an option is computed, and has the layer's rule.
+        module: of the layer, already on its device.
+        recipe: of the run.
+        trains: whether the module is in training mode.
+    """
+
+    def __init__(
+        self, label: str, block: AnyBlock, module: nn.Module, recipe: Recipe, trains: bool
+    ) -> None:
+        self.label, self.module, self.rule = label, module.train(trains), block.rule
+        self._block, self._ema = block, recipe.ema
+        if isinstance(self.rule, Frozen | Follows):
+            module.requires_grad_(False)
+        self.parameters = dict(module.named_parameters())
+        self._optimizer: PlainOptimizer | None = None
+        if any(each.requires_grad for each in self.parameters.values()):
+            self._optimizer = PlainOptimizer(label, module, recipe, self.rule)
+        self._averages: dict[str, torch.Tensor] = {}
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._updates: dict[str, torch.Tensor] = {}
+        self._ahead = 0
+        is_sliced = isinstance(block, Elastic) and block.step == "slice"
+        self._slices = _Slices(block, module) if isinstance(block, Elastic) and is_sliced else None
+        self._versions: list[tuple[int, dict[str, torch.Tensor]]] = []
+        """The step that wrote each older version, and its tensors; the newest is the last."""
+        if isinstance(self.rule, Lag | Every | Follows):
+            self._versions = [(-1, self._version())]
+
+    # Forwards
+
+    def call(self, option: int, *tensors: torch.Tensor) -> Any:
+        """Call the module, or of an elastic layer one of its settings."""
+        block = self._block
+        if not isinstance(block, Elastic):
+            return self.module(*tensors)
+        values = list(product(*block.settings.values()))[option]
+        setting = dict(zip(block.settings, values, strict=True))
+        if block.apply is not None:
+            return block.apply(self.module, *tensors, **setting)
+        return self.module(*tensors, **setting)
+
+    @contextmanager
+    def as_read_by(self, step: int) -> Iterator[None]:
+        """Inside, the module has the version that a step reads.
+
+        The module's own parameters have other data, so hooks and whatever else reads the
+        parameters see that version too, in the backward as in the forward.
+        """
+        if not self._versions:
+            yield
+            return
+        while len(self._versions) > 1 and self._versions[1][0] <= last_read(self.rule, step):
+            self._versions.pop(0)
+        own = {**self.parameters, **dict(self.module.named_buffers())}
+        read = self._versions[0][1]
+        newest = {name: own[name].data for name in read}
+        for name, value in read.items():
+            own[name].data = value
+        try:
+            yield
+        finally:
+            for name, value in newest.items():
+                own[name].data = value
+
+    @contextmanager
+    def buffers_lent(self) -> Iterator[None]:
+        """Inside, the module has copies of its buffers, which forwards may change."""
+        own = [(part, dict(part._buffers)) for part in self.module.modules()]
+        lent: dict[int, torch.Tensor | None] = {id(None): None}
+        for part, buffers in own:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    lent.setdefault(id(buffer), buffer.clone())  # one may be in two places
+                part._buffers[name] = lent[id(buffer)]
+        try:
+            yield
+        finally:
+            for part, buffers in own:
+                part._buffers.update(buffers)
+
+    def take_gradients(self) -> Gradients:
+        """Move the gradients of a backward out of the parameters."""
+        found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        return found
+
+    # Updates
+
+    @torch.no_grad()
+    def write(self, step: int, gradients: Gradients, rate: float, options: set[int]) -> None:
+        """Take one optimizer step, or gather the gradients for a later one.
+
+        Args:
+            step: its number.
+            gradients: of all passes of the step together.
+            rate: the learning rate by the recipe.
+            options: by which the passes used the layer.
+        """
+        if self._optimizer is None:
+            return
+        if isinstance(self.rule, Every):
+            self._gather(gradients)
+            if (step + 1) % self.rule.steps != 0:
+                return
+            gradients = self._mean(self.rule.steps)
+        masks = self._slices.used_by(options) if self._slices else {}
+        for name in [name for name, mask in masks.items() if not mask.any()]:
+            gradients.pop(name, None)
+        for name, gradient in gradients.items():
+            self.parameters[name].grad = gradient
+        before = {name: self.parameters[name].clone() for name in gradients}
+        kept = {name: self._per_entry(name) for name in gradients if name in masks}
+        self._optimizer.step(rate)
+        if self._ema:
+            self._average(gradients)
+        for name, own in kept.items():
+            self._put_back(name, masks[name], before[name], own)
+        if isinstance(self.rule, Lag) and self.rule.predicts and self.rule.subnets:
+            self._note_updates(step, before)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self._keep_version(step)
+
+    def _gather(self, gradients: Gradients) -> None:
+        for name, gradient in gradients.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(self.parameters[name])
+            self._sums[name].add_(gradient)
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def _mean(self, steps: int) -> Gradients:
+        means = {name: self._sums[name] / steps for name, count in self._counts.items() if count}
+        for name in means:
+            self._sums[name].zero_()
+            self._counts[name] = 0
+        return means
+
+    def _average(self, stepped: Gradients) -> None:
+        for name in stepped:
+            parameter = self.parameters[name]
+            if name in self._averages:
+                self._averages[name].lerp_(parameter, 1.0 - self._ema)
+            else:
+                self._averages[name] = parameter.clone()
+
+    def _per_entry(self, name: str) -> dict[str, torch.Tensor]:
+        """Copies of what is kept of each entry of a parameter."""
+        return {key: value.clone() for key, value in self._entries_of(name)}
+
+    def _entries_of(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+        assert self._optimizer is not None, "only a layer with an optimizer is stepped"
+        parameter = self.parameters[name]
+        for key, value in self._optimizer.state_of(parameter).items():
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
+                yield key, value
+        if name in self._averages:
+            yield "naspipe_ema", self._averages[name]
+
+    def _put_back(
+        self, name: str, mask: torch.Tensor, before: torch.Tensor, kept: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Undo the step of the entries that no pass used."""
+        for key, value in self._entries_of(name):
+            begun = before if key == "naspipe_ema" else torch.zeros_like(value)
+            value.copy_(torch.where(mask, value, kept.get(key, begun)))
+        parameter = self.parameters[name]
+        parameter.copy_(torch.where(mask, parameter, before))
+
+    def _note_updates(self, step: int, before: Mapping[str, torch.Tensor]) -> None:
+        """Note what the step added to each parameter, from which readers predict it."""
+        for name, parameter in self.parameters.items():
+            if name in before or name in self._updates:
+                self._updates[name] = parameter - before.get(name, parameter)
+        assert isinstance(self.rule, Lag), "no other rule predicts"
+        reader = step + 1
+        while reader - 1 - lag_of(self.rule, reader) < step:
+            reader += 1
+        self._ahead = reader - 1 - step
+
+    @torch.no_grad()
+    def follow(self, step: int, source: PlainLayer, update: MomentumUpdate, tau: float) -> None:
+        """Move towards the student's layer, which has been stepped already."""
+        for name, parameter in self.parameters.items():
+            parameter.lerp_(source.parameters[name], 1.0 - tau)
+        if update.buffers != "own":
+            theirs = dict(source.module.named_buffers())
+            for name, buffer in self.module.named_buffers():
+                if update.buffers == "averaged" and buffer.is_floating_point():
+                    buffer.lerp_(theirs[name], 1.0 - tau)
+                else:
+                    buffer.copy_(theirs[name])
+        self._keep_version(step)
+
+    def _keep_version(self, step: int) -> None:
+        if self._versions:
+            self._versions.append((step, self._version()))
+
+    @torch.no_grad()
+    def _version(self) -> dict[str, torch.Tensor]:
+        """What later readers see of the layer as it is now."""
+        found = {}
+        for name, parameter in self.parameters.items():
+            found[name] = parameter.detach().clone()
+            if self._ahead and name in self._updates and self._optimizer is not None:
+                momentum = self._optimizer.momentum_of(parameter)
+                far = sum(momentum**number for number in range(1, self._ahead + 1))
+                found[name] = parameter + self._updates[name] * far
+        if isinstance(self.rule, Follows) and not self.module.training:
+            found |= {name: each.clone() for name, each in self.module.named_buffers()}
+        return found
+
+    # Batch normalisation
+
+    @contextmanager
+    def statistics_aside(self) -> Iterator[Statistics]:
+        """Inside, norms leave the statistics of their batch alone, which are in the result.
+
+        A norm with a momentum of 1 and running statistics of zero leaves just those of the batch.
+        """
+        kept = []
+        for norm in norms_of(self.module):
+            assert norm.num_batches_tracked is not None, "a norm that tracks statistics counts"
+            count = int(norm.num_batches_tracked)
+            kept.append((norm, norm.running_mean, norm.running_var, norm.momentum, count))
+            norm.running_mean = torch.zeros_like(kept[-1][1])
+            norm.running_var = torch.zeros_like(kept[-1][2])
+            norm.momentum = 1.0
+        found: Statistics = []
+        yield found
+        for norm, mean, variance, momentum, count in kept:
+            is_used = int(norm.num_batches_tracked) > count
+            found.append((norm.running_mean, norm.running_var) if is_used else None)
+            norm.running_mean, norm.running_var, norm.momentum = mean, variance, momentum
+            norm.num_batches_tracked.fill_(count)
+
+    @torch.no_grad()
+    def fold(self, statistics: Statistics) -> None:
+        """Fold the statistics of one pass into the running ones."""
+        for norm, pair in zip(norms_of(self.module), statistics, strict=True):
+            if pair is not None:
+                norm.num_batches_tracked += 1
+                momentum = norm.momentum
+                if momentum is None:
+                    momentum = 1 / int(norm.num_batches_tracked)
+                norm.running_mean.mul_(1 - momentum).add_(pair[0], alpha=momentum)
+                norm.running_var.mul_(1 - momentum).add_(pair[1], alpha=momentum)
+
+    # Results
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Every tensor and value of the layer, by its name in a checkpoint."""
+        for name, parameter in self.parameters.items():
+            yield f"param/{name}", parameter.detach()
+        for name, buffer in self.module.named_buffers():
+            yield f"buffer/{name}", buffer
+        for name, parameter in self.parameters.items():
+            state = self._optimizer.state_of(parameter) if self._optimizer else {}
+            if name in self._averages:
+                state["naspipe_ema"] = self._averages[name]
+            if name in self._sums:
+                state["naspipe_sum"] = self._sums[name]
+                state["naspipe_count"] = self._counts[name]
+            if name in self._updates:
+                state["naspipe_update"] = self._updates[name]
+                if isinstance(self.rule, Lag) and self.rule.over:
+                    state["naspipe_ahead"] = self._ahead
+            for key, value in state.items():
+                yield f"optimizer/{name}/{key}", value
+
+    def digests(self) -> LayerDigests:
+        """A digest of each of them."""
+        return {name: tensor_digest(value) for name, value in self.tensors()}
+
+
+def lag_of(rule: Lag, step: int) -> int:
+    """How many steps late a step reads, while K grows and after that."""
+    return rule.subnets * step // rule.over if step < rule.over else rule.subnets
+
+
+def last_read(rule: Rule, step: int) -> int:
+    """The newest step whose update a step sees; below 0 for none."""
+    match rule:
+        case Lag():
+            return step - 1 - lag_of(rule, step)
+        case Every(steps):
+            return (step // steps - 1) * steps - 1
+        case Follows(_, _, steps):
+            return step - 1 - steps
+    return step - 1
+
+
+def norms_of(module: nn.Module) -> list[Any]:
+    """The norms whose running statistics a forward changes."""
+    return [
+        each
+        for each in module.modules()
+        if isinstance(each, NORMS) and each.track_running_stats and each.training
+    ]
+
+
+class _Slices:
+    """The entries of an elastic layer's parameters that each option uses: those its cut takes.
+
+    Every entry of a copy gets its own number, and the copy is cut.
+
+    Args:
+        block: says how an option is cut.
+        module: of the layer.
+    """
+
+    def __init__(self, block: Elastic, module: nn.Module) -> None:
+        self._block = block
+        self._numbered = copy.deepcopy(module).cpu().double()
+        self._sizes = [each.numel() for each in self._numbered.parameters()]
+        if sum(self._sizes) >= 2**24:
+            raise NotVerifiable(
+                f'because layer {block.name} has step="slice" and {sum(self._sizes):,} entries; '
+                f"the plain loop tells 2**24 apart"
+            )
+        first = 1
+        with torch.no_grad():
+            for parameter in self._numbered.parameters():
+                numbers = torch.arange(first, first + parameter.numel()).view(parameter.shape)
+                parameter.copy_(numbers)
+                first += parameter.numel()
+        self._device = next(module.parameters()).device if self._sizes else torch.device("cpu")
+
+    def used_by(self, options: set[int]) -> dict[str, torch.Tensor]:
+        """Of each parameter, which entries at least one of the options uses."""
+        used = torch.zeros(sum(self._sizes) + 1, dtype=torch.bool)
+        block = self._block
+        for option in options:
+            values = list(product(*block.settings.values()))[option]
+            setting = dict(zip(block.settings, values, strict=True))
+            module: Any = self._numbered
+            part = block.cut(module, **setting) if block.cut else module.cut(**setting)
+            for parameter in part.parameters():
+                used[parameter.detach().flatten().long()] = True
+        parts = torch.split(used[1:], self._sizes)
+        named = self._numbered.named_parameters()
+        return {
+            name: mask.view(parameter.shape).to(self._device)
+            for (name, parameter), mask in zip(named, parts, strict=True)
+        }

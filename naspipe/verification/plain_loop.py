@@ -1,0 +1,605 @@
+"""Train the streams of a run in one process, one step after another, as a plain PyTorch loop does.
+
+The rules are those of docs/reproducibility.md. The loop trains the user's own modules, with their
+hooks and closures, and changes them; run it in a forked process, and keep the process for nothing
+else. One loop covers supernets, teachers, joint losses, sandwiches and blockwise distillation: in
+each step it computes the streams in the order of their taps, then it updates all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from naspipe.core.errors import NotFiniteError
+from naspipe.core.ids import StreamId
+from naspipe.core.recipe import Recipe
+from naspipe.core.rules import Follows, Frozen
+from naspipe.core.settings.given_code import GivenCode
+from naspipe.core.wiring import Tap, TapRole
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.teaching.momentum_update import MomentumUpdate
+from naspipe.verification.plain_layer import Gradients, PlainLayer, Statistics
+from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits
+
+Tensors = tuple[torch.Tensor, ...]
+Place = tuple[int, int]
+"""A block and a candidate."""
+Tapped = dict[tuple[int, int, int], Tensors]
+"""Outputs of one step by stream, block and pass, for the blocks that take them."""
+
+
+class PlainLoop:
+    """The plain loop of streams that train together.
+
+    Args:
+        workloads: of each stream, as a training has them.
+        taps: which blocks take outputs of blocks of other streams.
+        subnets: of each stream, the choices of each pass in sequence order; they may be generated
+            as the loop goes.
+        device: where everything is computed.
+        has_proposals: ``subnets`` has those that a strategy or probes chose in the run. The loop
+            does not repeat such a choice.
+
+    Raises:
+        NotVerifiable: for a run that the loop does not cover.
+    """
+
+    def __init__(
+        self,
+        workloads: Sequence[Workload],
+        taps: Sequence[Tap],
+        subnets: Sequence[Iterable[Sequence[int]]],
+        device: str = "cpu",
+        has_proposals: bool = False,
+    ) -> None:
+        for workload in workloads:
+            check_covered(workload, has_proposals)
+        set_up_torch(workloads[0].recipe.threads)
+        taps = [*taps, *_taps_of_sandwiches(workloads)]
+        self._streams = [
+            _Stream(number, workload, taps, iter(own), torch.device(device))
+            for number, (workload, own) in enumerate(zip(workloads, subnets, strict=True))
+        ]
+        self._ordered = _by_taps(self._streams, taps)
+        self._take_originals()
+        self._next_step = 0
+        self.steps = max(workload.definition.steps for workload in workloads)
+        """How many steps the longest of the streams has."""
+
+    def step(self) -> StepRecord:
+        """Train the next step of every stream that has one.
+
+        Raises:
+            NotFiniteError: for a loss that ends the run.
+        """
+        step, self._next_step = self._next_step, self._next_step + 1
+        tapped: Tapped = {}
+        under_way = [each for each in self._ordered if step < each.workload.definition.steps]
+        for stream in under_way:
+            stream.compute(step, tapped)
+        for stream in under_way:
+            if stream.workload.is_trained:
+                stream.update(step)
+        for stream in under_way:
+            if stream.workload.follows is not None:
+                stream.follow(step, stream.workload.follows, self._streams)
+        return StepRecord(step, tuple(stream.take_record() for stream in self._streams))
+
+    def tensors(self) -> Iterator[tuple[int, str, str, Any]]:
+        """Everything that the loop has now: stream, label of the layer, name of the tensor, value.
+
+        The names are those of a checkpoint. Layers that no pass has used are left out, and those
+        that only probes have used.
+        """
+        for stream in self._streams:
+            for place in sorted(stream.used):
+                layer = stream.layers[place]
+                for name, value in layer.tensors():
+                    yield stream.number, layer.label, name, value
+
+    def _take_originals(self) -> None:
+        """Train the modules themselves that the user has made, where factories copy them.
+
+        If several layers come from one module, the first that is trained is the module itself. The
+        others are copied now, before the first step changes it.
+        """
+        taken: set[int] = set()
+        for stream in sorted(self._streams, key=lambda each: not each.workload.is_trained):
+            for block, own in enumerate(stream.workload.space.blocks):
+                for candidate, factory in enumerate(own.candidates):
+                    original = getattr(factory, "original", None)
+                    if original is not None:
+                        parts = set(_identities(original))
+                        stream.make((block, candidate), in_place=not parts & taken)
+                        taken |= parts
+
+
+def check_covered(workload: Workload, has_proposals: bool = False) -> None:
+    """Raise an error unless the plain loop covers a stream.
+
+    Args:
+        workload: of the stream.
+        has_proposals: whether the loop is given the subnets that a strategy or probes choose.
+
+    Raises:
+        NotVerifiable: saying why it does not.
+    """
+    if workload.definition.policy not in ("csp", "sequential"):
+        raise NotVerifiable(
+            f"because policy={workload.definition.policy} leaves results that depend on the stages"
+        )
+    if workload.make_strategy is not None and not has_proposals:
+        raise NotVerifiable("because a strategy proposes the subnets from the losses of the run")
+    if workload.recipe.probes != "none" and not has_proposals:
+        raise NotVerifiable("because probes choose the subnets from the losses of the run")
+    if workload.objectives:
+        raise NotVerifiable("because losses arise in blocks before the last one")
+    if workload.field_sources or workload.lesson_fields:
+        raise NotVerifiable("because batch fields come from a label file or other processes")
+
+
+def set_up_torch(threads: int) -> None:
+    """Let this process compute the same bits as a run with so many threads."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_num_threads(threads)
+    for kind in ("cpu", "cuda"):
+        torch.set_autocast_enabled(kind, False)
+
+
+@dataclass(slots=True)
+class _Use:
+    """How the passes of a step used a layer."""
+
+    layer: PlainLayer
+    passes: int = 0
+    options: set[int] = field(default_factory=set)
+    gradients: dict[int, Gradients] = field(default_factory=dict)
+    """By pass."""
+    statistics: list[Statistics] = field(default_factory=list)
+    """In pass order."""
+
+
+class _Stream:
+    """One stream: its layers, and what the step under way has left so far.
+
+    Args:
+        number: of the stream.
+        workload: its space, data, loss and recipe.
+        taps: of all streams.
+        subnets: the choices of each pass.
+        device: where it is computed.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        workload: Workload,
+        taps: Sequence[Tap],
+        subnets: Iterator[Sequence[int]],
+        device: torch.device,
+    ) -> None:
+        self.number, self.workload = number, workload
+        self.layers: dict[Place, PlainLayer] = {}
+        self.used: set[Place] = set()
+        """Those of them that a pass has used, other than a probe."""
+        self._subnets, self._device = subnets, device
+        self._seed, self._recipe = workload.definition.seed, workload.recipe
+        self._passes = workload.recipe.steps.trained
+        self._probes = workload.recipe.steps.probes
+        self._is_joined = workload.is_trained and callable(getattr(workload.loss, "joined", None))
+        self._tapped_blocks = {tap.source[1] for tap in taps if tap.source[0] == number}
+        self._taps = [tap for tap in taps if tap.sink[0] == number]
+        trains = workload.runs_in_training_mode
+        self._has_own_norms = trains and (
+            not workload.is_trained or self._recipe.norms != "ordered"
+        )
+        """Whether norms leave their running statistics alone until the step ends."""
+        self._role = "" if workload.is_trained else "/teacher"
+        self._uses: dict[Place, _Use] = {}
+        self._losses: list[torch.Tensor] = []
+        self._written: list[PlainLayer] = []
+
+    def make(self, place: Place, in_place: bool = False) -> PlainLayer:
+        """Make a layer with its own draws; ``in_place`` from the user's module itself."""
+        block = self.workload.space.blocks[place[0]]
+        factory: Any = block.candidates[place[1]]
+        start_draws(f"{self._seed}/layer/{place[0]}/{place[1]}")
+        module: nn.Module = factory.in_place() if in_place else factory()
+        label = self.workload.space.label(*place)
+        trains = self.workload.runs_in_training_mode
+        self.layers[place] = PlainLayer(label, block, module.to(self._device), self._recipe, trains)
+        return self.layers[place]
+
+    def compute(self, step: int, tapped: Tapped) -> None:
+        """Run the forwards of a step's passes, and their backwards where the stream is trained."""
+        workload = self.workload
+        count = self._probes + self._passes
+        chains = [workload.space.chain(next(self._subnets)) for _ in range(count)]
+        for probe in range(self._probes):
+            self._probe(step, probe, chains.pop(0), tapped)
+        passes = [number for number in range(self._passes) if number not in workload.left_out]
+        with ExitStack() as reading:
+            for number in passes:
+                self._use(step, chains[number], reading)
+            self.used |= self._uses.keys()
+            if not workload.is_trained:
+                with torch.no_grad():
+                    for number in passes:
+                        self._forward(step, number, chains[number], tapped)
+                return
+            with torch.enable_grad():
+                if self._is_joined:
+                    self._train_jointly(step, chains, tapped)
+                else:
+                    for number in passes:
+                        self._train(step, number, chains[number], tapped)
+
+    def _use(self, step: int, chain: Sequence[int], reading: ExitStack) -> None:
+        """Let the layers of a subnet have the versions that a step reads."""
+        for place in self._places(chain):
+            if place not in self._uses:
+                layer = self.layers.get(place) or self.make(place)
+                self._uses[place] = _Use(layer)
+                reading.enter_context(layer.as_read_by(step))
+
+    @torch.no_grad()
+    def _probe(self, step: int, probe: int, chain: Sequence[int], tapped: Tapped) -> None:
+        """The loss of a subnet that may be trained; buffers stay as they are."""
+        with ExitStack() as reading:
+            self._use(step, chain, reading)
+            for use in self._uses.values():
+                reading.enter_context(use.layer.buffers_lent())
+            (loss,) = self._forward(step, probe - self._probes, chain, tapped)
+        self._losses.append(loss.detach())
+        self._uses = {}
+
+    def _places(self, chain: Sequence[int]) -> list[Place]:
+        blocks = self.workload.space.blocks
+        return [(block, blocks[block].candidate(option)) for block, option in enumerate(chain)]
+
+    def _train(self, step: int, number: int, chain: Sequence[int], tapped: Tapped) -> None:
+        """One pass: its forward, loss and backward."""
+        loss = self._forward(step, number, chain, tapped)[0]
+        self._losses.append(loss.detach())
+        if self._has_backward(step, loss):
+            self._part(step, number, loss).backward()  # type: ignore[no-untyped-call]
+        self._take_gradients(number, chain)
+
+    def _train_jointly(self, step: int, chains: Sequence[Sequence[int]], tapped: Tapped) -> None:
+        """One loss over the outputs of all passes, after all forwards."""
+        numbers = range(self._passes)
+        outputs = [self._forward(step, number, chains[number], tapped) for number in numbers]
+        end = len(self.workload.space) - 1
+        lessons = self._tapped_by(end, 0, TapRole.LESSON, tapped)
+        flat = [tensor for own in outputs for tensor in own]
+        joint: Any = self.workload.loss
+        with self._autocast():
+            loss: torch.Tensor = joint.joined(flat, list(lessons))
+        self._losses += [loss.detach()] * self._passes
+        if not self._has_backward(step, loss):
+            return
+        gradients = iter(torch.autograd.grad(loss, flat))
+        for number in numbers:
+            own = [next(gradients) for _ in outputs[number]]
+            torch.autograd.backward(outputs[number], own)
+            self._take_gradients(number, chains[number])
+
+    def _forward(self, step: int, number: int, chain: Sequence[int], tapped: Tapped) -> Tensors:
+        """Run one pass; returns the outputs of the last block, or the loss if there is one."""
+        workload = self.workload
+        batch = workload.data(self._seed, self._batch_of(step, number))
+        tensors: Tensors = ()
+        before = 0
+        last = len(chain) - 1
+        has_loss = workload.is_trained and not self._is_joined
+        for block, (place, option) in enumerate(zip(self._places(chain), chain, strict=True)):
+            use = self._uses[place]
+            taken = self._tapped_by(block, number, TapRole.INPUT, tapped)
+            fields = self._fields(batch, workload.space.fields(block))
+            ends = has_loss and block == last
+            loss_fields = self._fields(batch, workload.loss_fields) if ends else ()
+            key = start_draws(f"{self._seed}/{step}/{block}/{number}{self._role}")
+            with self._autocast():
+                aliases = [tensor.view_as(tensor) for tensor in (*tensors, *taken)]
+                for alias in aliases:
+                    if alias.grad_fn is not None:  # runs before the backward of the block before
+                        alias.grad_fn.register_prehook(partial(_start_backward, before))
+                with self._statistics(use) as statistics:
+                    found = use.layer.call(option, *aliases, *fields)
+                tensors = found if isinstance(found, tuple) else (found,)
+                if block in self._tapped_blocks:
+                    own = tuple(tensor.detach() for tensor in tensors)
+                    tapped[self.number, block, number] = own
+                if ends:
+                    lessons = self._tapped_by(block, number, TapRole.LESSON, tapped)
+                    tensors = (self._loss(tensors, lessons, loss_fields),)
+                    if tensors[0].requires_grad:
+                        hook = partial(_start_backward, key)
+                        tensors[0].register_hook(hook)  # type: ignore[no-untyped-call]
+            use.passes += 1
+            use.options.add(option)
+            use.statistics.append(statistics)
+            before = key
+        return tensors
+
+    def _batch_of(self, step: int, number: int) -> int:
+        """The number of a pass's batch; a probe, below 0, has that of its first trained pass."""
+        steps = self._recipe.steps
+        if steps.shares_batch:
+            return step
+        if number < 0:
+            draws = self._passes if steps.draws_each else 1
+            number = (number + self._probes) * draws // self._probes
+        return step * self._passes + number
+
+    def _statistics(self, use: _Use) -> AbstractContextManager[Statistics]:
+        return use.layer.statistics_aside() if self._has_own_norms else nullcontext([])
+
+    def _loss(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
+        """The user's loss, or what it is with lessons from a teacher or the largest subnet."""
+        loss: Any = self.workload.loss
+        if lessons:
+            if callable(getattr(loss, "distill", None)):
+                found: torch.Tensor = loss.distill(*outputs, *lessons, *fields)
+                return found
+            return nn.functional.cross_entropy(outputs[0], lessons[0].softmax(1))
+        if self._recipe.label_smoothing:
+            loss = copy.copy(loss)
+            loss.label_smoothing = self._recipe.label_smoothing
+        found = loss(*outputs, *fields)
+        return found
+
+    def _has_backward(self, step: int, loss: torch.Tensor) -> bool:
+        if self._recipe.nonfinite == "keep" or bool(loss.isfinite().all()):
+            return loss.requires_grad  # False in architecture rounds of edges without a choice
+        if self._recipe.nonfinite == "skip":
+            return False
+        raise NotFiniteError(f"step {step}: expected a finite loss, found {float(loss):g}")
+
+    def _part(self, step: int, number: int, loss: torch.Tensor) -> torch.Tensor:
+        """What a pass's loss counts in the step's average."""
+        steps = self._recipe.steps
+        if steps.distills or steps.average != "passes" or self._passes == 1:
+            return loss
+        if self._recipe.weight != "items":
+            return loss / self._passes
+        first = step * self._passes
+        items = [self._items(first + each) for each in range(self._passes)]
+        return loss * (items[number] / sum(items))
+
+    def _items(self, number: int) -> int:
+        """How many values of a batch's target the loss counts."""
+        data: Any = self.workload.data
+        if callable(getattr(data, "items", None)):
+            return int(data.items(self._seed, number))
+        target = data(self._seed, number)[self.workload.target_field]
+        ignored = getattr(self.workload.loss, "ignore_index", None)
+        if ignored is None or target.is_floating_point():
+            return int(target.numel())
+        return int((target != ignored).sum())
+
+    def _take_gradients(self, number: int, chain: Sequence[int]) -> None:
+        """Move the gradients of a pass out of its layers, so that no two of them share memory."""
+        seen: set[int] = set()
+        for place in self._places(chain):
+            use = self._uses[place]
+            gradients = use.layer.take_gradients()
+            memory = {_memory(each) for each in gradients.values()}
+            if memory & seen:
+                copies = copy.deepcopy(list(gradients.values()))
+                gradients = dict(zip(gradients, copies, strict=True))
+            seen |= memory
+            use.gradients[number] = gradients
+
+    def update(self, step: int) -> None:
+        """Step the optimizers of the layers that the step used, and fold in their statistics."""
+        totals: dict[Place, Gradients] = {}
+        for place, use in sorted(self._uses.items()):
+            if isinstance(use.layer.rule, Frozen):
+                continue
+            passes = [use.gradients.get(number) for number in range(self._passes)]
+            add_up = _halves if self._recipe.steps.reduction == "tree" else _in_order
+            totals[place] = add_up(passes) or {}
+            if self._recipe.steps.average == "users" and use.passes > 1:
+                for gradient in totals[place].values():
+                    gradient.div_(use.passes)
+        if self._recipe.clip_global_norm:
+            self._clip(totals)
+        rate = rate_of(self._recipe, step, self.workload.definition.steps)
+        for place, total in totals.items():
+            use = self._uses[place]
+            use.layer.write(step, total, rate, use.options)
+            for statistics in use.statistics if self._has_own_norms else ():
+                use.layer.fold(statistics)
+            self._written.append(use.layer)
+
+    def _clip(self, totals: Mapping[Place, Gradients]) -> None:
+        """Scale all gradients of the step so that their norm is at most the limit."""
+        total = 0.0
+        for place, gradients in totals.items():
+            layer = self._uses[place].layer
+            own = [gradients[name] for name in layer.parameters if name in gradients]
+            norm = float(torch.nn.utils.get_total_norm(own)) if own else 0.0
+            total += norm * norm
+        factor = self._recipe.clip_global_norm / (math.sqrt(total) + 1e-6)
+        if not factor >= 1.0:  # a norm that is not a number scales, too
+            for gradients in totals.values():
+                for gradient in gradients.values():
+                    gradient.mul_(factor)
+
+    def follow(self, step: int, update: MomentumUpdate, streams: Sequence[_Stream]) -> None:
+        """Move a momentum teacher's layers that the step used towards the student's."""
+        tau = tau_of(update, step, self.workload.definition.steps)
+        for place, use in sorted(self._uses.items()):
+            rule = use.layer.rule
+            if not isinstance(rule, Follows):
+                continue
+            source = streams[rule.stream].layers[rule.block, place[1]]
+            use.layer.follow(step, source, update, tau)
+            for statistics in use.statistics if update.buffers == "own" else ():
+                use.layer.fold(statistics)
+            self._written.append(use.layer)
+
+    def take_record(self) -> StreamRecord:
+        """What the step has left; forgets all but the layers."""
+        losses = tuple(map(loss_bits, self._losses))
+        record = StreamRecord(losses, {layer.label: layer.digests() for layer in self._written})
+        self._uses, self._losses, self._written = {}, [], []
+        return record
+
+    def _tapped_by(self, block: int, number: int, role: TapRole, tapped: Tapped) -> Tensors:
+        """The outputs of other passes and streams that a block takes, in the order of the taps."""
+        found: list[torch.Tensor] = []
+        for tap in self._taps:
+            if tap.sink[1] != block or tap.role is not role:
+                continue
+            if self._is_joined and tap.source[0] == self.number:
+                continue  # the joint loss is given the passes' outputs themselves
+            pairs = [(number, number)] if tap.passes is None else tap.passes
+            for source, sink in pairs:
+                if sink == number:
+                    found += tapped[*tap.source, source]
+        return tuple(found)
+
+    def _fields(self, batch: Mapping[str, torch.Tensor], names: Sequence[str]) -> Tensors:
+        return tuple(batch[name].to(self._device) for name in names)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._recipe.precision == "bf16":
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+
+# Rules that are the same for all streams
+
+
+def start_draws(text: str) -> int:
+    """Seed all global generators by a text; returns the number that they were seeded with."""
+    number = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    torch.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)
+    return number
+
+
+def _start_backward(key: int, *_: Any) -> None:
+    """Seed the draws of a block's backward, from the number of its forward."""
+    start_draws(f"{key}/backward")
+
+
+def rate_of(recipe: Recipe, step: int, steps: int) -> float:
+    """The learning rate of one step of so many, before the factors of rules and groups."""
+    schedule, warmup = recipe.schedule, recipe.warmup_steps
+    if isinstance(schedule, GivenCode):
+        return recipe.lr * float(schedule.code(step))
+    if schedule.startswith("table("):
+        pairs = [each.split(":") for each in schedule[len("table(") : -1].split(",")]
+        return recipe.lr * [float(factor) for first, factor in pairs if int(first) <= step][-1]
+    if step < warmup:
+        return recipe.lr * (step + 1) / warmup
+    if recipe.restart_steps:
+        place, length = step - warmup, recipe.restart_steps
+        while place >= length:
+            place, length = place - length, length * recipe.restart_factor
+        if schedule == "linear":
+            return recipe.lr * (1.0 - place / length)
+        return recipe.lr * (1.0 + math.cos(math.pi * place / length)) / 2
+    progress = (step - warmup) / max(1, steps - warmup)
+    if schedule == "linear":
+        return recipe.lr * (1.0 - progress)
+    if schedule == "cosine":
+        return recipe.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if schedule == "inverse_sqrt":
+        return recipe.lr * math.sqrt(max(1, warmup) / (step - warmup + max(1, warmup)))
+    return recipe.lr
+
+
+def tau_of(update: MomentumUpdate, step: int, steps: int) -> float:
+    """How much of a momentum teacher stays in one step of so many."""
+    if update.end is None:
+        return update.tau
+    falls = 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps)))
+    return update.end - (update.end - update.tau) * falls
+
+
+def _in_order(passes: Sequence[Gradients | None]) -> Gradients | None:
+    """The sum of the passes' gradients, each added to those before it."""
+    total: Gradients | None = None
+    for gradients in passes:
+        total = _plus(total, gradients)
+    return total
+
+
+def _halves(passes: Sequence[Gradients | None]) -> Gradients | None:
+    """The sum of the passes' gradients as a balanced tree."""
+    if len(passes) == 1:
+        return passes[0]
+    half = len(passes) // 2
+    return _plus(_halves(passes[:half]), _halves(passes[half:]))
+
+
+def _plus(left: Gradients | None, right: Gradients | None) -> Gradients | None:
+    """Where one of both has no gradient, the other stands for the sum."""
+    if left is None or right is None:
+        return right if left is None else left
+    for name, gradient in right.items():
+        if name in left:
+            left[name].add_(gradient)
+        else:
+            left[name] = gradient
+    return left
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    dense = tensor._values() if tensor.is_sparse else tensor
+    return dense.untyped_storage().data_ptr()
+
+
+def _identities(module: nn.Module) -> Iterator[int]:
+    """What tells whether two modules are, or share, the same."""
+    yield from map(id, module.modules())
+    for tensor in (*module.parameters(), *module.buffers()):
+        yield tensor.untyped_storage()._cdata
+
+
+def _taps_of_sandwiches(workloads: Sequence[Workload]) -> Iterator[Tap]:
+    """In a sandwich the first pass, of the largest subnet, teaches the others."""
+    for number, workload in enumerate(workloads):
+        steps = workload.recipe.steps
+        if steps.distills:
+            end = (StreamId(number), len(workload.space) - 1)
+            pairs = tuple((0, other) for other in range(1, steps.trained))
+            yield Tap(end, end, TapRole.LESSON, pairs)
+
+
+def _by_taps(streams: Sequence[_Stream], taps: Sequence[Tap]) -> list[_Stream]:
+    """The streams in an order in which each comes after those whose outputs it takes."""
+    ordered: list[_Stream] = []
+    while len(ordered) < len(streams):
+        done = {stream.number for stream in ordered}
+        for stream in streams:
+            needed = {tap.source[0] for tap in taps if tap.sink[0] == stream.number}
+            if stream.number not in done and needed <= done | {stream.number}:
+                ordered.append(stream)
+                break
+        else:
+            raise NotVerifiable("because streams take outputs of each other")
+    return ordered
