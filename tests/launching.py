@@ -52,6 +52,7 @@ LAUNCHING = (
     "faults/test_teachers.py",
     "faults/test_wrong_teachers.py",
     "faults/test_zombies.py",
+    "frontend/training/test_made_of.py::test_a_layer_may_keep_a_callable_that_holds_a_tensor",
     "frontend/given/test_export_notes.py",
     "frontend/given/test_factories.py::test_layers_that_have_a_tensor_in_common",
     "frontend/given/test_tensors_from_outside.py",
