@@ -36,7 +36,8 @@ def users_layers(space: Space, layers: SketchedLayers) -> list[Place]:
     for block, each in enumerate(space.blocks):
         for candidate in range(len(each.candidates)):
             module = layers.module(block, candidate)
-            if module is None or _is_users(space, block, module):
+            hooked = layers.has_tensor_hooks(block, candidate)
+            if module is None or hooked or _is_users(space, block, module):
                 known.setdefault(layers.key(block, candidate), (block, candidate))
     return list(known.values())
 
