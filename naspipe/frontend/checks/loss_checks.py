@@ -157,6 +157,7 @@ def _try_all(
 ) -> None:
     """In a process of its own: what layers and functions count or keep there is gone afterwards."""
     outputs = _outputs(space, batch)
+    steady.check("the forward of a layer")
     given = tuple(field_of(batch, name, 0).to("meta") for name in fields)
     for what, function in sorted(functions.items()):
         _check_arguments(what, function, tuple(fields), len(outputs) if outputs else None)

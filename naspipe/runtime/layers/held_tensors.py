@@ -1,4 +1,4 @@
-"""The tensors that a function, an object or a module holds, and by which path."""
+"""What a function, an object or a module holds, tensors above all, and by which path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.blocks.read_variables import globals_read
+from naspipe.core.blocks.read_variables import globals_read, instructions
 from naspipe.core.user_code import is_users_module
 from naspipe.runtime.layers.kept_state import TORCHS
 
@@ -20,7 +20,14 @@ _MOST = 20000
 
 
 def held_tensors(root: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor that a root leads to, with a path to it such as ``loss.model.0.weight``.
+    """Every tensor among :func:`held_things`."""
+    for path, thing in held_things(root, name):
+        if isinstance(thing, torch.Tensor):
+            yield path, thing
+
+
+def held_things(root: object, name: str) -> Iterator[tuple[str, object]]:
+    """All that a root leads to, with a path to it such as ``loss.model.0.weight``.
 
     Functions lead on by the variables they capture, their defaults and the globals they read;
     users' objects by their attributes. Libraries are left out.
@@ -36,9 +43,8 @@ def held_tensors(root: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         if id(thing) in seen:
             continue
         seen[id(thing)] = thing  # referred to, so that no other thing gets its id
-        if isinstance(thing, torch.Tensor):
-            yield path, thing
-        else:
+        yield path, thing
+        if not isinstance(thing, torch.Tensor):
             left.extend(_inside(path, thing))
 
 
@@ -77,6 +83,13 @@ def _inside(path: str, thing: Any) -> Iterator[tuple[str, object]]:
                 yield path, method
     if isinstance(thing, nn.Module) and is_users_module(type(thing).__module__):
         yield path, type(thing).forward
+
+
+def words_of(function: FunctionType) -> set[str]:
+    """Names and texts in the code of a function, and of those written in it."""
+    return {
+        str(each.argval) for each in instructions(function.__code__) if isinstance(each.argval, str)
+    }
 
 
 def variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
