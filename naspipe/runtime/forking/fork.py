@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.process import BaseProcess
 
-FORK = multiprocessing.get_context("fork")
+from naspipe.data.keyed.file_offsets import own_offsets
+
+
+class _Process(ForkProcess):
+    """Reads files that were opened before the fork at places of its own."""
+
+    def run(self) -> None:
+        """See :func:`own_offsets`."""
+        own_offsets()
+        super().run()
+
+
+class _Context(ForkContext):
+    Process = _Process
+
+
+FORK = _Context()
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to end: Ctrl-C, a scheduler, a terminal that is closed."""
