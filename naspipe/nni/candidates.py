@@ -6,7 +6,6 @@ that its parameters have the names that NNI gives them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from naspipe.nni.library import library
 from naspipe.nni.mutables import Sample, is_open
 from naspipe.nni.trace import Region, Traced, arguments, either
 from naspipe.nni.values import attribute
+from naspipe.runtime.layers.module_copies import copied
 
 
 def make_candidate(
@@ -106,7 +106,7 @@ class _Builder:
 
     def _copied(self, original: Any) -> Any:
         """A copy; what two originals of the layer share, their copies share."""
-        return copy.deepcopy(original, self._memo)
+        return copied(original, self._memo)
 
     def _of_model(self, path: str) -> nn.Module:
         """A module of the whole model of this architecture, so that its weights are NNI's."""
@@ -137,7 +137,7 @@ def _for_input(cell: Any, step: int, op: int, name: str, sample: Sample) -> nn.M
     factories = cell.op_candidates_factory
     factory = factories[name] if isinstance(factories, Mapping) else factories[int(name)]
     if isinstance(factory, nn.Module):
-        return copy.deepcopy(factory)
+        return copied(factory)
     (chosen,) = sample[cell.inputs[step][op].label]
     make: Callable[..., nn.Module] = factory
     with library().under(sample):

@@ -114,7 +114,7 @@ def test_the_directory_is_there_while_it_is_planned(tmp_path, monkeypatch):
     assert seen == [beginnings.PLANNING] and not path.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_one_that_is_asked_to_end_while_it_is_planned_leaves_nothing(tmp_path, monkeypatch, number):
     """Under torchrun the other hosts hear of it, too: they waited for their job."""
     path = tmp_path / "run"

@@ -121,6 +121,39 @@ def hang_up_behind_sigterm():
     hang_up()
 
 
+def warned_twice():
+    """As Slurm does with ``--signal``: all processes of a step, and more than once."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(LAUNCHER, number)
+        if os.getpid() != LAUNCHER:
+            os.kill(os.getpid(), number)
+    time.sleep(3.0)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_warning_of_a_scheduler_leaves_a_checkpoint(tmp_path, stages):
+    path = tmp_path / "run"
+    with pytest.raises(RunInterruptedError, match=r"interrupted by SIGUSR[12], with a"):
+        train(path, Ends(spaces.vectors, 9, warned_twice, tmp_path / "marker"), stages=stages)
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    found = train(path, Calm(spaces.vectors), resume=True)
+    assert_identical(train(tmp_path / "whole", Calm(spaces.vectors)), found)
+
+
+def test_a_users_handler_of_a_warning_is_kept(tmp_path):
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        train(tmp_path / "run", Ends(spaces.vectors, 9, warned, tmp_path / "marker"), stages=1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
+
+
+def warned():
+    os.kill(LAUNCHER, signal.SIGUSR1)
+
+
 @pytest.fixture
 def heeds_hang_ups():
     """Also where the tests were started by nohup."""

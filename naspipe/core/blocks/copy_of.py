@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -15,11 +16,12 @@ class CopyOf(partial[Any]):
 
     Args:
         original: the user's own module. A run never changes it.
+        copy: makes the copy.
     """
 
-    def __new__(cls, original: Any) -> CopyOf:
-        """Make a partial call of ``copy.deepcopy``."""
-        return super().__new__(cls, deepcopy, original)
+    def __new__(cls, original: Any, copy: Callable[[Any], Any] = deepcopy) -> CopyOf:
+        """Make a partial call of ``copy``."""
+        return super().__new__(cls, copy, original)
 
     @property
     def original(self) -> Any:

@@ -57,7 +57,7 @@ def _reads(function: FunctionType) -> Iterator[tuple[str, object]]:
     known = function.__globals__
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     if names := {name for name in names & known.keys() if _is_plain(known[name])}:
-        for name in sorted(names & _globals_read(function.__code__)):
+        for name in sorted(names & globals_read(function.__code__)):
             yield name, known[name]
 
 
@@ -80,7 +80,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _globals_read(code: CodeType) -> set[str]:
+def globals_read(code: CodeType) -> set[str]:
+    """Names of the globals that a function, or one written in it, reads and does not write."""
     found, written = set[str](), set[str]()
     for each in instructions(code):
         if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 
 from naspipe.core.errors import NaspipeError, TransportError
+from naspipe.data.keyed.file_offsets import own_offsets
 from naspipe.data.keyed.loader_process import Make, loader_main, receive_batch
 
 _FORK = multiprocessing.get_context("fork")
@@ -194,6 +195,7 @@ class LoaderPool:
 
 
 def _main(make: Make, ours: Connection, theirs: Connection, lifeline: int) -> None:
+    own_offsets()
     ours.close()
     loader_main(make, theirs, lifeline)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing import current_process
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
@@ -12,6 +13,9 @@ from naspipe.core.user_code import users_code
 from naspipe.data.keyed.batch_digest import field_digests, short_digest
 from naspipe.frontend.checks.item_checks import check_items
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.forking.apart import done_apart
+from naspipe.runtime.forking.own_thread import in_own_thread
+from naspipe.runtime.jobs.batches_apart import batch_apart, first_batch
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.trace.results.losses_file import read_losses
 from naspipe.trace.results.run_directory import RunDirectory
@@ -19,6 +23,10 @@ from naspipe.trace.results.run_directory import RunDirectory
 _RECIPE = (
     "make it from the seed and the number alone, as npp.from_dataset(dataset, batch_size) does"
 )
+
+
+_SECONDS = 86400.0
+"""In which the first batch must be there."""
 
 
 def check_is_data(data: object, what: str = "data") -> None:
@@ -63,15 +71,31 @@ def _arguments(loader: DataLoader[Any]) -> str:
 def check_batch(workload: Workload) -> None:
     """The first batch must be the same twice, with every field of the space and of the loss.
 
+    It is made in a process of its own: what the data open for it is not shared by the stages.
+
     Raises:
         ConfigError: when it is not, when the data raises, or when the loss cannot be smoothed
             as the recipe says.
     """
     _ = workload.objective
-    space, definition = workload.space, workload.definition
+    definition = workload.definition
     name, call = definition.data.get("name", ""), f"data({definition.seed}, 0)"
     check_is_data(workload.data, f"data {name}")
     check_items(workload.data, name, definition.seed)
+    if current_process().daemon:  # which may start no process
+        _check_first(workload, name, call)
+        return
+
+    def check(_: Callable[[], None]) -> dict[str, Any]:
+        threads = definition.recipe.threads
+        in_own_thread(threads, lambda: _check_first(workload, name, call))
+        return {}
+
+    done_apart(check, f"data {name}", _SECONDS)
+
+
+def _check_first(workload: Workload, name: str, call: str) -> None:
+    space, definition = workload.space, workload.definition
     with (
         deterministic_torch(definition.recipe.threads),
         users_code(f"data {name}: expected a batch from {call}, found"),
@@ -101,9 +125,7 @@ def check_batch(workload: Workload) -> None:
 
 def first_digests(workload: Workload) -> dict[str, str]:
     """Of each field of the first batch, 16 hex digits."""
-    definition = workload.definition
-    with deterministic_torch(definition.recipe.threads):
-        return field_digests(workload.data(definition.seed, 0))
+    return field_digests(first_batch(workload))
 
 
 def check_same_data(
@@ -137,8 +159,8 @@ def check_cut_batch(directory: RunDirectory, workload: Workload, cut: int) -> No
     number = definition.recipe.steps.batch(last.sequence_id)
     if not last.beside.batch:
         return
-    with deterministic_torch(definition.recipe.threads):
-        found = short_digest(workload.data(definition.seed, number))
+    threads = definition.recipe.threads
+    found = short_digest(batch_apart(workload.data, definition.seed, number, threads))
     if found != last.beside.batch:
         raise ConfigError(
             f"{directory.path}: expected batch {number} as it was trained on before, found another "

@@ -22,6 +22,7 @@ from naspipe.frontend.checks.expected_costs import check_costs
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.batches_apart import first_batch
 from naspipe.runtime.jobs.losses import needs_teacher
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -85,7 +86,7 @@ def check_grouping(workload: Workload, groups: int) -> None:
             f"step are averaged, found reduction='sum'; use reduction='mean'"
         )
     with users_code(f"data: expected a batch from data({definition.seed}, 0), found"):
-        batch = workload.data(definition.seed, 0)
+        batch = first_batch(workload)
     tensors = (value for value in batch.values() if isinstance(value, torch.Tensor))
     items = min(len(value) for value in tensors if value.dim())
     is_normed_alone = items == 1 and workload.runs_in_training_mode
@@ -191,7 +192,7 @@ def check_proof(workload: Workload) -> Mapping[str, Any]:
     """
     if workload.space.proof is None:
         return {}
-    return workload.space.proof.prove(workload.data(workload.definition.seed, 0))
+    return workload.space.proof.prove(first_batch(workload))
 
 
 def _made(store: LayerStore, space: Space, position: int) -> StoredLayer:

@@ -16,6 +16,7 @@ from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.core.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.runtime.forking.apart import done_apart
+from naspipe.runtime.jobs.batches_apart import first_batch
 from naspipe.runtime.jobs.losses import (
     Loss,
     Metric,
@@ -133,7 +134,7 @@ def check_loss(workload: Workload) -> None:
     if not functions:
         return
     fields = () if is_joined(loss) else workload.loss_fields
-    batch = workload.data(workload.definition.seed, 0)
+    batch = first_batch(workload)
     for name in fields:
         field_of(batch, name, 0)
     if current_process().daemon:
@@ -157,6 +158,7 @@ def _try_all(
 ) -> None:
     """In a process of its own: what layers and functions count or keep there is gone afterwards."""
     outputs = _outputs(space, batch)
+    steady.check("the forward of a layer")
     given = tuple(field_of(batch, name, 0).to("meta") for name in fields)
     for what, function in sorted(functions.items()):
         _check_arguments(what, function, tuple(fields), len(outputs) if outputs else None)

@@ -10,6 +10,7 @@ import torch
 
 from naspipe.core.ids import FIRST_STREAM
 from naspipe.frontend.given.space_check import Look, looked
+from naspipe.runtime.jobs.batches_apart import batch_apart
 from naspipe.runtime.jobs.job import ValidationPlan
 
 
@@ -30,8 +31,8 @@ def check_held_out(validation: ValidationPlan | None, device: str) -> None:
         return
     evaluation = validation.evaluation
     workload, seed = evaluation.workload, evaluation.workload.definition.seed
-    batch = evaluation.held_out(seed, 0)
-    if workload.tapped or _items(batch) == _items(workload.data(seed, 0)):
+    batch = batch_apart(evaluation.held_out, seed, 0)
+    if workload.tapped or _items(batch) == _items(batch_apart(workload.data, seed, 0)):
         return
     space = workload.space
     chains = [space.chain(choices) for choices in validation.choices]

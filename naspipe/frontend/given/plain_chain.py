@@ -13,14 +13,15 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Space
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.layer_store import shared, tensors_of
+from naspipe.runtime.layers.module_copies import check_hooks_copied, copied
 
 
 def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
     """A ``torch.nn.Sequential``, or modules in their order, as a space with one subnet.
 
     It trains as any space does: on stages and groups, with any budget, with the bits of the plain
-    loop. The layers start as copies of the modules, with the weights that these have now. A
-    digest of these is part of the run's definition.
+    loop. The layers start as copies of the modules, with the weights that these have now and the
+    hooks of their parameters. A digest of the weights is part of the run's definition.
 
     Args:
         modules: each takes what the one before returns: a tensor, or a tuple of tensors. The
@@ -33,6 +34,7 @@ def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
     """
     parts = _parts(modules)
     _check_apart(parts)
+    check_hooks_copied(parts)
     return _copied(parts, name)
 
 
@@ -42,7 +44,7 @@ def teacher_chain(modules: Iterable[nn.Module]) -> Space:
 
 
 def _copied(parts: Sequence[nn.Module], name: str) -> Space:
-    blocks = [Block([CopyOf(part)]) for part in parts]
+    blocks = [Block([CopyOf(part, copied)]) for part in parts]
     return Space(name, blocks, weights=modules_digest(parts))
 
 

@@ -24,6 +24,7 @@ from naspipe.runtime.blocks.forms import Form, form_of, form_text
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
+from naspipe.runtime.jobs.batches_apart import first_batch
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import made_before, shared
@@ -83,7 +84,7 @@ def check_spaces(
         if key in known or not workload.is_trained or takes or not is_known:
             continue
         known.add(key)
-        batch = workload.data(workload.definition.seed, 0)
+        batch = first_batch(workload)
         look = Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
         notes += looked(look, say)
     return notes

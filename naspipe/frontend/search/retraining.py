@@ -30,6 +30,7 @@ from naspipe.frontend.search.searching import Searching
 from naspipe.frontend.training.beginnings import is_begun
 from naspipe.frontend.training.generations import RETRAIN
 from naspipe.frontend.training.training import Training
+from naspipe.runtime.jobs.batches_apart import batch_apart
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
@@ -144,7 +145,7 @@ class Retraining:
         run_workload(self.run, self.data, self.loss)
         self._definition("file:")
         check_is_data(self.held_out, "held_out")
-        self.held_out(self.terms.seed, 0)
+        batch_apart(self.held_out, self.terms.seed, 0)
         if self.steps < 1:
             raise ConfigError(f"--steps: expected 1 or more of each subnet, found {self.steps}")
         if best < 0 or others < 0 or not best + others:

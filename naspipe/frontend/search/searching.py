@@ -38,6 +38,7 @@ from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, find_gpus
 from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
+from naspipe.runtime.jobs.batches_apart import batch_apart
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -87,7 +88,9 @@ class Searching:
         check_proof(workload)
         checkpoint = find_weights(self.run)
         costs = forward_costs(measured_costs([workload], execution)[0])
-        pricer = Pricer(self.run.space, self.held_out(workload.definition.seed, 0), costs)
+        pricer = Pricer(
+            self.run.space, batch_apart(self.held_out, workload.definition.seed, 0), costs
+        )
         definition = self._definition()
         make = find_strategy(definition, self.run.space, pricer, self.strategy)
         judging = self._judging(workload)
@@ -148,7 +151,7 @@ class Searching:
         score, defined = self.definition.score, workload.definition
         estimates = None
         if proxies_in(score):
-            batch = self.data(defined.seed, 0)
+            batch = batch_apart(self.data, defined.seed, 0)
             threads = defined.recipe.threads
             estimates = Estimates(score, workload.space, defined.seed, threads, batch)
             estimates.check()

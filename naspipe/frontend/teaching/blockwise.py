@@ -29,6 +29,7 @@ from naspipe.frontend.teaching.lesson_shapes import check_block, given_fields
 from naspipe.frontend.teaching.taught import Taught
 from naspipe.frontend.teaching.teacher_blocks import check_teaching
 from naspipe.frontend.teaching.teachers import weights_digest
+from naspipe.runtime.jobs.batches_apart import batch_apart, first_batch
 from naspipe.runtime.jobs.workload import Batches, Workload, field_of
 
 DECOUPLED, BARRIER, APART = "decoupled", "barrier", "apart"
@@ -94,7 +95,7 @@ def blockwise(
     _check_asked(len(teachers), len(students), relay, window)
     blocks = [deepcopy(each).eval().requires_grad_(False) for each in teachers]
     with users_code("data: expected a batch from data(seed, 0), found"):
-        batch = data(0, 0)
+        batch = batch_apart(data, 0, 0)
     check_teaching(blocks, field_of(batch, "input", 0))
     digest = _digest(blocks)
     last = len(blocks) - 1
@@ -151,7 +152,7 @@ def _fitting(number: int, student: Workload, blocks: Sequence[nn.Module]) -> Wor
     with users_code(f"{what} {given}, found"):
         outputs = _outputs(blocks[:number], student)
     student = _behind(blocks[:number], student, outputs)
-    batch = student.data(student.definition.seed, 0)
+    batch = first_batch(student)
     check_block(number, student, outputs, through(blocks[: number + 1], batch))
     return student
 
@@ -177,7 +178,7 @@ def _behind(
 @torch.no_grad()
 def _outputs(blocks: Sequence[nn.Module], workload: Workload) -> tuple[torch.Tensor, ...]:
     """What first options make of what the teacher's blocks before them make of a batch."""
-    batch = workload.data(workload.definition.seed, 0)
+    batch = first_batch(workload)
     state = through(blocks, batch) if blocks else ()
     for position, block in enumerate(workload.space.blocks):
         module = block.candidates[0]().eval()

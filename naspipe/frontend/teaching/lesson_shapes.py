@@ -18,6 +18,7 @@ from naspipe.frontend.given.joined_end import END
 from naspipe.frontend.teaching.taught import Taught
 from naspipe.losses.top_classes import KeepsTop, top_classes
 from naspipe.mixed.mixed_edge import MixedEdge
+from naspipe.runtime.jobs.batches_apart import first_batch
 from naspipe.runtime.jobs.losses import distilling, is_joined, wants_hidden
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.sketching.layer_sizes import sketch
@@ -52,7 +53,7 @@ def check_lessons(taught: Taught) -> None:
 
 
 def _check_batch_norm(teacher: Workload) -> None:
-    batch = teacher.data(teacher.definition.seed, 0)
+    batch = first_batch(teacher)
     if not teacher.runs_in_training_mode or len(field_of(batch, "input", 0)) > 1:
         return
     space = teacher.space
@@ -67,7 +68,7 @@ def _check_batch_norm(teacher: Workload) -> None:
 
 
 def _shapes(workload: Workload) -> Shapes | None:
-    batch = workload.data(workload.definition.seed, 0)
+    batch = first_batch(workload)
     try:
         return _forward(workload.space, batch)
     except ConfigError:
@@ -110,7 +111,7 @@ def check_block(number: int, student: Workload, outputs: Tensors, lessons: Tenso
         ConfigError: for outputs of other shapes, or a loss that needs more than the two.
     """
     wanted = _of(lessons)
-    inputs = student.data(student.definition.seed, 0)
+    inputs = first_batch(student)
     taken = () if student.tapped is None else student.tapped(inputs)
     for found, how in [(_of(outputs), ""), *_other_paths(student.space, taken, inputs)]:
         if found != wanted:

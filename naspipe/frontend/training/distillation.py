@@ -19,6 +19,7 @@ from naspipe.frontend.training.api import default_run_directory, recipe_executio
 from naspipe.frontend.training.beginnings import asked_resume
 from naspipe.frontend.training.distilled import Blockwise, Keyed
 from naspipe.frontend.training.training import Training
+from naspipe.runtime.jobs.batches_apart import batches_kept
 from naspipe.runtime.jobs.workload import Batches, Workload
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import Observer
@@ -167,10 +168,11 @@ def blockwise_streams(
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
         return workload(space, batches, chosen, seed=seed + number, **how)
 
-    return blockwise(
-        teachers, students, Keyed(data, seed), define, loss=losses[0], last_loss=losses[1],
-        relay=relay, window=window,
-    )  # fmt: skip
+    with batches_kept():
+        return blockwise(
+            teachers, students, Keyed(data, seed), define, loss=losses[0], last_loss=losses[1],
+            relay=relay, window=window,
+        )  # fmt: skip
 
 
 def _training(taught: Taught, how: Execution, kept: Kept) -> Training:

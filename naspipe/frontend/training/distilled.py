@@ -21,6 +21,7 @@ from naspipe.frontend.given.plain_chain import modules_digest
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.teaching.blockwise import BlockLoss, folder, student_space
 from naspipe.runtime.jobs.workload import Batches, define
+from naspipe.runtime.layers.module_copies import copied
 from naspipe.search.run_searches import find_search
 from naspipe.search.search_directory import Search
 
@@ -138,7 +139,7 @@ class Blockwise:
                 factory = partial(_first, block, option)
             if not anew:
                 modules.append(run.chosen(position, option))
-                factory = CopyOf(modules[-1])
+                factory = CopyOf(modules[-1], copied)
             blocks.append(Block([factory], fields=block.fields))
         return Space(NETWORK, blocks, weights=modules_digest(modules) if modules else "")
 

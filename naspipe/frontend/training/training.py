@@ -39,6 +39,7 @@ from naspipe.planning.cost import CostTable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
 from naspipe.runtime.forking.fitness import check_fit_for_forking
+from naspipe.runtime.jobs.batches_apart import batches_kept
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.processes.claim import Claim
@@ -129,6 +130,7 @@ class Training:
             return replace(self, resumes=resumes, may_resume=False).run()
         with ExitStack() as early:
             early.enter_context(ended_by_signals("before the training began"))
+            early.enter_context(batches_kept())
             self._run(early.close)
 
     def _run(self, begins: Callable[[], None]) -> None:

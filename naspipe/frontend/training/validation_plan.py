@@ -14,6 +14,7 @@ from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
 from naspipe.data.views import Views
 from naspipe.frontend.given.held_out import batches_there, held_out_of, part_of
+from naspipe.runtime.jobs.batches_apart import batch_apart
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
 from naspipe.runtime.jobs.job import ValidationPlan
 from naspipe.runtime.jobs.losses import is_joined, needs_teacher
@@ -119,7 +120,7 @@ def check_validation(workload: Workload, execution: Execution) -> str:
     evaluation = validation.evaluation
     seed, space = evaluation.workload.definition.seed, evaluation.workload.space
     with users_code(f"held-out data: expected a batch from held_out({seed}, 0), found"):
-        batch = evaluation.held_out(seed, 0)
+        batch = batch_apart(evaluation.held_out, seed, 0)
     if not isinstance(batch, Mapping):
         raise ConfigError(
             f"held-out data: expected a dict of tensors by name from held_out({seed}, 0), found "

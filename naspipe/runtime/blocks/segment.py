@@ -20,6 +20,11 @@ from naspipe.core.rules import Exact
 from naspipe.core.user_code import add_call, called
 from naspipe.runtime.blocks.edits import Edits
 from naspipe.runtime.blocks.forms import form_of, form_text
+from naspipe.runtime.blocks.outside_leaves import (
+    check_layer_leaves,
+    check_loss_leaves,
+    leaves_of,
+)
 from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import backward_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
@@ -190,10 +195,17 @@ class Segment:
             edits.explain(error, self._block_name)
             raise
         edits.check(self._block_name)
+        is_first, layer = self._layer.is_first, self._layer
+        if is_first:
+            inside = (*self._inputs, *spec.fields, *layer.parameters.values())
+            check_layer_leaves(self._name, layer.module, outputs, inside)
         if spec.finish is None:
             return outputs
         with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
-            return spec.finish(outputs)
+            found = spec.finish(outputs)
+        if is_first:
+            check_loss_leaves("of the run", spec.finish, found, (*leaves_of(outputs), *spec.fields))
+        return found
 
     def _told(self) -> str:
         given = form_text(form_of((*self._inputs, *self._spec.fields)))

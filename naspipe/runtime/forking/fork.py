@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.process import BaseProcess
 
-FORK = multiprocessing.get_context("fork")
+from naspipe.data.keyed.file_offsets import own_offsets
+
+
+class _Process(ForkProcess):
+    """Reads files that were opened before the fork at places of its own."""
+
+    def run(self) -> None:
+        """See :func:`own_offsets`."""
+        own_offsets()
+        super().run()
+
+
+class _Context(ForkContext):
+    Process = _Process
+
+
+FORK = _Context()
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to end: Ctrl-C, a scheduler, a terminal that is closed."""
+
+WARNING = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a batch scheduler such as Slurm sends before it ends a job. They ask a run to end,
+too, unless the user has a handler of their own for them."""
 
 
 _LIKELY: dict[int, str] = {
@@ -27,6 +47,11 @@ def leave_signals_to_launcher() -> None:
     """Ignore them in a forked process: the launcher answers for all, and needs it for that."""
     for number in ASKING:
         signal.signal(number, signal.SIG_IGN)
+    for number in WARNING:
+        handler = signal.getsignal(number)
+        is_ours = getattr(handler, "__module__", "").startswith("naspipe.")
+        if handler is signal.SIG_DFL or is_ours:
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from naspipe.core.user_code import full_name
 from naspipe.data.cache import default_root
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.runtime.devices.environment import describe_environment
+from naspipe.runtime.jobs.batches_apart import first_batch
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.runtime.sketching.structures import without_addresses
@@ -96,7 +97,7 @@ def fingerprint(workload: Workload, device: str = "cpu") -> str:
     changes what a forward computes measures anew (``naspipe profile --fresh``).
     """
     space, definition = workload.space, workload.definition
-    recipe, batch = definition.recipe, workload.data(definition.seed, 0)
+    recipe, batch = definition.recipe, first_batch(workload)
     environment = describe_environment()
     twins = first_of_kind(space)
     parts = [

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from naspipe.core.errors import RunInterruptedError
-from naspipe.runtime.forking.fork import ASKING, leave_signals_to_launcher
+from naspipe.runtime.forking.fork import ASKING, WARNING, leave_signals_to_launcher
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage
 
 
@@ -88,7 +88,9 @@ def end_parent_too() -> None:
 def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
     """Answer SIGINT, SIGTERM and SIGHUP; a second SIGINT or SIGTERM raises ``KeyboardInterrupt``.
 
-    SIGHUP comes beside others: from a shell that ends, from systemd right behind SIGTERM.
+    SIGHUP comes beside others: from a shell that ends, from systemd right behind SIGTERM. So do
+    SIGUSR1 and SIGUSR2, which a batch scheduler sends before SIGTERM; they are answered unless the
+    user has handlers for them.
     In any thread but the main one nothing is changed, and a signal that is ignored stays so.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -97,15 +99,15 @@ def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
     asked: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:
+        if number not in (signal.SIGHUP, *WARNING):
             asked.append(number)
         if len(asked) > 1:
             raise KeyboardInterrupt
         answer(number)
 
-    with _handled(
-        [each for each in ASKING if signal.getsignal(each) is not signal.SIG_IGN], handle
-    ):
+    heeded = [each for each in ASKING if signal.getsignal(each) is not signal.SIG_IGN]
+    heeded += [each for each in WARNING if signal.getsignal(each) is signal.SIG_DFL]
+    with _handled(heeded, handle):
         yield
 
 
@@ -116,7 +118,7 @@ class _AskedToEnd(BaseException):
 
 @contextmanager
 def ended_by_signals(when: str) -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise where they would end the process without a word.
+    """Have SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 raise where they would end the process silently.
 
     In any thread but the main one nothing is changed, and a signal that has a handler keeps it.
 
@@ -136,7 +138,7 @@ def ended_by_signals(when: str) -> Iterator[None]:
             os._exit(128 + number)
         raise _AskedToEnd(number)
 
-    silent = (signal.SIGTERM, signal.SIGHUP)
+    silent = (signal.SIGTERM, signal.SIGHUP, *WARNING)
     try:
         with (
             _handled([each for each in silent if signal.getsignal(each) is signal.SIG_DFL], handle),

@@ -52,10 +52,16 @@ class RepeatedLayer:
         self._stored = self._made()
         self.remembers = ""
         """The attribute that every call changes, though no result has depended on it."""
+        self.writes: set[tuple[type, str]] = set()
+        """Class of a part and name of each attribute that a forward was seen to write."""
 
     def outputs(self, inputs: Sequence[Tensors]) -> list[Tensors]:
         """Of each input, computed once."""
         return [self._call(self._stored, *each)[0] for each in enumerate(inputs)]
+
+    def output(self, number: int, inputs: Tensors) -> Tensors:
+        """Of one of the two inputs, computed once."""
+        return self._call(self._stored, number, inputs)[0]
 
     def repeated(self, inputs: Sequence[Tensors]) -> list[Tensors]:
         """Of both inputs: the first is computed several times, and the second here and anew.
@@ -81,9 +87,11 @@ class RepeatedLayer:
         self.remembers = other_entry(seen[-2], seen[-1])
         other, behind = self._call(self._stored, 1, inputs[1])
         before.put_back()
+        seen.append(kept_beside(module))
+        self.writes = _written(module, seen)
         _take_buffers(module, fresh.module)
         if differ(behind, self._call(fresh, 1, inputs[1])[1]):
-            raise self._refused("where it had computed something else before", seen)
+            raise self._refused("where it had computed something else before", seen[:-1])
         return [found[0][0], other]
 
     def _refused(self, when: str, seen: Sequence[Mapping[str, Any]]) -> NotRepeatedError:
@@ -141,6 +149,17 @@ class _Kept:
             slots[name] = tensor
             if tensor is not None:
                 tensor.copy_(copied)
+
+
+def _written(module: nn.Module, seen: Sequence[Mapping[str, Any]]) -> set[tuple[type, str]]:
+    """Attributes that were not the same at all times, with the class of the part that has them."""
+    parts, missing = dict(module.named_modules()), object()
+    names = {name for each in seen for name in each}
+    return {
+        (type(parts[name.rpartition(".")[0]]), name.rpartition(".")[2])
+        for name in names
+        if any(each.get(name, missing) != seen[0].get(name, missing) for each in seen)
+    }
 
 
 def _take_buffers(source: nn.Module, target: nn.Module) -> None:

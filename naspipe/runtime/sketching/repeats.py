@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 from naspipe.core.space import Elastic, Space
+from naspipe.runtime.blocks.outside_leaves import OutsideGradientError
+from naspipe.runtime.blocks.specs import Tensors
+from naspipe.runtime.jobs.losses import name_of_loss
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.kept_state import HOOKS
-from naspipe.runtime.sketching.repeated_layer import NotRepeatedError, RepeatedLayer
-from naspipe.runtime.sketching.repeated_loss import check_repeated
+from naspipe.runtime.sketching.repeated_layer import NotRepeatedError, RepeatedLayer, differ
+from naspipe.runtime.sketching.repeated_loss import check_reads, check_repeated, loss_bits
 from naspipe.runtime.sketching.sketched import SketchedLayers
 
 ITEMS = 4
@@ -36,7 +39,8 @@ def users_layers(space: Space, layers: SketchedLayers) -> list[Place]:
     for block, each in enumerate(space.blocks):
         for candidate in range(len(each.candidates)):
             module = layers.module(block, candidate)
-            if module is None or _is_users(space, block, module):
+            hooked = layers.has_tensor_hooks(block, candidate)
+            if module is None or hooked or _is_users(space, block, module):
                 known.setdefault(layers.key(block, candidate), (block, candidate))
     return list(known.values())
 
@@ -69,6 +73,8 @@ class Repeats:
     wants_loss: bool
     remembers: dict[Place, str] = field(default_factory=dict)
     """Of each layer that changes an attribute in every call, of which nothing depends: which."""
+    _writes: dict[tuple[type, str], str] = field(default_factory=dict)
+    """Layers by the attributes that their forwards write, with the class of the part."""
 
     def follow(self, chains: Iterable[Sequence[int]], go_on: Callable[[], None]) -> None:
         """Forward through these subnets, as long as there is anything wanted, and time.
@@ -88,7 +94,7 @@ class Repeats:
                 try:
                     self._follow(options, batches, end, go_on)
                     break
-                except NotRepeatedError:
+                except (NotRepeatedError, OutsideGradientError):
                     raise
                 except Exception:  # it cannot be computed so; what is wrong is said by the run
                     continue
@@ -107,6 +113,7 @@ class Repeats:
             (block for block, place in enumerate(places) if place in self.wanted), default=-1
         )
         inputs = [workload.tapped(each) if workload.tapped else () for each in batches]
+        made: list[Tensors] = []
         for block, place in enumerate(places if self.wants_loss else places[: last + 1]):
             if time.monotonic() > end:
                 return
@@ -114,13 +121,72 @@ class Repeats:
             layer = RepeatedLayer(workload, block, options[block], batches)
             if place not in self.wanted:
                 inputs = layer.outputs(inputs)
+                made.append(inputs[0])
                 continue
             inputs = layer.repeated(inputs)
+            made.append(inputs[0])
             self.wanted.discard(place)
             if layer.remembers:
                 self.remembers[place] = layer.remembers
-        if self.wants_loss and len(options) == len(blocks):
+            for each in layer.writes:
+                self._writes.setdefault(each, f"layer {workload.space.option_label(*place)}")
+        has_loss = self.wants_loss and len(options) == len(blocks)
+        if has_loss:
+            check_reads(workload, self._writes)
             check_repeated(workload, inputs, batches)
+        if made and time.monotonic() < end:
+            go_on()
+            self._check_alone(options, batches, made, inputs if has_loss else None)
+
+    def _check_alone(
+        self,
+        options: Sequence[int],
+        batches: Sequence[Batch],
+        made: Sequence[Tensors],
+        ends: Sequence[Tensors] | None,
+    ) -> None:
+        """What layers leave behind, in a dict or an object of the user's, may reach no other.
+
+        Until now each layer has computed both batches before the next one did. Now one batch goes
+        through the chain alone.
+
+        Args:
+            options: of each block.
+            batches: two.
+            made: of each block, the outputs of the first batch.
+            ends: the last outputs of both batches, where the loss is wanted, too.
+
+        Raises:
+            NotRepeatedError: naming the first layer that computes something else, or the loss.
+        """
+        workload = self.workload
+
+        def through(number: int) -> Iterator[Tensors]:
+            batch = batches[number]
+            state = workload.tapped(batch) if workload.tapped else ()
+            for block, option in enumerate(options[: len(made)]):
+                state = RepeatedLayer(workload, block, option, batches).output(number, state)
+                yield state
+
+        for block, (alone, before) in enumerate(zip(through(0), made, strict=True)):
+            if differ(alone, before):
+                raise NotRepeatedError(
+                    f"layer {workload.space.option_label(block, options[block])}: expected its "
+                    f"output to follow from its inputs, weights and draws, found another where the "
+                    f"layers before it had computed another batch last; let the layer that leaves "
+                    f"a value for another one return it beside its output"
+                )
+        if ends is None:
+            return
+        first = loss_bits(workload, 0, ends[0], batches[0])
+        for _ in through(1):
+            pass
+        if differ(loss_bits(workload, 0, ends[0], batches[0]), first):
+            raise NotRepeatedError(
+                f"loss {name_of_loss(workload.loss)}: expected the same number for the same "
+                f"outputs and batch, found another where the layers had computed another batch "
+                f"last; let the layer that leaves a value for the loss return it beside its output"
+            )
 
 
 def _pairs(batch: Batch) -> Iterator[Sequence[Batch]]:

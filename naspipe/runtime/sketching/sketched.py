@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from naspipe.core.space import Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.layers.layer_store import tensors_of
+from naspipe.runtime.layers.module_copies import is_hooked
 from naspipe.runtime.sketching.unfilled import Unfilled
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -34,6 +35,7 @@ class SketchedLayers:
         self._modules: dict[Hashable, nn.Module | None] = {}
         self._handed_out: dict[Hashable, str] = {}
         self._owners: dict[int, tuple[int, int]] = {}
+        self._hooked: set[tuple[int, int]] = set()
         self._memory: list[StorageWeakRef] = []
         """That of all tensors; while it is referred to, no other is called by its number."""
         self.shared: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
@@ -57,8 +59,18 @@ class SketchedLayers:
         self.module(block, candidate)
         return self._handed_out[self.key(block, candidate)]
 
+    def has_tensor_hooks(self, block: int, candidate: int) -> bool:
+        """Return True if the factory registers hooks on parameters or buffers.
+
+        :meth:`module` no longer has them, as the tensors of the meta device are others.
+        """
+        self.module(block, candidate)
+        return (block, candidate) in self._hooked
+
     def _look(self, here: tuple[int, int], module: nn.Module) -> None:
         """Note whose memory it is; two parameters in one place are shared, too."""
+        if is_hooked(module):
+            self._hooked.add(here)
         for what, tensor in tensors_of(module):
             memory = tensor.untyped_storage()
             self._memory.append(StorageWeakRef(memory))  # type: ignore[no-untyped-call]

@@ -293,3 +293,36 @@ def test_compare_names_what_is_written_otherwise(trained, tmp_path):
     (found,) = compare_runs(trained[1].path, copy)
     assert found.is_identical
     assert f"written otherwise in {trained[1].path} and {copy}: {name}" in found.warnings
+
+
+class _Scales:
+    def __init__(self, table):
+        self.table = table
+
+    def __call__(self, x):
+        return x * self.table
+
+
+class _Holding(nn.Module):
+    """Keeps a tensor inside a callable, where ``Module.to`` does not reach it."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.scale = wrap(torch.linspace(0.5, 1.5, 4))
+
+    def forward(self, x):
+        return self.scale(self.inner(x))
+
+
+@pytest.mark.parametrize("wrap", [_Scales, lambda table: functools.partial(torch.mul, table)])
+def test_a_layer_may_keep_a_callable_that_holds_a_tensor(tmp_path, wrap):
+    space = npp.Space("s", [npp.Block([lambda: _Holding(wrap), nn.Identity])])
+
+    def data(seed, number):
+        drawn = torch.Generator().manual_seed(number)
+        return {"input": torch.randn(3, 4, generator=drawn), "target": torch.ones(3, 4)}
+
+    more = {"steps": 4, "progress": False, "run_dir": tmp_path / "run"}
+    assert len(npp.train(space, data, functional.mse_loss, **more).losses) == 4
+    npp.train(space, data, functional.mse_loss, resume=True, **more)

@@ -74,3 +74,42 @@ def test_two_amounts_of_smoothing_are_one_too_many():
     with pytest.raises(ConfigError, match=r"given once, found 0\.1 in Cross.*; leave one of them"):
         smoothed(smooth, 0.2)
     assert smoothed(smooth, 0.0) is smooth and smoothed(smooth, 0.1).label_smoothing == 0.1
+
+
+class Scales:
+    """A plain callable that keeps what it was made with."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def __call__(self, x):
+        return x * self.table
+
+
+class HoldsItself:
+    def __init__(self, inner=None):
+        self.inner = inner or self
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize("wrap", [Scales, lambda table: functools.partial(torch.mul, table)])
+@pytest.mark.parametrize(
+    "table",
+    [
+        torch.ones(3, device="meta"),
+        torch.eye(3).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged),
+        torch.ones(()),
+        torch.ones(3, dtype=torch.bool),
+    ],
+    ids=["meta", "sparse", "nested", "scalar", "bool"],
+)
+def test_a_callable_that_holds_any_kind_of_tensor_is_described(wrap, table):
+    said = described(wrap(table))
+    assert said == described(wrap(table)) and "\n" not in said
+
+
+def test_a_callable_that_holds_itself_is_described():
+    assert described(HoldsItself()).startswith(f"{__name__}.HoldsItself(")

@@ -1,0 +1,108 @@
+"""What a function, an object or a module holds, tensors above all, and by which path."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.blocks.read_variables import globals_read, instructions
+from naspipe.core.user_code import is_users_module
+from naspipe.runtime.layers.kept_state import TORCHS
+
+_MOST = 20000
+"""Things that are looked at; what lies beyond is left out."""
+
+
+def held_tensors(root: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor among :func:`held_things`."""
+    for path, thing in held_things(root, name):
+        if isinstance(thing, torch.Tensor):
+            yield path, thing
+
+
+def held_things(root: object, name: str) -> Iterator[tuple[str, object]]:
+    """All that a root leads to, with a path to it such as ``loss.model.0.weight``.
+
+    Functions lead on by the variables they capture, their defaults and the globals they read;
+    users' objects by their attributes. Libraries are left out.
+
+    Args:
+        root: where to begin.
+        name: how paths call it. A variable of a function is a path of its own.
+    """
+    left: deque[tuple[str, object]] = deque([(name, root)])
+    seen: dict[int, object] = {}
+    while left and len(seen) < _MOST:
+        path, thing = left.popleft()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing  # referred to, so that no other thing gets its id
+        yield path, thing
+        if not isinstance(thing, torch.Tensor):
+            left.extend(_inside(path, thing))
+
+
+def _inside(path: str, thing: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(thing, nn.Module):
+        own = (thing._parameters, thing._buffers, thing._modules)
+        for slots in own:
+            yield from ((f"{path}.{name}", each) for name, each in slots.items())
+        for name, each in vars(thing).items():
+            if name not in TORCHS:
+                yield f"{path}.{name}", each
+    elif isinstance(thing, list | tuple | set | frozenset | deque):
+        yield from ((f"{path}[{place}]", each) for place, each in enumerate(thing))
+    elif isinstance(thing, Mapping):
+        yield from ((f"{path}[{key!r}]", each) for key, each in [*thing.items()])
+    elif isinstance(thing, functools.partial):
+        yield path, thing.func
+        yield from ((f"{path}.args[{place}]", each) for place, each in enumerate(thing.args))
+        yield from thing.keywords.items()
+    elif isinstance(thing, MethodType):
+        yield from ((path, thing.__self__), (path, thing.__func__))
+    elif isinstance(thing, FunctionType):
+        if is_users_module(thing.__module__ or ""):
+            yield from variables_of(thing)
+    elif isinstance(thing, type | ModuleType):
+        return
+    elif is_users_module(type(thing).__module__):
+        for name, each in [*getattr(thing, "__dict__", {}).items()]:
+            yield f"{path}.{name}", each
+        for kind in type(thing).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                yield f"{path}.{name}", getattr(thing, name, None)
+        for name in ("__call__", "forward", "distill"):
+            if isinstance(method := getattr(type(thing), name, None), FunctionType):
+                yield path, method
+    if isinstance(thing, nn.Module) and is_users_module(type(thing).__module__):
+        yield path, type(thing).forward
+
+
+def words_of(function: FunctionType) -> set[str]:
+    """Names and texts in the code of a function, and of those written in it."""
+    return {
+        str(each.argval) for each in instructions(function.__code__) if isinstance(each.argval, str)
+    }
+
+
+def variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """What a function reads from outside, by name: captured variables, defaults and globals."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # of a variable that has no value yet
+            continue
+    usual = function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    yield from zip(names[len(names) - len(usual) :], usual, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in sorted(globals_read(code) & function.__globals__.keys()):
+        yield name, function.__globals__[name]
