@@ -101,7 +101,7 @@ class Segment:
         Raises:
             torch.OutOfMemoryError: when memory was short; see :meth:`undo_backward`.
         """
-        with raising_shortages():
+        with raising_shortages(), self._layer.in_place():
             outputs = self._outputs if self._outputs is not None else self._recompute()
             roots = [
                 (output, gradient)
