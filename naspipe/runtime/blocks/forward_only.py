@@ -17,6 +17,7 @@ from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.edited_parameters import refused
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 
@@ -83,6 +84,8 @@ def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
             called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}"),
         ):
             outputs = as_tuple(layer.call(*given, **spec.setting), spec)
+        if layer.edited:
+            raise refused(f"layer {name}", layer.edited, "a forward without a backward")
         if spec.finish is None:
             return outputs
         with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):

@@ -24,6 +24,7 @@ from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import backward_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.edited_parameters import refused
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 
@@ -78,6 +79,7 @@ class Segment:
                 owner._buffers[name] = copy  # as if it had never begun
             raise
         is_exact = isinstance(self._spec.rule, Exact)
+        self._check_edit(is_exact)
         for (owner, name), copy in before.items():
             is_statistic = is_exact and type(owner) in KNOWN  # to compare is to wait for the device
             if not is_statistic and same_bits(owner._buffers[name], copy):
@@ -130,7 +132,8 @@ class Segment:
         To be called before memory that it holds changes: autograd would not notice, and its
         gradients would be silently wrong.
         """
-        self._outputs = None
+        if not self._layer.edited:  # else another forward would compute something else
+            self._outputs = None
 
     def undo_backward(self) -> None:
         """As if a backward that failed half-way had never begun."""
@@ -140,6 +143,23 @@ class Segment:
     def take_gradients(self) -> dict[str, torch.Tensor]:
         """Move the parameters' gradients out of the layer."""
         return self._layer.take_gradients()
+
+    def _check_edit(self, is_exact: bool) -> None:
+        """Refuse a parameter that the forward has changed, unless the change stays as it is.
+
+        Raises:
+            EditedParameterError: when it does not.
+        """
+        spec, layer = self._spec, self._layer
+        if not layer.edited:
+            return
+        obstacle = spec.edit_obstacle
+        if not is_exact:
+            obstacle = f"rule {spec.rule}"
+        elif not obstacle and layer.is_version:
+            obstacle = "readers of older versions"
+        if obstacle or not self._keeps_graph:
+            raise refused(self._name, layer.edited, obstacle or "recompute")
 
     def _buffer_copies(self) -> dict[tuple[nn.Module, str], torch.Tensor]:
         """Copies of the buffers, where it matters whether the forward writes them.

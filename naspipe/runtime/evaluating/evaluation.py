@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -34,6 +34,11 @@ from naspipe.runtime.evaluating.calibration import (
 from naspipe.runtime.evaluating.feature_probe import probe_sums
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
 from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.layers.edited_parameters import (
+    EditedParameterError,
+    ParameterMarks,
+    known_edit,
+)
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.memory_retry import MemoryRetry
@@ -134,6 +139,8 @@ class EvaluationCompute:
         )
         self.stores = (store,)
         """The layers of the one stream."""
+        self._known_edits: dict[LayerId, str] = {}
+        """Of each layer the parameter that torch's own parts change in it, if there is one."""
         self._states: dict[SequenceId, list[Tensors]] = {}
         """Of each subnet, the tensors of every batch that still goes on."""
         self._fields = BatchFields(evaluation.batch, placement.to_device)
@@ -164,7 +171,13 @@ class EvaluationCompute:
         module, setting = stored.module, evaluation.space.blocks[block].setting(option)
         norms = statistics_of(module) if evaluation.calibration else []
         outputs: list[Tensors] = []
-        with raising_shortages(), torch.no_grad(), self._autocast(), fresh_statistics(norms):
+        with (
+            raising_shortages(),
+            torch.no_grad(),
+            self._autocast(),
+            fresh_statistics(norms),
+            self._kept_parameters(layer, stored),
+        ):
             for number, state in zip(numbers, states, strict=True):
                 if number == evaluation.calibration:
                     settle(norms)
@@ -178,6 +191,30 @@ class EvaluationCompute:
             return None
         self._states.pop(task.sequence_id, None)
         return BlockResult(self._sums(kept, goes_on))
+
+    @contextmanager
+    def _kept_parameters(self, layer: LayerId, stored: StoredLayer) -> Iterator[None]:
+        """Have no subnet leave anything in the parameters of a layer.
+
+        Raises:
+            EditedParameterError: when the layer's forward changes them, and it was not known.
+        """
+        if layer not in self._known_edits:
+            self._known_edits[layer] = known_edit(stored.module)
+        is_known = bool(self._known_edits[layer])
+        copies = {n: p.clone() for n, p in stored.parameters.items()} if is_known else {}
+        marks = ParameterMarks(stored.parameters, looks_at_bits=False)
+        try:
+            yield
+        finally:
+            for name, copy in copies.items():
+                stored.parameters[name].copy_(copy)
+        if not is_known and (edited := marks.changed()):
+            raise EditedParameterError(
+                f"layer {self.label(layer)}: expected a forward in evaluation mode that leaves the "
+                f"parameters as they are, found one that changes {edited}, which other subnets "
+                f"have, too; change it in training mode only (if self.training: ...)"
+            )
 
     def _numbers(self, block: int) -> range:
         """The batches that go through a block."""

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.runtime.layers.edited_parameters import ParameterMarks
+
 Gradients = dict[str, torch.Tensor]
 """Gradients by parameter name; a parameter without one is absent, never zero."""
 
@@ -44,14 +46,24 @@ class BoundLayer:
         self.parameters = parameters
         self.is_first = is_first
         """Whether nothing has called the layer here before, so that it is looked at closely."""
+        self.edited = ""
+        """The name of a parameter that the last call has changed, if there is one."""
         self._forward = call
         self._version = version
         self._is_in_place = version is None
 
     def call(self, *inputs: Any, **setting: Any) -> Any:
-        """The layer's forward with this version."""
+        """The layer's forward with this version; says in ``edited`` what it changes."""
         with self.in_place():
-            return self._forward(*inputs, **setting)
+            marks = ParameterMarks(self.parameters, self.is_first)
+            outputs = self._forward(*inputs, **setting)
+            self.edited = marks.changed()
+            return outputs
+
+    @property
+    def is_version(self) -> bool:
+        """Whether it is a copy, apart from what the next version is made of."""
+        return self._version is not None
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

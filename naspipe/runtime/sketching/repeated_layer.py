@@ -41,11 +41,18 @@ class RepeatedLayer:
         block: of the chain.
         option: of the block.
         batches: whose fields the layer is called with; one beside each input.
+        edit_obstacle: see ``SegmentSpec``.
     """
 
     def __init__(
-        self, workload: Workload, block: int, option: int, batches: Sequence[Mapping[str, Any]]
+        self,
+        workload: Workload,
+        block: int,
+        option: int,
+        batches: Sequence[Mapping[str, Any]],
+        edit_obstacle: str = "",
     ) -> None:
+        self._edit_obstacle = edit_obstacle
         self._workload = workload
         self._place = block, option
         self._batches = batches
@@ -114,6 +121,7 @@ class RepeatedLayer:
         space, batch = self._workload.space, self._batches[number]
         spec = spec_of(space, recipe, block, option)._replace(
             seed=number,
+            edit_obstacle=self._edit_obstacle,
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
         )
         segment = Segment(spec, stored.bind(stored.version), inputs, keeps_graph=True)

@@ -12,6 +12,7 @@ from torch import nn
 
 from naspipe.core.space import Elastic, Space
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.edited_parameters import EditedParameterError
 from naspipe.runtime.layers.kept_state import HOOKS
 from naspipe.runtime.sketching.repeated_layer import NotRepeatedError, RepeatedLayer
 from naspipe.runtime.sketching.repeated_loss import check_repeated
@@ -67,6 +68,8 @@ class Repeats:
     wanted: set[Place]
     """The layers that are to be computed; those that have been leave."""
     wants_loss: bool
+    edit_obstacle: str = ""
+    """What of the run does not carry parameters that a forward changes."""
     remembers: dict[Place, str] = field(default_factory=dict)
     """Of each layer that changes an attribute in every call, of which nothing depends: which."""
 
@@ -79,6 +82,8 @@ class Repeats:
 
         Raises:
             NotRepeatedError: for the first layer, or the loss, that gives other bits for the same.
+            EditedParameterError: for the first layer whose forward changes its own parameters,
+                where the run does not carry that.
         """
         end = time.monotonic() + MOST_SECONDS
         for options in chains:
@@ -88,7 +93,7 @@ class Repeats:
                 try:
                     self._follow(options, batches, end, go_on)
                     break
-                except NotRepeatedError:
+                except (NotRepeatedError, EditedParameterError):
                     raise
                 except Exception:  # it cannot be computed so; what is wrong is said by the run
                     continue
@@ -111,7 +116,7 @@ class Repeats:
             if time.monotonic() > end:
                 return
             go_on()
-            layer = RepeatedLayer(workload, block, options[block], batches)
+            layer = RepeatedLayer(workload, block, options[block], batches, self.edit_obstacle)
             if place not in self.wanted:
                 inputs = layer.outputs(inputs)
                 continue
