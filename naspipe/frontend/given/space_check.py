@@ -100,6 +100,7 @@ def check_spaces(
             has_plain_loss=not ends,
             is_here=device == "cpu",
             edit_obstacle=obstacle,
+            has_budget=has_budget,
         )
         notes += looked(look, say)
     return notes
@@ -137,6 +138,8 @@ class Look:
     """Whether these subnets and no others will meet the batch."""
     edit_obstacle: str = ""
     """What of the run does not carry parameters that a forward changes."""
+    has_budget: bool = False
+    """Whether layers are swapped."""
     whose: str = ""
     """How refusals begin."""
 
@@ -179,7 +182,9 @@ class Look:
         """Notes; raises ConfigError for a layer or a loss that gives other bits for the same."""
         workload, threads = self.workload, self.workload.recipe.threads
         wanted = {(block, candidate) for block, candidate in users}
-        repeats = Repeats(workload, self.batch, wanted, self.has_users_loss, self.edit_obstacle)
+        repeats = Repeats(
+            workload, self.batch, wanted, self.has_users_loss, self.edit_obstacle, self.has_budget
+        )
         with _quiet(), deterministic_torch(threads):
             in_own_thread(threads, lambda: repeats.follow(self._chains(), go_on))
         note = remembering_note(workload.space, repeats.remembers)

@@ -48,7 +48,7 @@ def forward_only(
             statistics = stack.enter_context(collected(layer.module))
         outputs = _computed(spec, layer, inputs)
     for name, buffer in _others(layer).items() if before else ():
-        if not same_bits(buffer, before[name]):
+        if name not in before or not same_bits(buffer, before[name]):
             raise ConfigError(
                 f"layer {spec.label} of the teacher: its forward writes the buffer {name}, which "
                 f"only batch normalisation may; use mode eval, or a layer that keeps nothing"

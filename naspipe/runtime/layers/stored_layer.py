@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from naspipe.elastic.used_entries import UsedEntries
 from naspipe.runtime.devices.device_waits import Wait, count, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import Apply, BoundLayer, Gradients
+from naspipe.runtime.layers.buffers import drop_buffers, replace_buffer, slot_of
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.ports import Received
 from naspipe.runtime.stepping.joint_steps import JointSteps
@@ -225,17 +228,41 @@ class StoredLayer:
         Raises:
             TransportError: when they are not this layer's.
         """
-        here = {f"buffer/{name}" for name, _ in self.module.named_buffers()}
         self._buffers = list(state)
-        if wrong := [name for name, _ in self._buffers if name not in here]:
-            raise TransportError(f"layer {self.label}: it has no buffer {wrong[0]}")
+        for name, _ in self._buffers:
+            self._slot(name)
 
     def _follow_buffers(self) -> None:
         if self._buffers:
-            here = {f"buffer/{name}": buffer for name, buffer in self.module.named_buffers()}
-            for name, received in self._buffers:
-                received.copy_to(here[name])
+            self._set_buffers(self._buffers)
             self._buffers = []
+
+    def _slot(self, name: str) -> tuple[nn.Module, str]:
+        """Where a buffer is, or is to be, by its name in a state."""
+        kind, _, own = name.partition("/")
+        with suppress(KeyError):
+            if kind == "buffer":
+                return slot_of(self.module, own)
+        raise TransportError(f"layer {self.label}: it has no tensor {name}")
+
+    def _set_buffers(self, state: Sequence[tuple[str, Received]]) -> None:
+        """Have the buffers of another stage, all of them, with the shapes that they have there."""
+        for name, received in state:
+            owner, key = self._slot(name)
+            buffer = owner._buffers.get(key)
+            if buffer is not None and received.fits(buffer):
+                received.copy_to(buffer)
+            else:
+                device = self._device if buffer is None else buffer.device
+                value = received.value().to(device)
+                replace_buffer(self.module, name.removeprefix("buffer/"), value)
+        drop_buffers(self.module, {name.removeprefix("buffer/") for name, _ in state})
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the layer is computed."""
+        tensors = chain(self.parameters.values(), self.module.buffers())
+        return next((each.device for each in tensors), torch.device("cpu"))
 
     def take_over(self, version: Version, state: Iterable[tuple[str, Received]]) -> None:
         """Become what another stage handed over.
@@ -248,8 +275,12 @@ class StoredLayer:
             raise InvariantError(
                 f"layer {self.label}: version {version} arrived, found version {self.version}"
             )
-        here = dict(self.tensors())
+        here, state = dict(self.tensors()), list(state)
+        if buffers := [each for each in state if each[0].startswith("buffer/")]:
+            self._set_buffers(buffers)
         for name, received in state:
+            if name.startswith("buffer/"):
+                continue
             target = here.get(name)
             if isinstance(target, torch.Tensor):
                 received.copy_to(target)

@@ -12,6 +12,7 @@ from torch import nn
 
 from naspipe.core.space import Elastic, Space
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.buffers import SwappedBufferError
 from naspipe.runtime.layers.edited_parameters import EditedParameterError
 from naspipe.runtime.layers.kept_state import HOOKS
 from naspipe.runtime.sketching.repeated_layer import NotRepeatedError, RepeatedLayer
@@ -70,6 +71,8 @@ class Repeats:
     wants_loss: bool
     edit_obstacle: str = ""
     """What of the run does not carry parameters that a forward changes."""
+    has_budget: bool = False
+    """Whether layers are swapped."""
     remembers: dict[Place, str] = field(default_factory=dict)
     """Of each layer that changes an attribute in every call, of which nothing depends: which."""
 
@@ -84,6 +87,7 @@ class Repeats:
             NotRepeatedError: for the first layer, or the loss, that gives other bits for the same.
             EditedParameterError: for the first layer whose forward changes its own parameters,
                 where the run does not carry that.
+            SwappedBufferError: for the first layer whose buffers grow, where layers are swapped.
         """
         end = time.monotonic() + MOST_SECONDS
         for options in chains:
@@ -93,7 +97,7 @@ class Repeats:
                 try:
                     self._follow(options, batches, end, go_on)
                     break
-                except (NotRepeatedError, EditedParameterError):
+                except (NotRepeatedError, EditedParameterError, SwappedBufferError):
                     raise
                 except Exception:  # it cannot be computed so; what is wrong is said by the run
                     continue
@@ -116,7 +120,9 @@ class Repeats:
             if time.monotonic() > end:
                 return
             go_on()
-            layer = RepeatedLayer(workload, block, options[block], batches, self.edit_obstacle)
+            layer = RepeatedLayer(
+                workload, block, options[block], batches, self.edit_obstacle, self.has_budget
+            )
             if place not in self.wanted:
                 inputs = layer.outputs(inputs)
                 continue
