@@ -26,10 +26,10 @@ from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_short
 from naspipe.runtime.evaluating.batch_fields import BatchFields
 from naspipe.runtime.evaluating.batch_sums import batch_sums
 from naspipe.runtime.evaluating.calibration import (
+    Norm,
     blocks_to_calibrate,
+    find_norms,
     fresh_statistics,
-    settle,
-    statistics_of,
 )
 from naspipe.runtime.evaluating.feature_probe import probe_sums
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
@@ -139,6 +139,8 @@ class EvaluationCompute:
         )
         self.stores = (store,)
         """The layers of the one stream."""
+        self._known_norms: dict[tuple[LayerId, int], Sequence[Norm]] = {}
+        """By layer and option."""
         self._known_edits: dict[LayerId, str] = {}
         """Of each layer the parameter that torch's own parts change in it, if there is one."""
         self._states: dict[SequenceId, list[Tensors]] = {}
@@ -168,21 +170,26 @@ class EvaluationCompute:
         states = self._split(self._states.get(task.sequence_id), block)
         numbers = self._numbers(block)
         stored = self.layer(layer)
-        module, setting = stored.module, evaluation.space.blocks[block].setting(option)
-        norms = statistics_of(module) if evaluation.calibration else []
+        setting = evaluation.space.blocks[block].setting(option)
+        call = partial(stored.call, **setting)
+        norms: Sequence[Norm] = ()
+        if numbers.start < evaluation.calibration:
+            norms = self._norms(
+                layer, option, stored, partial(self._forward, layer, call, states[0])
+            )
         outputs: list[Tensors] = []
         with (
             raising_shortages(),
             torch.no_grad(),
             self._autocast(),
-            fresh_statistics(norms),
+            fresh_statistics(self.label(layer), stored.module, norms) as fresh,
             self._kept_parameters(layer, stored),
         ):
             for number, state in zip(numbers, states, strict=True):
                 if number == evaluation.calibration:
-                    settle(norms)
+                    fresh.settle()
                 seed_draws(block_seed(evaluation.seed, 0, block, number))
-                outputs.append(self._forward(layer, partial(stored.call, **setting), state, number))
+                outputs.append(self._forward(layer, call, state, number))
         goes_on = self._numbers(block + 1)
         kept = outputs[len(outputs) - len(goes_on) :]
         self.placement.finish_block()
@@ -191,6 +198,25 @@ class EvaluationCompute:
             return None
         self._states.pop(task.sequence_id, None)
         return BlockResult(self._sums(kept, goes_on))
+
+    def _norms(
+        self,
+        layer: LayerId,
+        option: int,
+        stored: StoredLayer,
+        forward: Callable[[int], object],
+    ) -> Sequence[Norm]:
+        """The norms of a layer that take statistics, found once for each option."""
+        if (layer, option) not in self._known_norms:
+
+            def first() -> None:
+                seed_draws(block_seed(self._evaluation.seed, 0, layer.block, 0))
+                forward(0)
+
+            with raising_shortages(), self._autocast(), self._kept_parameters(layer, stored):
+                found = find_norms(self.label(layer), stored.module, first)
+            self._known_norms[layer, option] = found
+        return self._known_norms[layer, option]
 
     @contextmanager
     def _kept_parameters(self, layer: LayerId, stored: StoredLayer) -> Iterator[None]:
@@ -207,8 +233,9 @@ class EvaluationCompute:
         try:
             yield
         finally:
-            for name, copy in copies.items():
-                stored.parameters[name].copy_(copy)
+            with torch.no_grad():
+                for name, copy in copies.items():
+                    stored.parameters[name].copy_(copy)
         if not is_known and (edited := marks.changed()):
             raise EditedParameterError(
                 f"layer {self.label(layer)}: expected a forward in evaluation mode that leaves the "
