@@ -107,6 +107,7 @@ LAUNCHING = (
     "nni/test_search.py",
     "nni/test_shared_sizes.py::test_a_search_and_an_export_have_the_sizes_that_were_chosen",
     "nni/test_shared_sizes.py::test_steps_leave_the_bits_of_a_loop_over_nnis_one_shot_model",
+    "nni/test_slice_statistics.py",
     "nni/test_strategies.py",
     "nni/test_training.py",
     "report/test_page_in_browser.py",

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
-from naspipe.export.assembly import ModuleChain
+from naspipe.export.assembly import ChainLayer, ModuleChain
 from naspipe.frontend.display.watching import Told
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.devices.determinism import block_seed, deterministic_torch, seed_draws
-from naspipe.runtime.evaluating.calibration import fresh_statistics, statistics_of
+from naspipe.runtime.evaluating.calibration import (
+    find_norms,
+    fresh_statistics,
+    may_keep_statistics,
+)
 from naspipe.runtime.jobs.workload import Batches
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import NotesToStderr
@@ -43,7 +49,7 @@ def with_own_statistics(
 
 def layers_with_statistics(chain: ModuleChain) -> list[str]:
     """The labels of a subnet's layers that keep running statistics."""
-    return [each.label for each in chain.layers if statistics_of(each.module)]
+    return [each.label for each in chain.layers if may_keep_statistics(each.module)]
 
 
 def who_keep(labels: Sequence[str]) -> str:
@@ -65,7 +71,7 @@ def calibrate(chain: ModuleChain, run: Run, data: Batches | None, batches: int) 
     """
     if batches < 0:
         raise ConfigError(f"calibrate: expected 0 batches or more, found {batches}")
-    keeping = [n for n, layer in enumerate(chain.layers) if statistics_of(layer.module)]
+    keeping = [n for n, layer in enumerate(chain.layers) if may_keep_statistics(layer.module)]
     if not keeping or not batches:
         return False
     if data is None:
@@ -87,8 +93,13 @@ def calibrate(chain: ModuleChain, run: Run, data: Batches | None, batches: int) 
 def _take(chain: ModuleChain, seed: int, fed: list[Mapping[str, torch.Tensor]], last: int) -> None:
     states: list[tuple[torch.Tensor, ...]] = [()] * len(fed)
     for block, layer in enumerate(chain.layers[: last + 1]):
-        with fresh_statistics(statistics_of(layer.module), keeps=True):
-            for number, batch in enumerate(fed):
-                seed_draws(block_seed(seed, 0, block, number))
-                result = layer.module(*states[number], *(batch[name] for name in layer.fields))
+
+        def forward(number: int, block: int = block, layer: ChainLayer = layer) -> Any:
+            seed_draws(block_seed(seed, 0, block, number))
+            return layer.module(*states[number], *(fed[number][name] for name in layer.fields))
+
+        norms = find_norms(layer.label, layer.module, partial(forward, 0))
+        with fresh_statistics(layer.label, layer.module, norms, keeps=True):
+            for number in range(len(fed)):
+                result = forward(number)
                 states[number] = result if isinstance(result, tuple) else (result,)

@@ -12,8 +12,8 @@ import naspipe
 from naspipe.export.assembly import assemble
 from naspipe.runtime.evaluating.calibration import (
     blocks_to_calibrate,
+    find_norms,
     fresh_statistics,
-    statistics_of,
 )
 from naspipe.search.run_searches import find_best, find_searches
 from naspipe.search.strategies import make_strategy
@@ -170,7 +170,8 @@ def test_statistics_are_as_they_were_afterwards():
     norm(torch.randn(5, 3))
     norm.eval()
     before = {name: value.clone() for name, value in norm.state_dict().items()}
-    with fresh_statistics(statistics_of(norm)):
+    norms = find_norms("norm", norm, lambda: norm(torch.ones(5, 3)))
+    with fresh_statistics("norm", norm, norms):
         norm(torch.randn(5, 3))
         assert not torch.equal(norm.running_mean, before["running_mean"])
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
-from naspipe.core.rules import Frozen
+from naspipe.core.rules import Exact, Frozen
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, TapRole
@@ -27,6 +27,7 @@ from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.batches_apart import first_batch
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.edited_parameters import known_edit, obstacle_to_edits, refused
 from naspipe.runtime.layers.layer_store import made_before, shared
 from naspipe.runtime.sketching.alike_candidates import alike_note, changed_reads_note
 from naspipe.runtime.sketching.first_blocks import FirstBlocks, FirstBlocksError
@@ -52,6 +53,7 @@ def check_spaces(
     taps: Sequence[Tap],
     device: str,
     say: Callable[[str], None] = lambda _: None,
+    has_budget: bool = False,
 ) -> list[str]:
     """Every candidate must take what any candidate before it returns, and the loss what comes out.
 
@@ -66,6 +68,7 @@ def check_spaces(
         taps: between the streams.
         device: where layers compute in the run; ``cpu``, ``cuda`` or ``cuda:N``.
         say: told in a line what is waited for, where it takes more than a second.
+        has_budget: whether layers are swapped.
 
     Returns:
         Notes, a line each.
@@ -85,7 +88,21 @@ def check_spaces(
             continue
         known.add(key)
         batch = first_batch(workload)
-        look = Look(workload, batch, drawn, has_plain_loss=not ends, is_here=device == "cpu")
+        obstacle = obstacle_to_edits(
+            workload.definition.policy,
+            workload.recipe.steps.passes,
+            workload.recompute,
+            has_budget,
+        )
+        look = Look(
+            workload,
+            batch,
+            drawn,
+            has_plain_loss=not ends,
+            is_here=device == "cpu",
+            edit_obstacle=obstacle,
+            has_budget=has_budget,
+        )
         notes += looked(look, say)
     return notes
 
@@ -120,6 +137,10 @@ class Look:
     """Whether layers compute in the run where they do here."""
     only_subnets: bool = False
     """Whether these subnets and no others will meet the batch."""
+    edit_obstacle: str = ""
+    """What of the run does not carry parameters that a forward changes."""
+    has_budget: bool = False
+    """Whether layers are swapped."""
     whose: str = ""
     """How refusals begin."""
 
@@ -128,6 +149,8 @@ class Look:
         with _quiet():
             layers = SketchedLayers(self.workload.space)
             _check_made_anew(self.workload.space, layers)
+            if self.workload.is_trained:
+                _check_known_edits(self.workload.space, layers, self.edit_obstacle)
             space, follower = self.workload.space, self._follower(layers)
             in_eval = evaluating_note(space, layers) if self.workload.is_trained else None
             suspected = islice(self._suspected(follower), MOST_TRIED)
@@ -160,7 +183,9 @@ class Look:
         """Notes; raises ConfigError for a layer or a loss that gives other bits for the same."""
         workload, threads = self.workload, self.workload.recipe.threads
         wanted = {(block, candidate) for block, candidate in users}
-        repeats = Repeats(workload, self.batch, wanted, self.has_users_loss)
+        repeats = Repeats(
+            workload, self.batch, wanted, self.has_users_loss, self.edit_obstacle, self.has_budget
+        )
         with _quiet(), deterministic_torch(threads):
             in_own_thread(threads, lambda: repeats.follow(self._chains(), go_on))
         note = remembering_note(workload.space, repeats.remembers)
@@ -274,6 +299,17 @@ def _check_made_anew(space: Space, layers: SketchedLayers) -> None:
     for block, candidate, what in handed_out:
         if not isinstance(space.blocks[block].rule, Frozen):
             raise made_before(_called(space, layers, block, candidate), what)
+
+
+def _check_known_edits(space: Space, layers: SketchedLayers, obstacle: str) -> None:
+    """Refuse parts of torch's that change their weights, where the run does not carry that."""
+    for block, each in enumerate(space.blocks):
+        against = obstacle if isinstance(each.rule, Exact) else f"rule {each.rule}"
+        for candidate in range(len(each.candidates)) if against else ():
+            module = layers.module(block, candidate)
+            if module is not None and (edited := known_edit(module)):
+                label = f"layer {space.label(block, candidate)} ({type(module).__name__})"
+                raise refused(label, edited, against)
 
 
 def _is_plain(workload: Workload) -> bool:

@@ -18,6 +18,7 @@ from naspipe.frontend.given.run import Run
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
+from naspipe.runtime.layers.buffers import fill_buffer
 from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots.snapshot import read_checkpoint
@@ -93,8 +94,12 @@ class _Filled:
         if isinstance(module, nn.Module):
             with torch.no_grad():
                 for name, tensor in _tensors(module):
-                    if name in self.values:
+                    if name not in self.values:
+                        continue
+                    if isinstance(tensor, nn.Parameter):
                         tensor.copy_(self.values[name])
+                    else:
+                        fill_buffer(module, name, self.values[name])
         return module
 
 
@@ -199,7 +204,7 @@ def _by_layer(space: Space, found: _Found) -> dict[tuple[int, int], Tensors]:
     layers: dict[tuple[int, int], Tensors] = {}
     for name, value in found.tensors.items():
         layer, own, tensor = shapes[name]
-        if value.shape != tensor.shape:
+        if value.shape != tensor.shape and not _has_grown(tensor, value):
             raise ConfigError(
                 f"init_from {found.where}: expected {name} of shape {tuple(tensor.shape)}, found "
                 f"{tuple(value.shape)}"
@@ -241,6 +246,11 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers, by all the names that each has."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
+
+
+def _has_grown(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether forwards may have made a buffer so long: a cache, or an observer of channels."""
+    return not isinstance(tensor, nn.Parameter) and tensor.dim() == value.dim()
 
 
 def _digest(layers: Mapping[tuple[int, int], Tensors]) -> str:

@@ -142,7 +142,8 @@ class Training:
                 if generation < 0:
                     return
             device, note = self.execution.hardware.device, self.observer.on_note
-            for said in check_spaces(self.workloads, subnets, self.taps, device, note):
+            has_budget = bool(self.execution.memory.budget)
+            for said in check_spaces(self.workloads, subnets, self.taps, device, note, has_budget):
                 note(said)  # nothing is written yet
             for each in self.workloads:
                 check_held_out(plan_validation(each, self.execution), device)

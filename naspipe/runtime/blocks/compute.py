@@ -22,6 +22,7 @@ from naspipe.runtime.devices.determinism import block_seed
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.jobs.ports import Objective
 from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.layers.edited_parameters import obstacle_to_edits
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.memory_retry import MemoryRetry
@@ -244,7 +245,11 @@ class StageCompute:
         key = (task.stream, *chosen)
         if key not in self._forms:
             recipe, kind = workload.definition.recipe, self.placement.torch_device.type
-            spec = spec_of(workload.space, recipe, *chosen, kind)
+            obstacle = obstacle_to_edits(
+                workload.definition.policy, recipe.steps.passes, workload.recompute,
+                self.placement.shares_memory,
+            )  # fmt: skip
+            spec = spec_of(workload.space, recipe, *chosen, kind)._replace(edit_obstacle=obstacle)
             self._forms[key] = spec, workload.space.fields(chosen[0])
         spec, names = self._forms[key]
         step, number = steps.step(task.sequence_id), steps.pass_of(task.sequence_id)

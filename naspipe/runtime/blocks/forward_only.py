@@ -17,6 +17,7 @@ from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.edited_parameters import refused
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 
@@ -47,7 +48,7 @@ def forward_only(
             statistics = stack.enter_context(collected(layer.module))
         outputs = _computed(spec, layer, inputs)
     for name, buffer in _others(layer).items() if before else ():
-        if not same_bits(buffer, before[name]):
+        if name not in before or not same_bits(buffer, before[name]):
             raise ConfigError(
                 f"layer {spec.label} of the teacher: its forward writes the buffer {name}, which "
                 f"only batch normalisation may; use mode eval, or a layer that keeps nothing"
@@ -83,6 +84,8 @@ def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
             called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}"),
         ):
             outputs = as_tuple(layer.call(*given, **spec.setting), spec)
+        if layer.edited:
+            raise refused(f"layer {name}", layer.edited, "a forward without a backward")
         if spec.finish is None:
             return outputs
         with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):

@@ -29,10 +29,22 @@ from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import backward_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.edited_parameters import refused
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 
 Gradient = torch.Tensor | None
+
+
+class _Absent:
+    """Stands for a buffer that a module does not have."""
+
+
+_ABSENT = _Absent()
+
+_Buffer = torch.Tensor | _Absent | None
+_Buffers = dict[tuple[nn.Module, str], _Buffer]
+"""By the module that has them and what that calls them."""
 
 
 class Segment:
@@ -60,7 +72,8 @@ class Segment:
         self._outputs: Tensors | None = None
         self._arrived: list[Gradient] = [None] * len(inputs)
         """What the backward has brought to each input, in the layout in which it came."""
-        self._buffers: dict[tuple[nn.Module, str], torch.Tensor] = {}
+        self._buffers: _Buffers = {}
+        """Those that the forward has changed, as they were before it."""
         self.statistics: Statistics = {}
         """Of the forward, where they are deferred."""
         self._keeps_graph = keeps_graph
@@ -79,13 +92,13 @@ class Segment:
             with raising_shortages():
                 outputs = self._compute(self.statistics)
         except torch.OutOfMemoryError:
-            for (owner, name), copy in before.items():
-                owner._buffers[name] = copy  # as if it had never begun
+            _put_back(self._added_to(before))  # as if it had never begun
             raise
         is_exact = isinstance(self._spec.rule, Exact)
-        for (owner, name), copy in before.items():
+        self._check_edit(is_exact)
+        for (owner, name), copy in self._added_to(before).items():
             is_statistic = is_exact and type(owner) in KNOWN  # to compare is to wait for the device
-            if not is_statistic and same_bits(owner._buffers[name], copy):
+            if not is_statistic and _is_same(owner._buffers.get(name, _ABSENT), copy):
                 continue
             if not is_exact:
                 raise ConfigError(
@@ -106,7 +119,7 @@ class Segment:
         Raises:
             torch.OutOfMemoryError: when memory was short; see :meth:`undo_backward`.
         """
-        with raising_shortages():
+        with raising_shortages(), self._layer.in_place():
             outputs = self._outputs if self._outputs is not None else self._recompute()
             roots = [
                 (output, gradient)
@@ -127,7 +140,7 @@ class Segment:
         """The tensors that it holds for its backward; what autograd saved is not among them."""
         yield from self._inputs
         yield from self._outputs or ()
-        yield from self._buffers.values()
+        yield from (each for each in self._buffers.values() if isinstance(each, torch.Tensor))
 
     def drop_graph(self) -> None:
         """Forget what autograd saved: the backward will compute the forward again.
@@ -135,7 +148,8 @@ class Segment:
         To be called before memory that it holds changes: autograd would not notice, and its
         gradients would be silently wrong.
         """
-        self._outputs = None
+        if not self._layer.edited:  # else another forward would compute something else
+            self._outputs = None
 
     def undo_backward(self) -> None:
         """As if a backward that failed half-way had never begun."""
@@ -146,7 +160,24 @@ class Segment:
         """Move the parameters' gradients out of the layer."""
         return self._layer.take_gradients()
 
-    def _buffer_copies(self) -> dict[tuple[nn.Module, str], torch.Tensor]:
+    def _check_edit(self, is_exact: bool) -> None:
+        """Refuse a parameter that the forward has changed, unless the change stays as it is.
+
+        Raises:
+            EditedParameterError: when it does not.
+        """
+        spec, layer = self._spec, self._layer
+        if not layer.edited:
+            return
+        obstacle = spec.edit_obstacle
+        if not is_exact:
+            obstacle = f"rule {spec.rule}"
+        elif not obstacle and layer.is_version:
+            obstacle = "readers of older versions"
+        if obstacle or not self._keeps_graph:
+            raise refused(self._name, layer.edited, obstacle or "recompute")
+
+    def _buffer_copies(self) -> _Buffers:
         """Copies of the buffers, where it matters whether the forward writes them.
 
         Batch normalisation writes its statistics without raising their version counters,
@@ -155,22 +186,33 @@ class Segment:
         if not self._may_recompute and isinstance(self._spec.rule, Exact):
             return {}
         return {
-            (owner, name): buffer.clone()
+            (owner, name): None if buffer is None else buffer.clone()
             for owner in self._layer.module.modules()
             for name, buffer in owner._buffers.items()
-            if buffer is not None
         }
+
+    def _added_to(self, before: _Buffers) -> _Buffers:
+        """The same with the buffers that have come since, where any were looked at."""
+        if not self._may_recompute and isinstance(self._spec.rule, Exact):
+            return before
+        come = {
+            (owner, name): _ABSENT
+            for owner in self._layer.module.modules()
+            for name in owner._buffers
+            if (owner, name) not in before
+        }
+        return before | come
 
     def _recompute(self) -> Tensors:
         """The forward again, on the buffers it saw at first; the buffers stay as they are now."""
-        after = {(owner, name): owner._buffers[name] for owner, name in self._buffers}
-        for (owner, name), copy in self._buffers.items():
-            owner._buffers[name] = copy
+        after: _Buffers = {
+            (owner, name): owner._buffers.get(name, _ABSENT) for owner, name in self._buffers
+        }
+        _put_back(self._buffers)
         try:
             return self._compute({})
         finally:
-            for (owner, name), buffer in after.items():
-                owner._buffers[name] = buffer
+            _put_back(after)
 
     def _compute(self, statistics: Statistics) -> Tensors:
         spec = self._spec
@@ -243,6 +285,20 @@ def backward_from(roots: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 _ENGINE = getattr(torch.autograd.graph, "_engine_run_backward", None)
 """Torch's own, as ``torch.autograd`` calls it: keeps no graph, makes none, for all leaves."""
+
+
+def _put_back(buffers: _Buffers) -> None:
+    for (owner, name), buffer in buffers.items():
+        if isinstance(buffer, _Absent):
+            owner._buffers.pop(name, None)
+        else:
+            owner._buffers[name] = buffer
+
+
+def _is_same(buffer: _Buffer, copy: _Buffer) -> bool:
+    if isinstance(buffer, torch.Tensor) and isinstance(copy, torch.Tensor):
+        return same_bits(buffer, copy)
+    return buffer is copy
 
 
 def _arrive(

@@ -31,6 +31,8 @@ class SegmentSpec(NamedTuple):
     fields: Tensors = ()
     setting: Mapping[str, Any] = MappingProxyType({})
     """What an elastic layer is called with, beside tensors."""
+    edit_obstacle: str = ""
+    """What of the run does not carry parameters that a forward changes."""
     finish: Callable[[Tensors], Tensors] | None = None
 
 

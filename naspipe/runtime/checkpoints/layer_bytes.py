@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId
 from naspipe.core.space import Space
 from naspipe.runtime.devices.device_waits import Wait, on_host
+from naspipe.runtime.layers.buffers import drop_buffers, fill_buffer, slot_of
 from naspipe.runtime.stepping.around_step import AVERAGE
 from naspipe.trace.snapshots.shards import RawTensor
 
@@ -61,8 +63,10 @@ def load_layer(
         for name, raw in tensors.items()
         if name.startswith((f"{key}/param/", f"{key}/buffer/"))
     }
-    expected = set(dict(module.named_parameters())) | set(dict(module.named_buffers()))
-    if set(state) != expected:
+    parameters = dict(module.named_parameters())
+    expected = set(parameters) | set(dict(module.named_buffers()))
+    is_whole = set(parameters) <= set(state) and bool(state or not expected)
+    if not is_whole or not all(map(partial(_has_place, module), set(state) - expected)):
         raise ConfigError(
             f"layer {key}: the checkpoint holds {sorted(state) or 'nothing of it'}, "
             f"expected {sorted(expected)}"
@@ -71,6 +75,19 @@ def load_layer(
         averages = {name: f"{key}/optimizer/{name}/{AVERAGE}" for name in state}
         state |= {n: from_raw(tensors[each]) for n, each in averages.items() if each in tensors}
     with torch.no_grad():
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            tensor.copy_(state[name])
+        for name, value in state.items():
+            if name in parameters:
+                parameters[name].copy_(value)
+            else:
+                fill_buffer(module, name, value)
+    drop_buffers(module, set(state))
     return module
+
+
+def _has_place(module: nn.Module, name: str) -> bool:
+    """Whether a forward of the module may have made such a buffer."""
+    try:
+        slot_of(module, name)
+    except KeyError:
+        return False
+    return True

@@ -17,6 +17,7 @@ from naspipe.runtime.checkpoints.capture_memory import Captured, checksum
 from naspipe.runtime.checkpoints.layer_bytes import from_raw, layer_key
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import Gradients
+from naspipe.runtime.layers.buffers import drop_buffers, replace_buffer, slot_of
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.stepping.around_step import AVERAGE
 from naspipe.trace.snapshots.shard_headers import Listing
@@ -220,6 +221,7 @@ def _restore(stored: StoredLayer, state: _State) -> None:
                 copies[Version(int(older))][parameter] = _copy(value, like)
             case _:
                 raise KeyError(name)
+    drop_buffers(stored.module, [n.removeprefix("buffer/") for n in state.tensors])
     for name, scalar in state.scalars.items():
         _set_optimizer_state(stored, name.removeprefix("optimizer/"), scalar)
     for version in state.versions[:-1]:
@@ -249,11 +251,10 @@ def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def _set_buffer(stored: StoredLayer, name: str, value: torch.Tensor) -> None:
     """Fill a buffer, in its own memory where that fits: others may share it."""
-    path, _, key = name.rpartition(".")
-    owner = stored.module.get_submodule(path)
-    buffer = owner._buffers[key]
+    owner, key = slot_of(stored.module, name)
+    buffer = owner._buffers.get(key)
     if buffer is None or (buffer.dtype, buffer.shape) != (value.dtype, value.shape):
-        owner._buffers[key] = value
+        replace_buffer(stored.module, name, value)
     elif not torch.equal(tensor_bytes(buffer), tensor_bytes(value)):
         buffer.copy_(value)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -26,14 +26,19 @@ from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_short
 from naspipe.runtime.evaluating.batch_fields import BatchFields
 from naspipe.runtime.evaluating.batch_sums import batch_sums
 from naspipe.runtime.evaluating.calibration import (
+    Norm,
     blocks_to_calibrate,
+    find_norms,
     fresh_statistics,
-    settle,
-    statistics_of,
 )
 from naspipe.runtime.evaluating.feature_probe import probe_sums
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe, FeatureProbe
 from naspipe.runtime.jobs.losses import Loss
+from naspipe.runtime.layers.edited_parameters import (
+    EditedParameterError,
+    ParameterMarks,
+    known_edit,
+)
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.memory_retry import MemoryRetry
@@ -134,6 +139,10 @@ class EvaluationCompute:
         )
         self.stores = (store,)
         """The layers of the one stream."""
+        self._known_norms: dict[tuple[LayerId, int], Sequence[Norm]] = {}
+        """By layer and option."""
+        self._known_edits: dict[LayerId, str] = {}
+        """Of each layer the parameter that torch's own parts change in it, if there is one."""
         self._states: dict[SequenceId, list[Tensors]] = {}
         """Of each subnet, the tensors of every batch that still goes on."""
         self._fields = BatchFields(evaluation.batch, placement.to_device)
@@ -161,15 +170,26 @@ class EvaluationCompute:
         states = self._split(self._states.get(task.sequence_id), block)
         numbers = self._numbers(block)
         stored = self.layer(layer)
-        module, setting = stored.module, evaluation.space.blocks[block].setting(option)
-        norms = statistics_of(module) if evaluation.calibration else []
+        setting = evaluation.space.blocks[block].setting(option)
+        call = partial(stored.call, **setting)
+        norms: Sequence[Norm] = ()
+        if numbers.start < evaluation.calibration:
+            norms = self._norms(
+                layer, option, stored, partial(self._forward, layer, call, states[0])
+            )
         outputs: list[Tensors] = []
-        with raising_shortages(), torch.no_grad(), self._autocast(), fresh_statistics(norms):
+        with (
+            raising_shortages(),
+            torch.no_grad(),
+            self._autocast(),
+            fresh_statistics(self.label(layer), stored.module, norms) as fresh,
+            self._kept_parameters(layer, stored),
+        ):
             for number, state in zip(numbers, states, strict=True):
                 if number == evaluation.calibration:
-                    settle(norms)
+                    fresh.settle()
                 seed_draws(block_seed(evaluation.seed, 0, block, number))
-                outputs.append(self._forward(layer, partial(stored.call, **setting), state, number))
+                outputs.append(self._forward(layer, call, state, number))
         goes_on = self._numbers(block + 1)
         kept = outputs[len(outputs) - len(goes_on) :]
         self.placement.finish_block()
@@ -178,6 +198,50 @@ class EvaluationCompute:
             return None
         self._states.pop(task.sequence_id, None)
         return BlockResult(self._sums(kept, goes_on))
+
+    def _norms(
+        self,
+        layer: LayerId,
+        option: int,
+        stored: StoredLayer,
+        forward: Callable[[int], object],
+    ) -> Sequence[Norm]:
+        """The norms of a layer that take statistics, found once for each option."""
+        if (layer, option) not in self._known_norms:
+
+            def first() -> None:
+                seed_draws(block_seed(self._evaluation.seed, 0, layer.block, 0))
+                forward(0)
+
+            with raising_shortages(), self._autocast(), self._kept_parameters(layer, stored):
+                found = find_norms(self.label(layer), stored.module, first)
+            self._known_norms[layer, option] = found
+        return self._known_norms[layer, option]
+
+    @contextmanager
+    def _kept_parameters(self, layer: LayerId, stored: StoredLayer) -> Iterator[None]:
+        """Have no subnet leave anything in the parameters of a layer.
+
+        Raises:
+            EditedParameterError: when the layer's forward changes them, and it was not known.
+        """
+        if layer not in self._known_edits:
+            self._known_edits[layer] = known_edit(stored.module)
+        is_known = bool(self._known_edits[layer])
+        copies = {n: p.clone() for n, p in stored.parameters.items()} if is_known else {}
+        marks = ParameterMarks(stored.parameters, looks_at_bits=False)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, copy in copies.items():
+                    stored.parameters[name].copy_(copy)
+        if not is_known and (edited := marks.changed()):
+            raise EditedParameterError(
+                f"layer {self.label(layer)}: expected a forward in evaluation mode that leaves the "
+                f"parameters as they are, found one that changes {edited}, which other subnets "
+                f"have, too; change it in training mode only (if self.training: ...)"
+            )
 
     def _numbers(self, block: int) -> range:
         """The batches that go through a block."""

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
+
+from naspipe.runtime.layers.edited_parameters import ParameterMarks
 
 Gradients = dict[str, torch.Tensor]
 """Gradients by parameter name; a parameter without one is absent, never zero."""
 
-_INNER = "_module"
-
 Apply = Callable[..., Any]
 """Of a module, tensors and settings by their names; see :class:`naspipe.Elastic`."""
 
+_set_counters = torch._C._autograd._unsafe_set_version_counter
+"""What ``torch.autograd._unsafe_preserve_version_counter`` puts counters back with."""
+
 
 class BoundLayer:
-    """A layer's forward at one version, and the leaf tensors its gradients arrive at."""
+    """A layer at one version: its forward, and the parameters that its gradients arrive at.
+
+    Args:
+        module: the layer's module.
+        call: its forward; reads the module's own parameters.
+        parameters: the module's parameters by name.
+        is_first: whether this is the first time that the layer is called in this process.
+        version: the module's tensors, each with the value that the forward and its backward read;
+            None to read the present values.
+    """
 
     def __init__(
         self,
@@ -29,12 +40,61 @@ class BoundLayer:
         call: Callable[..., Any],
         parameters: Mapping[str, torch.Tensor],
         is_first: bool = False,
+        version: Sequence[tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> None:
         self.module = module
-        self.call = call
         self.parameters = parameters
         self.is_first = is_first
         """Whether nothing has called the layer here before, so that it is looked at closely."""
+        self.edited = ""
+        """The name of a parameter that the last call has changed, if there is one."""
+        self._forward = call
+        self._version = version
+        self._is_in_place = version is None
+
+    def call(self, *inputs: Any, **setting: Any) -> Any:
+        """The layer's forward with this version; says in ``edited`` what it changes."""
+        with self.in_place():
+            marks = ParameterMarks(self.parameters, self.is_first)
+            outputs = self._forward(*inputs, **setting)
+            self.edited = marks.changed()
+            return outputs
+
+    @property
+    def is_version(self) -> bool:
+        """Whether it is a copy, apart from what the next version is made of."""
+        return self._version is not None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the module's own parameters have the values of this version.
+
+        To be entered for the forward and again for the backward. The parameters stay the same
+        objects, and only the memory behind them is exchanged. So whoever reads them reads this
+        version, whichever way they get at them: a list of parameters, a hook, a function that
+        activation checkpointing calls during the backward.
+
+        Autograd saves a parameter as the object that it is, and refuses a backward when its version
+        counter has changed since the forward. The counters therefore stand at 0 whenever a version
+        is in place, and are put back afterwards: writes of newer versions in between are no matter
+        of the graphs of older ones, because those have memory of their own.
+        """
+        if self._is_in_place or self._version is None:
+            yield
+            return
+        before = [(tensor, tensor.data, tensor._version) for tensor, _ in self._version]
+        tensors = tuple([tensor for tensor, _ in self._version])
+        for tensor, value in self._version:
+            tensor.data = value
+        _set_counters(tensors, (0,) * len(tensors))
+        self._is_in_place = True
+        try:
+            yield
+        finally:
+            self._is_in_place = False
+            for tensor, own, _ in before:
+                tensor.data = own
+            _set_counters(tensors, tuple([counter for _, _, counter in before]))
 
     def part_gradients(self, others: Iterable[torch.Tensor | None]) -> None:
         """Give gradients that are in the memory of one of the others memory of their own.
@@ -67,42 +127,3 @@ class BoundLayer:
 def _is_within(tensor: torch.Tensor, memory: Iterable[tuple[int, int]]) -> bool:
     begin = (tensor._values() if tensor.is_sparse else tensor).data_ptr()
     return any(first <= begin < end for first, end in memory)
-
-
-class Applied:
-    """Calls a module, with its own parameters or with others in their place.
-
-    Args:
-        module: what is called.
-        apply: called in its place, with the module first.
-    """
-
-    def __init__(self, module: nn.Module, apply: Apply | None = None) -> None:
-        self._module = module
-        self._wrapped = None if apply is None else _Wrapped(module, apply)
-        self.call: Callable[..., Any] = module if apply is None else partial(apply, module)
-        """With the module's own parameters."""
-
-    def at(self, tensors: Mapping[str, torch.Tensor]) -> Callable[..., Any]:
-        """The same with other tensors in the place of the module's, by their names."""
-        module, given = self._module, dict(tensors)
-        if self._wrapped is not None:
-            module = self._wrapped
-            given = {f"{_INNER}.{name}": tensor for name, tensor in tensors.items()}
-
-        def call(*inputs: Any, **setting: Any) -> Any:
-            return functional_call(module, given, inputs, setting)
-
-        return call
-
-
-class _Wrapped(nn.Module):
-    """A module whose forward is a function of another module."""
-
-    def __init__(self, module: nn.Module, apply: Apply) -> None:
-        super().__init__()
-        self.add_module(_INNER, module)
-        self._apply_to = apply
-
-    def forward(self, *inputs: Any, **setting: Any) -> Any:
-        return self._apply_to(self.get_submodule(_INNER), *inputs, **setting)

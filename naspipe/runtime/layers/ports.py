@@ -30,6 +30,10 @@ class Layer(Protocol):
 class Received(Protocol):
     """One tensor or value of a layer that another stage handed over."""
 
+    def fits(self, target: torch.Tensor) -> bool:
+        """Whether a tensor has its dtype, shape and strides."""
+        ...
+
     def copy_to(self, target: torch.Tensor) -> None:
         """Overwrite a tensor with it."""
         ...

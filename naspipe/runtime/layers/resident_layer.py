@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from naspipe.core.errors import ConfigError, InvariantError, NaspipeError
+from naspipe.core.errors import InvariantError, NaspipeError
 from naspipe.runtime.devices.host_arena import HostArena
+from naspipe.runtime.layers.buffers import NEW, grown, swapped_misfit
 from naspipe.runtime.layers.layer_layout import (
     Blob,
     Slot,
@@ -155,7 +156,7 @@ class LayerMemory:
 
     def _refuse(self, unknown: Sequence[str]) -> None:
         if unknown:
-            raise self._misfit(unknown[0], "was not there when the layer was made")
+            raise self._misfit(unknown[0], NEW)
 
     def _look(self) -> tuple[list[_Bound], list[str]]:
         """All tensors that there are now; and the names of those that move and have no slot."""
@@ -186,14 +187,15 @@ class LayerMemory:
         return [
             (slot, tensor, holder)
             for slot, tensor, holder in bound
-            if tensor.data_ptr() != start + slot.offset and tensor.numel()
+            if tensor.numel()
+            and (tensor.data_ptr() != start + slot.offset or span_bytes(tensor) > slot.nbytes)
         ]
 
     def _move_in(self, strays: Sequence[_Bound]) -> None:
         """Copy tensors, gaps between their elements included, and bind the copies."""
         for slot, tensor, _ in strays:
             if (nbytes := span_bytes(tensor)) > slot.nbytes:
-                raise self._misfit(slot.name, f"grew from {slot.nbytes} to {nbytes} bytes")
+                raise self._misfit(slot.name, grown(slot.nbytes, nbytes))
             self._forms[slot.number] = TensorForm.of(tensor)
             for known in (self._host_views, self._device_views):
                 known.pop(slot.number, None)
@@ -230,18 +232,20 @@ class LayerMemory:
             view = known.get(slot.number)
             if view is None:
                 form = forms.get(slot.number) or TensorForm.of(tensor)
-                view = known[slot.number] = blob.view(slot, form)
+                # What is empty may get its size by resize_(), which would take others' memory.
+                view = blob.view(slot, form) if slot.nbytes else _empty(form, blob.memory.device)
+                known[slot.number] = view
             found.append(view)
         return found
 
     def _misfit(self, name: str, what: str) -> NaspipeError:
         if name.startswith("optimizer/"):
             return InvariantError(f"layer {self.label}: {name} {what}")
-        return ConfigError(
-            f"layer {self.label}: {name} {what}; a layer that is swapped keeps the buffers that it "
-            f"was made with, at their sizes: register them all when it is made, each with "
-            f"memory of its own"
-        )
+        return swapped_misfit(self.label, name, what)
+
+
+def _empty(form: TensorForm, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=device)
 
 
 def _bind(bound: Iterable[_Bound], views: Iterable[torch.Tensor]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +19,8 @@ from naspipe.core.rules import Follows, Frozen, OwnStep, Rule, own_step
 from naspipe.elastic.used_entries import UsedEntries
 from naspipe.runtime.devices.device_waits import Wait, count, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
-from naspipe.runtime.layers.bound_layer import Applied, Apply, BoundLayer, Gradients
+from naspipe.runtime.layers.bound_layer import Apply, BoundLayer, Gradients
+from naspipe.runtime.layers.buffers import drop_buffers, replace_buffer, slot_of
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.ports import Received
 from naspipe.runtime.stepping.joint_steps import JointSteps
@@ -28,9 +32,9 @@ from naspipe.runtime.stepping.parameter_names import grouping
 class StoredLayer:
     """One layer: module, newest version, optimizer state, and older versions still read.
 
-    A layer that is written while older versions are read (``keeps_versions``) is never bound
-    itself: its readers bind immutable copies, because a step in place would change what a
-    pending backward needs.
+    A layer that is written while older versions are read (``keeps_versions``) is never read where
+    it is written: its readers are given immutable copies, because a step in place would change
+    what a pending backward needs. See :meth:`BoundLayer.in_place`.
     """
 
     def __init__(
@@ -46,7 +50,8 @@ class StoredLayer:
     ) -> None:
         self.label = label
         self.at_hand: Callable[[], None] = lambda: None
-        self._applied = Applied(module, apply)
+        self.call: Callable[..., Any] = module if apply is None else partial(apply, module)
+        """Its forward, with the newest version; an elastic layer's takes settings, too."""
         self.module = module
         self.version = INITIAL
         self._keeps_versions = keeps_versions
@@ -78,17 +83,18 @@ class StoredLayer:
         is_first, self._is_called = not self._is_called, True
         if self._keeps_versions:
             copy = self._copy(version)
-            return BoundLayer(self.module, self._applied.at(copy), copy, is_first)
+            values = [(self._tensor(name), value) for name, value in copy.items()]
+            return BoundLayer(self.module, self.call, self.parameters, is_first, values)
         if version != self.version:
             raise InvariantError(
                 f"layer {self.label}: version {version} was asked for, found {self.version}"
             )
-        return BoundLayer(self.module, self._applied.call, self.parameters, is_first)
+        return BoundLayer(self.module, self.call, self.parameters, is_first)
 
-    @property
-    def call(self) -> Apply:
-        """Its forward, with the newest version; an elastic layer's takes settings, too."""
-        return self._applied.call
+    def _tensor(self, name: str) -> torch.Tensor:
+        """A parameter, or a buffer of a layer whose readers have their own."""
+        parameter = self.parameters.get(name)
+        return self.module.get_buffer(name) if parameter is None else parameter
 
     def write(
         self, gradients: Gradients, version: SequenceId, base: Version, keeps_base: bool, step: int,
@@ -143,15 +149,12 @@ class StoredLayer:
         """
         for version in versions:
             for name, parameter in self._copy(version).items():
-                yield version, name, parameter.detach()
+                yield version, name, parameter
 
     def restore(self, version: Version, copies: Mapping[Version, Gradients]) -> None:
         """Be at a version, with copies of the parameters of older ones."""
         self.version = version
         for older, parameters in copies.items():
-            for name, value in parameters.items():
-                own = self.parameters.get(name)
-                value.requires_grad_(own is not None and own.requires_grad)
             self._copies[older] = dict(parameters)
 
     def move(self, device: torch.device) -> None:
@@ -169,7 +172,7 @@ class StoredLayer:
         for copy in self._copies.values():
             count(Wait.LAYER)
             for name, value in copy.items():
-                copy[name] = value.detach().to(device).requires_grad_(value.requires_grad)
+                copy[name] = value.to(device)
 
     def drop(self, version: Version) -> None:
         """Forget the copy of an older version, if there is one."""
@@ -225,17 +228,41 @@ class StoredLayer:
         Raises:
             TransportError: when they are not this layer's.
         """
-        here = {f"buffer/{name}" for name, _ in self.module.named_buffers()}
         self._buffers = list(state)
-        if wrong := [name for name, _ in self._buffers if name not in here]:
-            raise TransportError(f"layer {self.label}: it has no buffer {wrong[0]}")
+        for name, _ in self._buffers:
+            self._slot(name)
 
     def _follow_buffers(self) -> None:
         if self._buffers:
-            here = {f"buffer/{name}": buffer for name, buffer in self.module.named_buffers()}
-            for name, received in self._buffers:
-                received.copy_to(here[name])
+            self._set_buffers(self._buffers)
             self._buffers = []
+
+    def _slot(self, name: str) -> tuple[nn.Module, str]:
+        """Where a buffer is, or is to be, by its name in a state."""
+        kind, _, own = name.partition("/")
+        with suppress(KeyError):
+            if kind == "buffer":
+                return slot_of(self.module, own)
+        raise TransportError(f"layer {self.label}: it has no tensor {name}")
+
+    def _set_buffers(self, state: Sequence[tuple[str, Received]]) -> None:
+        """Have the buffers of another stage, all of them, with the shapes that they have there."""
+        for name, received in state:
+            owner, key = self._slot(name)
+            buffer = owner._buffers.get(key)
+            if buffer is not None and received.fits(buffer):
+                received.copy_to(buffer)
+            else:
+                device = self._device if buffer is None else buffer.device
+                value = received.value().to(device)
+                replace_buffer(self.module, name.removeprefix("buffer/"), value)
+        drop_buffers(self.module, {name.removeprefix("buffer/") for name, _ in state})
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the layer is computed."""
+        tensors = chain(self.parameters.values(), self.module.buffers())
+        return next((each.device for each in tensors), torch.device("cpu"))
 
     def take_over(self, version: Version, state: Iterable[tuple[str, Received]]) -> None:
         """Become what another stage handed over.
@@ -248,8 +275,12 @@ class StoredLayer:
             raise InvariantError(
                 f"layer {self.label}: version {version} arrived, found version {self.version}"
             )
-        here = dict(self.tensors())
+        here, state = dict(self.tensors()), list(state)
+        if buffers := [each for each in state if each[0].startswith("buffer/")]:
+            self._set_buffers(buffers)
         for name, received in state:
+            if name.startswith("buffer/"):
+                continue
             target = here.get(name)
             if isinstance(target, torch.Tensor):
                 received.copy_to(target)
@@ -303,9 +334,7 @@ class StoredLayer:
                     f"and copies of {sorted(self._copies)}"
                 )
             copy = {
-                name: ahead(parameter, self.optimizer, self.own_step).requires_grad_(
-                    parameter.requires_grad
-                )
+                name: ahead(parameter, self.optimizer, self.own_step)
                 for name, parameter in self.parameters.items()
             }
             if self._reads_buffers:

@@ -14,9 +14,10 @@ from typing import Any
 from naspipe.core.errors import RunInterruptedError
 from naspipe.runtime.forking.fitness import may_compute_here
 from naspipe.runtime.jobs.job import TrainingJob
-from naspipe.runtime.processes.first_steps import FirstSteps, NotCompared
+from naspipe.runtime.processes.first_steps import NotCompared
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.hosts import OtherHosts
+from naspipe.runtime.processes.ports import FirstSteps
 from naspipe.runtime.processes.publishing import Publisher, merge_parts
 from naspipe.runtime.processes.stage_pool import Elsewhere, LauncherSide, Mailboxes, run_stages
 from naspipe.runtime.processes.stopping import Stop, answered_signals

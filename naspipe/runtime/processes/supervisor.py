@@ -18,9 +18,10 @@ from naspipe.core.errors import (
     VerificationError,
 )
 from naspipe.runtime.forking.fork import obituary
-from naspipe.runtime.processes.first_steps import FirstSteps, NotCompared
+from naspipe.runtime.processes.first_steps import NotCompared
 from naspipe.runtime.processes.growing_streams import GrowingStreams
 from naspipe.runtime.processes.liveness import Liveness
+from naspipe.runtime.processes.ports import FirstSteps
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.wire.ports import RunObserver

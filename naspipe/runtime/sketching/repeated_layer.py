@@ -19,6 +19,7 @@ from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import Tensors, spec_of
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.layers.buffers import buffer_bytes, check_sizes
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.sketching.kept_beside import kept_beside, other_entry
@@ -41,11 +42,21 @@ class RepeatedLayer:
         block: of the chain.
         option: of the block.
         batches: whose fields the layer is called with; one beside each input.
+        edit_obstacle: see ``SegmentSpec``.
+        is_swapped: whether the layer's memory comes and goes in the run.
     """
 
     def __init__(
-        self, workload: Workload, block: int, option: int, batches: Sequence[Mapping[str, Any]]
+        self,
+        workload: Workload,
+        block: int,
+        option: int,
+        batches: Sequence[Mapping[str, Any]],
+        edit_obstacle: str = "",
+        is_swapped: bool = False,
     ) -> None:
+        self._is_swapped = is_swapped
+        self._edit_obstacle = edit_obstacle
         self._workload = workload
         self._place = block, option
         self._batches = batches
@@ -122,10 +133,16 @@ class RepeatedLayer:
         space, batch = self._workload.space, self._batches[number]
         spec = spec_of(space, recipe, block, option)._replace(
             seed=number,
+            edit_obstacle=self._edit_obstacle,
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
         )
         segment = Segment(spec, stored.bind(stored.version), inputs, keeps_graph=True)
+        made = buffer_bytes(stored.module)
         outputs = segment.forward()
+        if self._is_swapped:
+            check_sizes(
+                space.label(block, space.blocks[block].candidate(option)), stored.module, made
+            )
         gradients = segment.backward(tuple(torch.ones_like(each) for each in outputs))
         own = segment.take_gradients()
         return outputs, [*outputs, *gradients, *(own[name] for name in sorted(own))]

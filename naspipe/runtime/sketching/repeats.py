@@ -15,6 +15,8 @@ from naspipe.runtime.blocks.outside_leaves import OutsideGradientError
 from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.jobs.losses import name_of_loss
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.layers.buffers import SwappedBufferError
+from naspipe.runtime.layers.edited_parameters import EditedParameterError
 from naspipe.runtime.layers.kept_state import HOOKS
 from naspipe.runtime.sketching.repeated_layer import NotRepeatedError, RepeatedLayer, differ
 from naspipe.runtime.sketching.repeated_loss import check_reads, check_repeated, loss_bits
@@ -71,6 +73,10 @@ class Repeats:
     wanted: set[Place]
     """The layers that are to be computed; those that have been leave."""
     wants_loss: bool
+    edit_obstacle: str = ""
+    """What of the run does not carry parameters that a forward changes."""
+    has_budget: bool = False
+    """Whether layers are swapped."""
     remembers: dict[Place, str] = field(default_factory=dict)
     """Of each layer that changes an attribute in every call, of which nothing depends: which."""
     _writes: dict[tuple[type, str], str] = field(default_factory=dict)
@@ -85,6 +91,9 @@ class Repeats:
 
         Raises:
             NotRepeatedError: for the first layer, or the loss, that gives other bits for the same.
+            EditedParameterError: for the first layer whose forward changes its own parameters,
+                where the run does not carry that.
+            SwappedBufferError: for the first layer whose buffers grow, where layers are swapped.
         """
         end = time.monotonic() + MOST_SECONDS
         for options in chains:
@@ -94,7 +103,12 @@ class Repeats:
                 try:
                     self._follow(options, batches, end, go_on)
                     break
-                except (NotRepeatedError, OutsideGradientError):
+                except (
+                    NotRepeatedError,
+                    OutsideGradientError,
+                    EditedParameterError,
+                    SwappedBufferError,
+                ):
                     raise
                 except Exception:  # it cannot be computed so; what is wrong is said by the run
                     continue
@@ -118,7 +132,9 @@ class Repeats:
             if time.monotonic() > end:
                 return
             go_on()
-            layer = RepeatedLayer(workload, block, options[block], batches)
+            layer = RepeatedLayer(
+                workload, block, options[block], batches, self.edit_obstacle, self.has_budget
+            )
             if place not in self.wanted:
                 inputs = layer.outputs(inputs)
                 made.append(inputs[0])

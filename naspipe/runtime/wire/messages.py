@@ -17,7 +17,7 @@ from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, InputName
 from naspipe.runtime.devices.staging import HOST, Staging
-from naspipe.runtime.wire.tensor_codec import decode, decode_into, describe, encode
+from naspipe.runtime.wire.tensor_codec import decode, decode_into, describe, encode, fits
 
 _INPUT, _ANNOUNCED, _VERSION, _SHARE = "input", "announced", "version", "contribution"
 _CONTROL, _SUBNETS, _RELEASE = "control", "subnets", "release"
@@ -68,6 +68,10 @@ class ReceivedTensor(NamedTuple):
     def kept(self) -> ReceivedTensor:
         """The same in memory of its own; a frame is good until the next message only."""
         return self if self.frame is None else self._replace(frame=bytes(self.frame))
+
+    def fits(self, target: torch.Tensor) -> bool:
+        """See :class:`naspipe.runtime.layers.ports.Received`."""
+        return fits(self.entry, target)
 
     def copy_to(self, target: torch.Tensor) -> None:
         """See :class:`naspipe.runtime.layers.ports.Received`."""

@@ -95,17 +95,22 @@ def encode(
     return describe(tensor), staging.to_host(raw_bytes(tensor)).numpy().data
 
 
+def fits(entry: Any, target: torch.Tensor) -> bool:
+    """Whether a tensor has the dtype, shape and strides of what was encoded."""
+    expected = describe(target)
+    alike = [expected[0], list(expected[1]), list(expected[2]), *expected[5:]]
+    return isinstance(entry, list) and entry[:3] + entry[5:] == alike
+
+
 def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
     """Overwrite a tensor of the same dtype, shape and strides with what was encoded.
 
     Raises:
         TransportError: when the tensor is another one.
     """
-    expected = describe(target)
     raw = raw_bytes(target)
-    alike = [expected[0], list(expected[1]), list(expected[2]), *expected[5:]]
-    is_entry = isinstance(entry, list)
-    if not is_entry or entry[:3] + entry[5:] != alike or len(frame) != len(raw):
+    if not fits(entry, target) or len(frame) != len(raw):
+        expected = describe(target)
         raise TransportError(f"tensor header {entry!r:.200} does not fit {expected!r:.200}")
     if raw.device.type == "cpu":
         _filled(raw, frame)

@@ -137,7 +137,9 @@ def test_older_versions_come_with_their_parameters():
     stored.write(
         {n: torch.ones_like(p) for n, p in stored.parameters.items()}, 0, INITIAL, True, 0, 1
     )
-    older = {n: bits(p) for n, p in stored.bind(INITIAL).parameters.items()}
+    bound = stored.bind(INITIAL)
+    with bound.in_place():
+        older = {n: bits(p) for n, p in bound.parameters.items()}
     _, [(listing, data)] = captured(capturer, stored, (INITIAL, 0))
     names = [name for name, _ in listing.tensors]
     assert [n for n in names if n.startswith("version/")] == [f"version/-1/{n}" for n in older]

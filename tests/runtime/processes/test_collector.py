@@ -58,7 +58,7 @@ def test_the_other_reports_of_a_training_reach_whom_they_are_for(training):
     collector.take("busy", 1, {"busy_ns": 5, "elapsed_ns": 9, "hits": 2, "reads": 3, "pending": 4})
     collector.take("part", 0, {"cut": 4})
     busy = [("on_busy", 1, 5, 9), ("on_hits", 1, 2, 3), ("on_pending", 1, 4)]
-    assert told == [*busy, ("take", 0, {"cut": 4})]
+    assert told == [*busy, ("publish_held",), ("take", 0, {"cut": 4})]
     collector.take("signal", 1, {"number": int(signal.SIGTERM)})
     assert sent == [(stage, ControlMessage(HOLD)) for stage in (0, 1)]
     collector.take("held", 0, {"admitted": [7]})
