@@ -217,6 +217,5 @@ LAUNCHING = (
     "test_architecture.py::test_pure_packages_import_without_torch",
     "test_setup.py",
     "verification/test_verified_runs.py",
-    "verification/test_plain_loop.py::test_the_loop_leaves_the_bits_of_a_run",
-    "verification/test_plain_loop.py::test_a_loop_with_one_step_more_of_lag_differs",
+    "verification/test_plain_loop.py",
 )

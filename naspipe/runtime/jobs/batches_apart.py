@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError, StageFailedError
+from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.core.user_code import users_traceback
 from naspipe.data.keyed.loader_process import receive_batch, send_batch
 from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.forking.apart import SILENCE_SECONDS
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload
@@ -59,6 +60,7 @@ def batch_apart(data: Data, seed: int, number: int, threads: int = 1) -> Mapping
         ConfigError: the data's own, or for what is no mapping.
         UsersCodeError: with the traceback of anything else that the data raise.
         StageFailedError: when the process ends without an answer.
+        TransportError: when there is no batch for too long.
     """
     if current_process().daemon:
         return data(seed, number)
@@ -86,6 +88,11 @@ def _made(data: Data, seed: int, number: int, threads: int) -> Mapping[str, Any]
         process.start()
         sender.close()
         try:
+            if not receiver.poll(SILENCE_SECONDS):
+                raise TransportError(
+                    f"data({seed}, {number}): expected a batch within {SILENCE_SECONDS:g} s, found "
+                    f"none; look at what the data wait for"
+                )
             return receive_batch(receiver, number)
         except EOFError:
             raise StageFailedError(0, f"data({seed}, {number})", obituary(process)) from None

@@ -28,6 +28,12 @@ EVERY = {"validate_every": 8, "validate_subnets": "2", "validate_batches": 2,
          "validate_calibrate": 3, "window": 4}  # fmt: skip
 
 
+def is_of_the_run():
+    """Whether this process is none that checks the input before the run begins."""
+    is_check = multiprocessing.current_process().name == "naspipe-batch"
+    return os.getpid() != LAUNCHER and not is_check
+
+
 def train(path, data=spaces.vectors, *, make=spaces.mixed, stages=1, resume=False, execution=None,
           held=None, observer=None, **more):  # fmt: skip
     return npp.train(
@@ -111,7 +117,7 @@ def test_checkpoints_wait_to_be_judged(tmp_path):
                 is_done.set()
 
     def late(seed, number):
-        if os.getpid() != LAUNCHER:
+        if is_of_the_run():
             is_done.wait()
         return held_out(spaces.vectors)(seed, number)
 
@@ -146,12 +152,12 @@ def test_subnets_of_a_file_averages_and_decimals(tmp_path):
 
 def test_what_goes_wrong_ends_the_run(tmp_path):
     def broken(seed, number):
-        if os.getpid() != LAUNCHER:
+        if is_of_the_run():
             raise OSError("gone")
         return held_out(spaces.vectors)(seed, number)
 
     def killed(seed, number):
-        if os.getpid() != LAUNCHER:
+        if is_of_the_run():
             os.kill(os.getpid(), signal.SIGKILL)
         return held_out(spaces.vectors)(seed, number)
 
@@ -174,7 +180,7 @@ def test_a_validation_that_never_ends_is_given_up(tmp_path, how, limit, said):
     """It is at the final checkpoint, for which the launcher waits."""
 
     def hangs(seed, number):
-        if os.getpid() != LAUNCHER and os.getpriority(os.PRIO_PROCESS, 0) == 0:
+        if is_of_the_run() and os.getpriority(os.PRIO_PROCESS, 0) == 0:
             how()
         return held_out(spaces.vectors)(seed, number)
 
