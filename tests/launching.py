@@ -95,6 +95,7 @@ LAUNCHING = (
     "frontend/test_without_extras.py",
     "gpu/test_bits.py",
     "gpu/test_copies.py::test_the_gpus_are_torchs",
+    "mixed/test_student_space.py::test_a_cost_term_and_a_table_belong_together",
     "nni/test_distillation.py",
     "nni/test_exact.py",
     "nni/test_experiment.py",

@@ -9,8 +9,11 @@ far, but never longer than a bound.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -172,8 +175,16 @@ class Verifier:
             self._receiver = None
 
 
+def _end_with_launcher() -> None:
+    """Have the kernel end this process when the launcher is killed."""
+    set_parent_death_signal = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+
+
 def _main(records: Records, threads: int, sender: Connection) -> None:
     leave_signals_to_launcher()
+    _end_with_launcher()
     os.nice(PRIORITY)
 
     def tell(answer: Mapping[str, Any]) -> None:

@@ -152,7 +152,8 @@ def test_it_loads_without_naspipe_and_without_the_package(tmp_path, monkeypatch,
 
 CASES = {
     "two of one name": (
-        "from torch.nn import LayerNorm\ndef other(x):\n    return LayerNorm(6)(x)\n",
+        "from torch.nn import LayerNorm\n"
+        "def other(x):\n    return LayerNorm(6, elementwise_affine=False)(x)\n",
         "from .other import other\n", "other(x)",
     ),
     "a module whole": ("def same(x):\n    return x\n", "from . import other\n", "other.same(x)"),

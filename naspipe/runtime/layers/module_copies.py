@@ -91,5 +91,8 @@ def _late_hooks(tensor: torch.Tensor) -> Mapping[int, Callable[..., Any]]:
     return getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
 
 
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(module: nn.Module | torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a module; of a candidate that is a parameter itself, the parameter."""
+    if isinstance(module, torch.Tensor):
+        return iter([("", module)])
     return chain(module.named_parameters(), module.named_buffers())
