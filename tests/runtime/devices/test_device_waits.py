@@ -23,6 +23,7 @@ WAITING = ("synchronize", "cpu", "item")
 """Methods that wait for a device."""
 
 ELSEWHERE = {
+    "naspipe/runtime/jobs/batches_apart.py": {"cpu"},  # of a batch, in a process that is no stage
     "naspipe/runtime/jobs/loss_values.py": {"cpu"},  # of a loss, once, before a run
     "naspipe/runtime/devices/device_waits.py": {"synchronize", "cpu"},
     "naspipe/runtime/labels/entrance_exam.py": {"cpu"},
