@@ -28,6 +28,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError
 from naspipe.frontend.given import run_plan
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
+from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.measuring import profile_apart
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.run_directory import RunDirectory
@@ -461,4 +462,5 @@ def _expected(case: Case, folder: Path) -> Mapping[str, str]:
     streams = {
         place: read_stream(RunDirectory(folder / "run" / place).stream) for place in _places(case)
     }
-    return plain.results(case, streams)
+    threads = get(case, "recipe.threads")
+    return in_own_thread(threads, lambda: plain.results(case, streams))

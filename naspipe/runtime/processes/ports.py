@@ -1,4 +1,4 @@
-"""The port of who is told of the first steps of a run, to compare them with a plain loop."""
+"""The port through which the launcher passes on what stages report of the first steps."""
 
 from __future__ import annotations
 
