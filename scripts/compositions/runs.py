@@ -252,6 +252,7 @@ def _apart(
 
 def _in_child(do: Callable[[], Mapping[str, Any]], told: Path, before: Before | None) -> None:
     os.setpgid(0, 0)
+    torch.set_num_threads(1)  # the helpers of the process that forked this one stayed with it
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with told.with_name("output").open("ab") as output:
         os.dup2(output.fileno(), 1)
