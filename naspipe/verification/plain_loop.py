@@ -440,6 +440,7 @@ class _Stream:
             norm = float(torch.nn.utils.get_total_norm(own)) if own else 0.0
             total += norm * norm
         factor = self._recipe.clip_global_norm / (math.sqrt(total) + 1e-6)
+        factor = math.nan if math.isnan(total) else factor
         if not factor >= 1.0:  # a norm that is not a number scales, too
             for gradients in totals.values():
                 for gradient in gradients.values():
