@@ -28,27 +28,33 @@ class _Side:
 
 
 class Comparison:
-    """The first steps of a run beside those of its plain loop.
+    """Some consecutive steps of a run next to those of its plain loop.
 
     Args:
         steps: how many steps are compared at most.
         passes: passes of a step; all streams of a run have the same number.
         names: how messages call each stream; empty for the only one.
+        first: the first step that is compared.
     """
 
-    def __init__(self, steps: int, passes: int, names: Iterable[str]) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, passes: int, names: Iterable[str], first: int = 0) -> None:
+        self.steps, self.first = steps, first
         self._passes = passes
         self._names = tuple(names)
         self._run: dict[tuple[int, int], _Side] = {}
         self._plain: dict[int, list[_Side]] = {}
         self.verified_steps = 0
-        """The first steps, in their order, of which everything is there and equal."""
+        """How many steps, from the first one on, both sides have reported with equal bits."""
 
     @property
-    def num_passes(self) -> int:
-        """Passes of the steps that are compared."""
-        return self.steps * self._passes
+    def end(self) -> int:
+        """The first sequence ID after the steps that are compared."""
+        return (self.first + self.steps) * self._passes
+
+    @property
+    def verified_until(self) -> int:
+        """The first sequence ID that is not known to be equal."""
+        return (self.first + self.verified_steps) * self._passes
 
     @property
     def is_complete(self) -> bool:
@@ -67,7 +73,7 @@ class Comparison:
             VerificationError: if the loss or something else of the step differs.
         """
         step, number = divmod(sequence_id, self._passes)
-        if step < self.steps:
+        if sequence_id < self.end:
             self._of_run(stream, step).losses[number] = bits
             self._compare(step)
 
@@ -84,7 +90,7 @@ class Comparison:
             VerificationError: if a tensor or something else of the step differs.
         """
         step = sequence_id // self._passes
-        if step < self.steps:
+        if sequence_id < self.end:
             if digests:  # a layer without state is the same in every version
                 self._of_run(stream, step).layers[label] = digests
             self._compare(step)
@@ -116,7 +122,7 @@ class Comparison:
         """Compare what both sides have of a step, and count the steps that are wholly equal."""
         for stream, plain in enumerate(self._plain.get(step, ())):
             self._compare_stream(step, stream, plain)
-        while self._is_whole(self.verified_steps):
+        while self._is_whole(self.first + self.verified_steps):
             self.verified_steps += 1
 
     def _compare_stream(self, step: int, stream: int, plain: _Side) -> None:
@@ -137,7 +143,7 @@ class Comparison:
 
     def _is_whole(self, step: int) -> bool:
         plain = self._plain.get(step)
-        if plain is None or step >= self.steps:
+        if plain is None or step >= self.first + self.steps:
             return False
         for stream, side in enumerate(plain):
             run = self._run.get((stream, step), _Side())

@@ -31,7 +31,7 @@ from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MomentumUpdate
-from naspipe.verification.plain_layer import Gradients, PlainLayer, Statistics
+from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
 from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits
 
 Tensors = tuple[torch.Tensor, ...]
@@ -47,11 +47,12 @@ class PlainLoop:
     Args:
         workloads: of each stream, as a training has them.
         taps: which blocks take outputs of blocks of other streams.
-        subnets: of each stream, the choices of each pass in sequence order; they may be generated
-            as the loop goes.
+        subnets: of each stream, the choices of each pass in sequence order, or None for a pass
+            that is left out; they may be generated as the loop goes.
         device: where everything is computed.
-        has_proposals: ``subnets`` has those that a strategy or probes chose in the run. The loop
-            does not repeat such a choice.
+
+    If a strategy or probes choose the subnets, ``subnets`` has what they chose in the run, because
+    the loop does not repeat the choice.
 
     Raises:
         NotVerifiable: for a run that the loop does not cover.
@@ -61,12 +62,11 @@ class PlainLoop:
         self,
         workloads: Sequence[Workload],
         taps: Sequence[Tap],
-        subnets: Sequence[Iterable[Sequence[int]]],
+        subnets: Sequence[Iterable[Sequence[int] | None]],
         device: str = "cpu",
-        has_proposals: bool = False,
     ) -> None:
         for workload in workloads:
-            check_covered(workload, has_proposals)
+            check_covered(workload)
         set_up_torch(workloads[0].recipe.threads)
         taps = [*taps, *_taps_of_sandwiches(workloads)]
         self._streams = [
@@ -78,6 +78,21 @@ class PlainLoop:
         self._next_step = 0
         self.steps = max(workload.definition.steps for workload in workloads)
         """How many steps the longest of the streams has."""
+
+    def resume(self, step: int, states: Sequence[Mapping[str, LayerState]]) -> None:
+        """Go on from a checkpoint instead of beginning with step 0.
+
+        Args:
+            step: the first one to train. ``subnets`` begins with those of this step.
+            states: of each stream, the layers that earlier steps have used, by label.
+        """
+        self._next_step = step
+        for stream, own in zip(self._streams, states, strict=True):
+            for label, state in own.items():
+                place = stream.workload.space.layer(label)[1:]
+                layer = stream.layers.get(place) or stream.make(place)
+                layer.restore(state)
+                stream.used.add(place)
 
     def step(self) -> StepRecord:
         """Train the next step of every stream that has one.
@@ -127,12 +142,8 @@ class PlainLoop:
                         taken |= parts
 
 
-def check_covered(workload: Workload, has_proposals: bool = False) -> None:
+def check_covered(workload: Workload) -> None:
     """Raise an error unless the plain loop covers a stream.
-
-    Args:
-        workload: of the stream.
-        has_proposals: whether the loop is given the subnets that a strategy or probes choose.
 
     Raises:
         NotVerifiable: saying why it does not.
@@ -141,10 +152,6 @@ def check_covered(workload: Workload, has_proposals: bool = False) -> None:
         raise NotVerifiable(
             f"because policy={workload.definition.policy} leaves results that depend on the stages"
         )
-    if workload.make_strategy is not None and not has_proposals:
-        raise NotVerifiable("because a strategy proposes the subnets from the losses of the run")
-    if workload.recipe.probes != "none" and not has_proposals:
-        raise NotVerifiable("because probes choose the subnets from the losses of the run")
     if workload.objectives:
         raise NotVerifiable("because losses arise in blocks before the last one")
     if workload.field_sources or workload.lesson_fields:
@@ -193,7 +200,7 @@ class _Stream:
         number: int,
         workload: Workload,
         taps: Sequence[Tap],
-        subnets: Iterator[Sequence[int]],
+        subnets: Iterator[Sequence[int] | None],
         device: torch.device,
     ) -> None:
         self.number, self.workload = number, workload
@@ -232,7 +239,8 @@ class _Stream:
         """Run the forwards of a step's passes, and their backwards where the stream is trained."""
         workload = self.workload
         count = self._probes + self._passes
-        chains = [workload.space.chain(next(self._subnets)) for _ in range(count)]
+        subnets = [next(self._subnets) for _ in range(count)]
+        chains = [() if each is None else workload.space.chain(each) for each in subnets]
         for probe in range(self._probes):
             self._probe(step, probe, chains.pop(0), tapped)
         passes = [number for number in range(self._passes) if number not in workload.left_out]

@@ -64,7 +64,17 @@ def test_a_layer_without_state_is_the_same_in_every_version():
 def test_later_steps_are_not_kept():
     comparison = compared(1)
     run(comparison, 7, losses=["00000000", "00000000"])
-    assert comparison._run == {} and comparison.num_passes == 2
+    assert comparison._run == {} and comparison.end == 2
+
+
+def test_steps_after_a_checkpoint_are_compared_by_their_own_numbers():
+    comparison = Comparison(2, 2, [""], first=5)
+    for step in (5, 6, 7):
+        plain(step, comparison=comparison)
+        run(comparison, step)
+    assert comparison.verified_steps == 2 and comparison.end == 14
+    with pytest.raises(VerificationError, match="the loss of pass 0 of step 6"):
+        run(comparison, 6, losses=["00000000", "3f000000"])
 
 
 @pytest.mark.parametrize("plain_first", [True, False])
