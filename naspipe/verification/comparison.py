@@ -13,6 +13,9 @@ from typing import Any
 
 from naspipe.core.errors import VerificationError
 
+_MOST_HINTS = 3
+"""A message lists no more observations than these."""
+
 Digests = Mapping[str, str]
 """Of one layer: digests by the name of the tensor, as in ``param/weight``."""
 
@@ -43,6 +46,8 @@ class Comparison:
         self._names = tuple(names)
         self._run: dict[tuple[int, int], _Side] = {}
         self._plain: dict[int, list[_Side]] = {}
+        self._hints: list[list[tuple[str, str]]] = [[] for _ in self._names]
+        """Of each stream, what the plain loop has observed: labels of layers, and of what."""
         self.verified_steps = 0
         """How many steps, from the first one on, both sides have reported with equal bits."""
 
@@ -100,12 +105,16 @@ class Comparison:
 
         Args:
             step: its number.
-            streams: of each stream ``losses``, bits in the order of the passes, and ``layers``,
-                digests of the layers that the step wrote.
+            streams: of each stream ``losses``, bits in the order of the passes, ``layers``,
+                digests of the layers that the step wrote, and ``hints``, what was observed that
+                may explain a difference.
 
         Raises:
             VerificationError: if something of the step differs.
         """
+        streams = list(streams)
+        for hints, each in zip(self._hints, streams, strict=True):
+            hints += [(label, text) for label, text in each.get("hints", ())]
         self._plain[step] = [
             _Side(
                 dict(enumerate(each["losses"])),
@@ -130,16 +139,16 @@ class Comparison:
         for number, bits in sorted(run.losses.items()):
             if (expected := plain.losses.get(number)) != bits:
                 which = f"pass {number} of step {step}" if self._passes > 1 else f"step {step}"
-                raise self._difference(stream, f"the loss of {which}", expected, bits)
+                raise self._difference(stream, "", f"the loss of {which}", expected, bits)
         for label, digests in sorted(run.layers.items()):
             if label not in plain.layers:
                 what = f"layer {label}, which the plain loop does not write in step {step}"
-                raise self._difference(stream, what, None, "a step of its optimizer")
+                raise self._difference(stream, label, what, None, "a step of its optimizer")
             expected_of = plain.layers[label]
             for name in sorted(expected_of.keys() | digests.keys()):
                 if (expected := expected_of.get(name)) != (found := digests.get(name)):
                     what = f"{name} of layer {label} after step {step}"
-                    raise self._difference(stream, what, expected, found)
+                    raise self._difference(stream, label, what, expected, found)
 
     def _is_whole(self, step: int) -> bool:
         plain = self._plain.get(step)
@@ -152,11 +161,24 @@ class Comparison:
         return True
 
     def _difference(
-        self, stream: int, what: str, expected: str | None, found: str | None
+        self, stream: int, label: str, what: str, expected: str | None, found: str | None
     ) -> VerificationError:
         name = self._names[stream] if stream < len(self._names) else ""
         where = f"{name}: " if name else ""
         return VerificationError(
             f"{where}{what} differs from the plain loop: expected {expected or 'nothing'}, found "
-            f"{found or 'nothing'}; the run was stopped before it published a checkpoint"
+            f"{found or 'nothing'}{self._likely_reason(stream, label)}; the run was stopped before "
+            f"it published a checkpoint with the difference"
         )
+
+    def _likely_reason(self, stream: int, label: str) -> str:
+        """What was observed of a layer and of the loss; of all layers if the loss differs."""
+        hints = [
+            f"{text} (layer {each})" if each else text
+            for each, text in self._hints[stream]
+            if each in ("", label) or not label
+        ]
+        if not hints:
+            return ""
+        more = f" and {len(hints) - _MOST_HINTS} more" if len(hints) > _MOST_HINTS else ""
+        return f"; likely reason: {', '.join(hints[:_MOST_HINTS])}{more}"

@@ -31,6 +31,7 @@ from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MomentumUpdate
+from naspipe.verification.audit import Audit
 from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
 from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits
 
@@ -220,6 +221,7 @@ class _Stream:
         )
         """Whether norms leave their running statistics alone until the step ends."""
         self._role = "" if workload.is_trained else "/teacher"
+        self._audit = Audit()
         self._uses: dict[Place, _Use] = {}
         self._losses: list[torch.Tensor] = []
         self._written: list[PlainLayer] = []
@@ -231,6 +233,7 @@ class _Stream:
         start_draws(f"{self._seed}/layer/{place[0]}/{place[1]}")
         module: nn.Module = factory.in_place() if in_place else factory()
         label = self.workload.space.label(*place)
+        self._audit.look_at_hooks(label, module)
         trains = self.workload.runs_in_training_mode
         self.layers[place] = PlainLayer(label, block, module.to(self._device), self._recipe, trains)
         return self.layers[place]
@@ -287,6 +290,7 @@ class _Stream:
         """One pass: its forward, loss and backward."""
         loss = self._forward(step, number, chain, tapped)[0]
         self._losses.append(loss.detach())
+        self._look_at_loss(loss)
         if self._has_backward(step, loss):
             self._part(step, number, loss).backward()  # type: ignore[no-untyped-call]
         self._take_gradients(number, chain)
@@ -302,6 +306,7 @@ class _Stream:
         with self._autocast():
             loss: torch.Tensor = joint.joined(flat, list(lessons))
         self._losses += [loss.detach()] * self._passes
+        self._look_at_loss(loss)
         if not self._has_backward(step, loss):
             return
         gradients = iter(torch.autograd.grad(loss, flat))
@@ -330,7 +335,8 @@ class _Stream:
                 for alias in aliases:
                     if alias.grad_fn is not None:  # runs before the backward of the block before
                         alias.grad_fn.register_prehook(partial(_start_backward, before))
-                with self._statistics(use) as statistics:
+                watched = self._audit.forward(use.layer.label, use.layer.module)
+                with watched, self._statistics(use) as statistics:
                     found = use.layer.call(option, *aliases, *fields)
                 tensors = found if isinstance(found, tuple) else (found,)
                 if block in self._tapped_blocks:
@@ -347,6 +353,13 @@ class _Stream:
             use.statistics.append(statistics)
             before = key
         return tensors
+
+    def _look_at_loss(self, loss: torch.Tensor) -> None:
+        modules = [layer.module for layer in self.layers.values()]
+        inside = {
+            id(each) for module in modules for each in (*module.parameters(), *module.buffers())
+        }
+        self._audit.look_at_loss("loss", self.workload.loss, loss, inside)
 
     def _batch_of(self, step: int, number: int) -> int:
         """The number of a pass's batch; a probe, below 0, has that of its first trained pass."""
@@ -470,7 +483,8 @@ class _Stream:
     def take_record(self) -> StreamRecord:
         """What the step has left; forgets all but the layers."""
         losses = tuple(map(loss_bits, self._losses))
-        record = StreamRecord(losses, {layer.label: layer.digests() for layer in self._written})
+        layers = {layer.label: layer.digests() for layer in self._written}
+        record = StreamRecord(losses, layers, self._audit.take())
         self._uses, self._losses, self._written = {}, [], []
         return record
 

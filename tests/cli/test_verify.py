@@ -10,7 +10,6 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.runtime.layers.stored_layer import StoredLayer
 
-
 SMALL = "tests.faults.small_space"
 RUN = ["train", f"{SMALL}:space", "--data", f"{SMALL}:batches", "--steps", "6", "--quiet"]
 

@@ -127,3 +127,18 @@ def test_a_stream_is_named_where_there_are_several():
 def test_what_is_said(verified, text):
     assert str(verified) == text
     assert ("because" in verified.as_dict()) == bool(verified.because)
+
+
+def test_a_difference_comes_with_what_was_observed_of_its_layer():
+    hints = [("head", "parameter weight has a hook"), ("stem", "its forward changes buffer x")]
+    for layers, seen, unseen in [
+        ({"head": layer("bb")}, "parameter weight has a hook (layer head)", "buffer x"),
+        ({"head": layer()}, "its forward changes buffer x (layer stem)", "nowhere"),
+    ]:
+        comparison = compared(1)
+        streams = [{"losses": LOSSES, "layers": {"head": layer()}, "hints": hints}]
+        comparison.add_plain(0, streams)
+        with pytest.raises(VerificationError) as raised:
+            run(comparison, 0, losses=LOSSES if "bb" in str(layers) else ["0", "0"], layers=layers)
+        said = str(raised.value)
+        assert "likely reason: " in said and seen in said and unseen not in said

@@ -89,7 +89,11 @@ def _states(stream: StreamJob, passes: int) -> Mapping[str, Any]:
 
 def _as_dict(record: StepRecord) -> Mapping[str, Any]:
     streams = [
-        {"losses": each.losses, "layers": {k: dict(v) for k, v in each.layers.items()}}
+        {
+            "losses": each.losses,
+            "layers": {label: dict(digests) for label, digests in each.layers.items()},
+            "hints": each.hints,
+        }
         for each in record.streams
     ]
     return {"step": record.step, "streams": streams}
