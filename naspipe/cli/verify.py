@@ -23,7 +23,7 @@ _EXAMPLE = """\
 examples:
   naspipe verify runs/one                             the first steps, as --verify auto
   naspipe verify runs/one --steps all                 the whole run, its last checkpoint included
-  naspipe verify runs/one --from subnet-000000100 --steps 20
+  naspipe verify runs/one --from 100 --steps 20
 
 exit status: 0 equal; 1 something differs; 2 nothing could be compared
 """
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="checkpoint",
-        metavar="CHECKPOINT",
-        help="begin at a checkpoint of the run, by its name in RUN/checkpoints",
+        metavar="STEP|CHECKPOINT",
+        help="begin at a checkpoint that the run has kept, by its step or its name",
     )
     parser.add_argument(
         "--steps",

@@ -31,7 +31,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--steps", "3"), "verified: steps 0 to 2, 3 losses and 1 checkpoints, 0 bits differ"),
         (("--steps", "all"), "verified: steps 0 to 5, 6 losses and 3 checkpoints, 0 bits differ"),
         (
-            ("--from", "subnet-000000004", "--steps", "9"),
+            ("--from", "4", "--steps", "9"),
             "verified: steps 4 to 5, 2 losses and 1 checkpoints, 0 bits differ",
         ),
     ],

@@ -21,7 +21,7 @@ COMMAND = re.compile(r"^    +(?:\S+ -m )?naspipe ((?:[^\n]*\\\n)*[^\n]*)$", re.M
 NUMBERS = {
     "--steps": "4", "--budget": "4", "--retrain": "1", "--batches": "16", "--validate-every": "2",
     "--validate-subnets": "1", "--teachers": "1", "--stages": "1", "--devices": "2",
-    "--subnet": "1",
+    "--subnet": "1", "--checkpoint-every": "2", "--from": "2",
 }  # fmt: skip
 """Of options. Stages change no bit; tests of the runtime have more of them."""
 

@@ -73,8 +73,8 @@ def verify_finished(
     Args:
         training: the definition of the run.
         steps: how many steps; None for as many as ``verify=auto`` takes.
-        checkpoint: the name of the checkpoint to go on from, such as ``subnet-000000100``; None
-            to begin with step 0.
+        checkpoint: to go on from: a step, as in ``"100"``, or the name of a checkpoint; None to
+            begin with step 0.
 
     Raises:
         ConfigError: if the directory holds another run, or has no such checkpoint.
@@ -109,6 +109,8 @@ def _first_step(training: Training, checkpoint: str | None) -> int:
     if checkpoint is None:
         return 0
     passes = common(training.workloads).steps.passes
+    if checkpoint.isdecimal():
+        checkpoint = cut_name(int(checkpoint) * passes)
     return _checkpoint(training.directories[0], checkpoint).subnets // passes
 
 
