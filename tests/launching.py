@@ -218,5 +218,6 @@ LAUNCHING = (
     "test_architecture.py::test_pure_packages_import_without_torch",
     "test_setup.py",
     "verification/test_verified_runs.py",
+    "verification/test_verified_searches.py",
     "verification/test_plain_loop.py",
 )

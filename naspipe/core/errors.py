@@ -102,7 +102,8 @@ class StageFailedError(NaspipeError):
 
 
 class VerificationError(NaspipeError):
-    """The first steps of a run do not have the bits of its plain loop; nothing was published."""
+    """The first steps of a run do not have the bits of its plain loop, or a score of a search does
+    not have the bits of its plain network; nothing was published."""
 
 
 class LogError(NaspipeError):

@@ -87,7 +87,7 @@ class Verifier:
     def __enter__(self) -> Self:
         self._receiver, sender = FORK.Pipe(duplex=False)
         work = (self._records, self._threads, sender)
-        self._process = FORK.Process(target=_main, args=work, name="naspipe-verify")
+        self._process = FORK.Process(target=report_all, args=work, name="naspipe-verify")
         with quiet_fork():
             self._process.start()
         sender.close()
@@ -182,7 +182,8 @@ def _end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
 
 
-def _main(records: Records, threads: int, sender: Connection) -> None:
+def report_all(records: Records, threads: int, sender: Connection) -> None:
+    """Send what a plain computation yields, in a forked process; then how it ended."""
     leave_signals_to_launcher()
     _end_with_launcher()
     os.nice(PRIORITY)

@@ -146,7 +146,8 @@ class VerifySettings:
         "0",
         "compare the first steps with a plain loop that runs your own modules, data and loss in a "
         "process alongside the run, and stop the run if one bit differs: auto, a number of steps, "
-        "or 0 for none. auto takes 4 steps, or 3 more than the longest lag.",
+        "or 0 for none. auto takes 4 steps, or 3 more than the longest lag. A search compares the "
+        "scores of its first and its best subnet instead, unless this is 0.",
         like(r"auto|[0-9]{1,6}", "auto or a number of steps"),
         flag=Flag("auto|STEPS"),
         example="auto",
