@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
+from naspipe.runtime.devices.determinism import layer_seed, seed_draws
+from naspipe.runtime.evaluating.naswot import Naswot
 
 
 class Wide(ModelSpace):
@@ -85,3 +87,17 @@ def test_scores_are_those_of_a_calibration_by_hand(tmp_path, kind):
     for candidate in found.ranked():
         bare = npp.to_nni(run, candidate.choices, data=images, calibrate=0)
         assert candidate.scores.loss == pytest.approx(by_hand(bare), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Wide, Switch])
+def test_naswot_takes_the_statistics_of_the_batch(kind):
+    space = npp.from_nni(kind(), share="slice")
+    batch = images(1, 0)
+    for choices in ([0], [1]):
+        options = space.chain(choices)
+        modules = []
+        for position, (block, option) in enumerate(zip(space.blocks, options, strict=True)):
+            seed_draws(layer_seed(1, position, block.candidate(option)))
+            modules.append(block.cut_of(block.candidates[block.candidate(option)](), option))
+        plain = Naswot(npp.chain(modules), 1, 1, batch)
+        assert Naswot(space, 1, 1, batch)(choices) == plain([0] * len(modules))
