@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,23 +81,19 @@ class FirstLayers:
             fields = [batch[name].clone() for name in self._space.fields(block)]
             label = self._space.option_label(block, option)
             expected = f"layer {label}: expected a layer that computes tensors {self._way}, found"
-
-            def call(
-                forward: Any = self._space.blocks[block].forward_of(module, option),
-                inputs: Tensors = (*state, *fields),
-                seed: int = block_seed(self._seed, 0, block),
-                expected: str = expected,
-            ) -> Any:
-                seed_draws(seed)
-                with users_code(expected):
-                    return forward(*(each.view_as(each) for each in inputs))
-
+            forward = self._space.blocks[block].forward_of(module, option)
+            call = partial(self._call, forward, block, (*state, *fields), expected)
             with around(label, module, call):
                 result = call()
             state = result if isinstance(result, tuple) else (result,)
             if not all(isinstance(each, torch.Tensor) for each in state):
                 raise ConfigError(f"{expected} {type(result).__name__}")
         return state
+
+    def _call(self, forward: Callable[..., Any], block: int, inputs: Tensors, expected: str) -> Any:
+        seed_draws(block_seed(self._seed, 0, block))
+        with users_code(expected):
+            return forward(*(each.view_as(each) for each in inputs))
 
     def _candidate(self, block: int, option: int) -> int:
         return self._space.blocks[block].candidate(option)

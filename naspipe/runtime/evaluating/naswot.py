@@ -84,7 +84,7 @@ class Naswot:
     def _with_batch_statistics(
         self, label: str, module: nn.Module, call: Callable[[], object]
     ) -> AbstractContextManager[object]:
-        """Norms use those of the batch, as in the first step of a training; all else is evaluated."""
+        """Norms use those of the batch, as in a training step; all else is evaluated."""
         return fresh_statistics(label, module, self._norms[label])
 
 
