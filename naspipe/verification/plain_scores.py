@@ -1,8 +1,11 @@
 """Score a subnet as a plain network: the user's own modules with the weights of a checkpoint.
 
-The network is put together as ``Run.chosen`` gives its layers, and called batch by batch. Its
-running statistics are taken by its own forward, and the sums over the validation batches are
-computed by a loop of a few lines. Nothing is shared with the stages that score subnets in a search.
+The network is a chain of the layers that ``Run.layer`` and ``Run.shared`` return, called batch by
+batch. Its running statistics are taken by its own forward, and the sums over the validation batches
+are computed by a loop of a few lines. Nothing is shared with the stages that score subnets.
+
+An elastic layer is the whole module, called with a setting. A module that is cut for the setting
+has its weights in other memory, where a matrix product may round differently.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
+from naspipe.core.space import Elastic
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.trace.snapshots.snapshot import Checkpoint
@@ -115,11 +118,9 @@ class PlainScores:
         key = layer_key(self._space, layer)
         if key in self._checkpoint.versions:
             load_layer(module, key, self._checkpoint.tensors, self._recipe.ema)
-        try:
-            cut: nn.Module = own.cut_of(module, option)
-        except ConfigError:  # an elastic layer of the user's that says nothing of a cut
+        if isinstance(own, Elastic):
             return _OfSetting(module, partial(own.forward_of, option=option))
-        return cut
+        return module
 
     def _norms(self, choices: Sequence[int]) -> dict[str, bool]:
         """The modules whose running statistics a forward in training mode changes, by name, and
@@ -227,7 +228,7 @@ class PlainSubnet(nn.Module):
 
 
 class _OfSetting(nn.Module):
-    """An elastic layer that is called with one setting."""
+    """An elastic layer, called with one setting."""
 
     def __init__(self, module: nn.Module, forward_of: Callable[[nn.Module], Any]) -> None:
         super().__init__()

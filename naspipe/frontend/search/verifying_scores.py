@@ -78,7 +78,7 @@ class FirstAndBest:
             VerificationError: when a score has other bits than the plain network's.
         """
         if self._verifier is None:
-            return VerifiedScores(0, f"because the score {score} is not computed by stages")
+            return VerifiedScores(0, f"because no plain network computes the score {score}")
         if (best := self._recorder.best) is not None:
             self._verifier.ask(best.sequence_id, best.choices, best.scores)
         return self._verifier.finish()
