@@ -118,7 +118,7 @@ def test_a_search_verifies_its_scores(tmp_path, monkeypatch, is_faulty):
 
     if is_faulty:
         monkeypatch.setattr(evaluation, "find_norms", lambda *_: [])
-        with pytest.raises(VerificationError, match="the score is that of the run's own$"):
+        with pytest.raises(VerificationError, match=r"the score is that of the run's own$"):
             search()
     else:
         assert search().manifest["verified"]["scores"] >= 1
