@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from naspipe.core.settings.run_groups import VerifySettings
 from naspipe.frontend.given import run_plan as plan
 from naspipe.runtime.measuring import profile_apart
 from tests import stand_in
@@ -60,6 +61,23 @@ def one_thread():
 def computes_here(monkeypatch):
     """A single stage trains in this process, beside a stand-in too: for tests that look inside."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def verified_if_asked():
+    """A training in a test verifies itself only if the test gives a number of steps.
+
+    Most tests compare a run with a plain loop of their own. Those that break a rule on purpose are
+    about a fault that this comparison finds, and verification would find it before.
+    """
+    steps = VerifySettings.steps
+
+    def asked(self, lag, count):
+        return 0 if self.verify == "auto" else steps(self, lag, count)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VerifySettings, "steps", asked)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

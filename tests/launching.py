@@ -26,6 +26,7 @@ LAUNCHING = (
     "cli/test_teach.py",
     "cli/test_teacher.py",
     "cli/test_validation.py",
+    "cli/test_verify.py",
     "core/test_full_names.py",
     "docs/test_code.py",
     "docs/test_commands.py::test_commands_run",

@@ -270,6 +270,7 @@ class PlainLoop(LateLayers):
             norm = float(torch.nn.utils.get_total_norm(of_layer)) if of_layer else 0.0
             total, gradients = total + norm * norm, gradients + of_layer
         factor = self.clip_global_norm / (math.sqrt(total) + 1e-6)
+        factor = math.nan if math.isnan(total) else factor
         for gradient in () if factor >= 1.0 else gradients:
             gradient.mul_(factor)
 

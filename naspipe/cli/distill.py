@@ -59,6 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def training_of(arguments: argparse.Namespace, stack: ExitStack) -> Training:
+    """The distillation that a command line defines; ``stack`` holds what shows its progress."""
+    return _training(_asked(arguments, None), arguments, stack)
+
+
 def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
     """What is trained and how: by the command line, the run to go on with, and torchrun."""
     from naspipe.cli.distilling.asked import read_asked, read_resumed

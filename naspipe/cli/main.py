@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "distill": "teach each block of a trained network to a block, or a supernet, of its own",
     "teach": "compute a teacher's labels: into a file, or for runs that ask",
     "runs": "list the runs of a directory: status, step, speed, when it was last seen",
+    "verify": "train steps of a run again in a plain PyTorch loop, and compare every bit",
     "compare": "show whether runs left the same bits, or what differs first",
     "log": "print who read and who wrote each layer, in order",
     "report": "write a page that shows what runs did: timeline, waits, losses, access order",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
         for directory in () if arguments.json else training.directories:
             tell(str(directory.path))
     return 0
+
+
+def training_of(arguments: argparse.Namespace, stack: ExitStack) -> Training:
+    """The training that a command line defines; ``stack`` holds what shows its progress."""
+    execution, workloads, sources = _defined(arguments)
+    joined = join_teacher(arguments, execution, workloads, sources)
+    return stack.enter_context(_training(arguments, execution, joined))
 
 
 @contextmanager

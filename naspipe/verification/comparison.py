@@ -13,6 +13,9 @@ from typing import Any
 
 from naspipe.core.errors import VerificationError
 
+_MOST_HINTS = 3
+"""A message lists no more observations than these."""
+
 Digests = Mapping[str, str]
 """Of one layer: digests by the name of the tensor, as in ``param/weight``."""
 
@@ -28,27 +31,35 @@ class _Side:
 
 
 class Comparison:
-    """The first steps of a run beside those of its plain loop.
+    """Some consecutive steps of a run next to those of its plain loop.
 
     Args:
         steps: how many steps are compared at most.
         passes: passes of a step; all streams of a run have the same number.
         names: how messages call each stream; empty for the only one.
+        first: the first step that is compared.
     """
 
-    def __init__(self, steps: int, passes: int, names: Iterable[str]) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, passes: int, names: Iterable[str], first: int = 0) -> None:
+        self.steps, self.first = steps, first
         self._passes = passes
         self._names = tuple(names)
         self._run: dict[tuple[int, int], _Side] = {}
         self._plain: dict[int, list[_Side]] = {}
+        self._hints: list[list[tuple[str, str]]] = [[] for _ in self._names]
+        """Of each stream, what the plain loop has observed: labels of layers, and of what."""
         self.verified_steps = 0
-        """The first steps, in their order, of which everything is there and equal."""
+        """How many steps, from the first one on, both sides have reported with equal bits."""
 
     @property
-    def num_passes(self) -> int:
-        """Passes of the steps that are compared."""
-        return self.steps * self._passes
+    def end(self) -> int:
+        """The first sequence ID after the steps that are compared."""
+        return (self.first + self.steps) * self._passes
+
+    @property
+    def verified_until(self) -> int:
+        """The first sequence ID that is not known to be equal."""
+        return (self.first + self.verified_steps) * self._passes
 
     @property
     def is_complete(self) -> bool:
@@ -67,7 +78,7 @@ class Comparison:
             VerificationError: if the loss or something else of the step differs.
         """
         step, number = divmod(sequence_id, self._passes)
-        if step < self.steps:
+        if sequence_id < self.end:
             self._of_run(stream, step).losses[number] = bits
             self._compare(step)
 
@@ -84,7 +95,7 @@ class Comparison:
             VerificationError: if a tensor or something else of the step differs.
         """
         step = sequence_id // self._passes
-        if step < self.steps:
+        if sequence_id < self.end:
             if digests:  # a layer without state is the same in every version
                 self._of_run(stream, step).layers[label] = digests
             self._compare(step)
@@ -94,12 +105,16 @@ class Comparison:
 
         Args:
             step: its number.
-            streams: of each stream ``losses``, bits in the order of the passes, and ``layers``,
-                digests of the layers that the step wrote.
+            streams: of each stream ``losses``, bits in the order of the passes, ``layers``,
+                digests of the layers that the step wrote, and ``hints``, what was observed that
+                may explain a difference.
 
         Raises:
             VerificationError: if something of the step differs.
         """
+        streams = list(streams)
+        for hints, each in zip(self._hints, streams, strict=True):
+            hints += [(label, text) for label, text in each.get("hints", ())]
         self._plain[step] = [
             _Side(
                 dict(enumerate(each["losses"])),
@@ -116,7 +131,7 @@ class Comparison:
         """Compare what both sides have of a step, and count the steps that are wholly equal."""
         for stream, plain in enumerate(self._plain.get(step, ())):
             self._compare_stream(step, stream, plain)
-        while self._is_whole(self.verified_steps):
+        while self._is_whole(self.first + self.verified_steps):
             self.verified_steps += 1
 
     def _compare_stream(self, step: int, stream: int, plain: _Side) -> None:
@@ -124,20 +139,20 @@ class Comparison:
         for number, bits in sorted(run.losses.items()):
             if (expected := plain.losses.get(number)) != bits:
                 which = f"pass {number} of step {step}" if self._passes > 1 else f"step {step}"
-                raise self._difference(stream, f"the loss of {which}", expected, bits)
+                raise self._difference(stream, "", f"the loss of {which}", expected, bits)
         for label, digests in sorted(run.layers.items()):
             if label not in plain.layers:
                 what = f"layer {label}, which the plain loop does not write in step {step}"
-                raise self._difference(stream, what, None, "a step of its optimizer")
+                raise self._difference(stream, label, what, None, "a step of its optimizer")
             expected_of = plain.layers[label]
             for name in sorted(expected_of.keys() | digests.keys()):
                 if (expected := expected_of.get(name)) != (found := digests.get(name)):
                     what = f"{name} of layer {label} after step {step}"
-                    raise self._difference(stream, what, expected, found)
+                    raise self._difference(stream, label, what, expected, found)
 
     def _is_whole(self, step: int) -> bool:
         plain = self._plain.get(step)
-        if plain is None or step >= self.steps:
+        if plain is None or step >= self.first + self.steps:
             return False
         for stream, side in enumerate(plain):
             run = self._run.get((stream, step), _Side())
@@ -146,11 +161,24 @@ class Comparison:
         return True
 
     def _difference(
-        self, stream: int, what: str, expected: str | None, found: str | None
+        self, stream: int, label: str, what: str, expected: str | None, found: str | None
     ) -> VerificationError:
         name = self._names[stream] if stream < len(self._names) else ""
         where = f"{name}: " if name else ""
         return VerificationError(
             f"{where}{what} differs from the plain loop: expected {expected or 'nothing'}, found "
-            f"{found or 'nothing'}; the run was stopped before it published a checkpoint"
+            f"{found or 'nothing'}{self._likely_reason(stream, label)}; the run was stopped before "
+            f"it published a checkpoint with the difference"
         )
+
+    def _likely_reason(self, stream: int, label: str) -> str:
+        """What was observed of a layer and of the loss; of all layers if the loss differs."""
+        hints = [
+            f"{text} (layer {each})" if each else text
+            for each, text in self._hints[stream]
+            if each in ("", label) or not label
+        ]
+        if not hints:
+            return ""
+        more = f" and {len(hints) - _MOST_HINTS} more" if len(hints) > _MOST_HINTS else ""
+        return f"; likely reason: {', '.join(hints[:_MOST_HINTS])}{more}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
+from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -23,6 +24,20 @@ Gradients = dict[str, torch.Tensor]
 
 Statistics = list[tuple[torch.Tensor, torch.Tensor] | None]
 """Of one forward: for each norm the mean and the unbiased variance of its batch, if it was used."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """A layer after some step, as a checkpoint holds it."""
+
+    values: Mapping[str, Any]
+    """Tensors and numbers by their names in the checkpoint, such as ``param/weight``."""
+    step: int
+    """The step that wrote it last, or -1."""
+    older: Sequence[tuple[int, Mapping[str, torch.Tensor]]]
+    """Earlier versions that later steps read, the oldest first: the step that wrote each of them,
+    and what is read of it by the names of parameters and buffers."""
+
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -60,6 +75,59 @@ class PlainLayer:
         """The step that wrote each older version, and its tensors; the newest is the last."""
         if isinstance(self.rule, Lag | Every | Follows):
             self._versions = [(-1, self._version())]
+
+    @torch.no_grad()
+    def restore(self, state: LayerState) -> None:
+        """Become the layer that a checkpoint holds."""
+        buffers: set[str] = set()
+        for name, value in state.values.items():
+            kind, _, own = name.partition("/")
+            if kind == "param":
+                self.parameters[own].copy_(value)
+            elif kind == "buffer":
+                buffers.add(own)
+                self._restore_buffer(own, value)
+            else:
+                parameter, _, key = own.rpartition("/")
+                self._restore_state(parameter, key, value)
+        for name in {name for name, _ in self.module.named_buffers()} - buffers:
+            owner, _, key = name.rpartition(".")
+            del self.module.get_submodule(owner)._buffers[key]
+        if isinstance(self.rule, Lag) and self._updates and not self.rule.over:
+            self._ahead = self.rule.subnets
+        if self._versions:
+            self._versions = [(step, dict(read)) for step, read in state.older]
+            self._versions.append((state.step, self._version()))
+
+    def _restore_buffer(self, name: str, value: torch.Tensor) -> None:
+        owner, _, key = name.rpartition(".")
+        buffers = self.module.get_submodule(owner)._buffers
+        buffer = buffers.get(key)
+        if buffer is not None and (buffer.dtype, buffer.shape) == (value.dtype, value.shape):
+            buffer.copy_(value)
+        else:
+            buffers[key] = value.to(self._device)
+
+    def _restore_state(self, parameter: str, key: str, value: Any) -> None:
+        match key:
+            case "naspipe_ema":
+                self._averages[parameter] = value.to(self._device)
+            case "naspipe_sum":
+                self._sums[parameter] = value.to(self._device)
+            case "naspipe_count":
+                self._counts[parameter] = int(value)
+            case "naspipe_update":
+                self._updates[parameter] = value.to(self._device)
+            case "naspipe_ahead":
+                self._ahead = int(value)
+            case _:
+                assert self._optimizer is not None, "only a layer with an optimizer has state"
+                self._optimizer.restore(self.parameters[parameter], key, value)
+
+    @property
+    def _device(self) -> torch.device:
+        tensors = chain(self.parameters.values(), self.module.buffers())
+        return next((each.device for each in tensors), torch.device("cpu"))
 
     # Forwards
 

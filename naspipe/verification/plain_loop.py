@@ -31,7 +31,8 @@ from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MomentumUpdate
-from naspipe.verification.plain_layer import Gradients, PlainLayer, Statistics
+from naspipe.verification.audit import Audit
+from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
 from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits
 
 Tensors = tuple[torch.Tensor, ...]
@@ -47,11 +48,12 @@ class PlainLoop:
     Args:
         workloads: of each stream, as a training has them.
         taps: which blocks take outputs of blocks of other streams.
-        subnets: of each stream, the choices of each pass in sequence order; they may be generated
-            as the loop goes.
+        subnets: of each stream, the choices of each pass in sequence order, or None for a pass
+            that is left out; they may be generated as the loop goes.
         device: where everything is computed.
-        has_proposals: ``subnets`` has those that a strategy or probes chose in the run. The loop
-            does not repeat such a choice.
+
+    If a strategy or probes choose the subnets, ``subnets`` has what they chose in the run, because
+    the loop does not repeat the choice.
 
     Raises:
         NotVerifiable: for a run that the loop does not cover.
@@ -61,12 +63,11 @@ class PlainLoop:
         self,
         workloads: Sequence[Workload],
         taps: Sequence[Tap],
-        subnets: Sequence[Iterable[Sequence[int]]],
+        subnets: Sequence[Iterable[Sequence[int] | None]],
         device: str = "cpu",
-        has_proposals: bool = False,
     ) -> None:
         for workload in workloads:
-            check_covered(workload, has_proposals)
+            check_covered(workload)
         set_up_torch(workloads[0].recipe.threads)
         taps = [*taps, *_taps_of_sandwiches(workloads)]
         self._streams = [
@@ -78,6 +79,21 @@ class PlainLoop:
         self._next_step = 0
         self.steps = max(workload.definition.steps for workload in workloads)
         """How many steps the longest of the streams has."""
+
+    def resume(self, step: int, states: Sequence[Mapping[str, LayerState]]) -> None:
+        """Go on from a checkpoint instead of beginning with step 0.
+
+        Args:
+            step: the first one to train. ``subnets`` begins with those of this step.
+            states: of each stream, the layers that earlier steps have used, by label.
+        """
+        self._next_step = step
+        for stream, own in zip(self._streams, states, strict=True):
+            for label, state in own.items():
+                place = stream.workload.space.layer(label)[1:]
+                layer = stream.layers.get(place) or stream.make(place)
+                layer.restore(state)
+                stream.used.add(place)
 
     def step(self) -> StepRecord:
         """Train the next step of every stream that has one.
@@ -127,12 +143,8 @@ class PlainLoop:
                         taken |= parts
 
 
-def check_covered(workload: Workload, has_proposals: bool = False) -> None:
+def check_covered(workload: Workload) -> None:
     """Raise an error unless the plain loop covers a stream.
-
-    Args:
-        workload: of the stream.
-        has_proposals: whether the loop is given the subnets that a strategy or probes choose.
 
     Raises:
         NotVerifiable: saying why it does not.
@@ -141,10 +153,6 @@ def check_covered(workload: Workload, has_proposals: bool = False) -> None:
         raise NotVerifiable(
             f"because policy={workload.definition.policy} leaves results that depend on the stages"
         )
-    if workload.make_strategy is not None and not has_proposals:
-        raise NotVerifiable("because a strategy proposes the subnets from the losses of the run")
-    if workload.recipe.probes != "none" and not has_proposals:
-        raise NotVerifiable("because probes choose the subnets from the losses of the run")
     if workload.objectives:
         raise NotVerifiable("because losses arise in blocks before the last one")
     if workload.field_sources or workload.lesson_fields:
@@ -193,7 +201,7 @@ class _Stream:
         number: int,
         workload: Workload,
         taps: Sequence[Tap],
-        subnets: Iterator[Sequence[int]],
+        subnets: Iterator[Sequence[int] | None],
         device: torch.device,
     ) -> None:
         self.number, self.workload = number, workload
@@ -213,6 +221,7 @@ class _Stream:
         )
         """Whether norms leave their running statistics alone until the step ends."""
         self._role = "" if workload.is_trained else "/teacher"
+        self._audit = Audit()
         self._uses: dict[Place, _Use] = {}
         self._losses: list[torch.Tensor] = []
         self._written: list[PlainLayer] = []
@@ -224,6 +233,7 @@ class _Stream:
         start_draws(f"{self._seed}/layer/{place[0]}/{place[1]}")
         module: nn.Module = factory.in_place() if in_place else factory()
         label = self.workload.space.label(*place)
+        self._audit.look_at_hooks(label, module)
         trains = self.workload.runs_in_training_mode
         self.layers[place] = PlainLayer(label, block, module.to(self._device), self._recipe, trains)
         return self.layers[place]
@@ -232,7 +242,8 @@ class _Stream:
         """Run the forwards of a step's passes, and their backwards where the stream is trained."""
         workload = self.workload
         count = self._probes + self._passes
-        chains = [workload.space.chain(next(self._subnets)) for _ in range(count)]
+        subnets = [next(self._subnets) for _ in range(count)]
+        chains = [() if each is None else workload.space.chain(each) for each in subnets]
         for probe in range(self._probes):
             self._probe(step, probe, chains.pop(0), tapped)
         passes = [number for number in range(self._passes) if number not in workload.left_out]
@@ -279,6 +290,7 @@ class _Stream:
         """One pass: its forward, loss and backward."""
         loss = self._forward(step, number, chain, tapped)[0]
         self._losses.append(loss.detach())
+        self._look_at_loss(loss)
         if self._has_backward(step, loss):
             self._part(step, number, loss).backward()  # type: ignore[no-untyped-call]
         self._take_gradients(number, chain)
@@ -294,6 +306,7 @@ class _Stream:
         with self._autocast():
             loss: torch.Tensor = joint.joined(flat, list(lessons))
         self._losses += [loss.detach()] * self._passes
+        self._look_at_loss(loss)
         if not self._has_backward(step, loss):
             return
         gradients = iter(torch.autograd.grad(loss, flat))
@@ -322,7 +335,8 @@ class _Stream:
                 for alias in aliases:
                     if alias.grad_fn is not None:  # runs before the backward of the block before
                         alias.grad_fn.register_prehook(partial(_start_backward, before))
-                with self._statistics(use) as statistics:
+                watched = self._audit.forward(use.layer.label, use.layer.module)
+                with watched, self._statistics(use) as statistics:
                     found = use.layer.call(option, *aliases, *fields)
                 tensors = found if isinstance(found, tuple) else (found,)
                 if block in self._tapped_blocks:
@@ -339,6 +353,13 @@ class _Stream:
             use.statistics.append(statistics)
             before = key
         return tensors
+
+    def _look_at_loss(self, loss: torch.Tensor) -> None:
+        modules = [layer.module for layer in self.layers.values()]
+        inside = {
+            id(each) for module in modules for each in (*module.parameters(), *module.buffers())
+        }
+        self._audit.look_at_loss("loss", self.workload.loss, loss, inside)
 
     def _batch_of(self, step: int, number: int) -> int:
         """The number of a pass's batch; a probe, below 0, has that of its first trained pass."""
@@ -440,6 +461,7 @@ class _Stream:
             norm = float(torch.nn.utils.get_total_norm(own)) if own else 0.0
             total += norm * norm
         factor = self._recipe.clip_global_norm / (math.sqrt(total) + 1e-6)
+        factor = math.nan if math.isnan(total) else factor
         if not factor >= 1.0:  # a norm that is not a number scales, too
             for gradients in totals.values():
                 for gradient in gradients.values():
@@ -461,7 +483,8 @@ class _Stream:
     def take_record(self) -> StreamRecord:
         """What the step has left; forgets all but the layers."""
         losses = tuple(map(loss_bits, self._losses))
-        record = StreamRecord(losses, {layer.label: layer.digests() for layer in self._written})
+        layers = {layer.label: layer.digests() for layer in self._written}
+        record = StreamRecord(losses, layers, self._audit.take())
         self._uses, self._losses, self._written = {}, [], []
         return record
 

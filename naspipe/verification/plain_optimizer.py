@@ -108,6 +108,17 @@ class PlainOptimizer:
                 return dict(optimizer.state[parameter])
         return {}
 
+    def restore(self, parameter: nn.Parameter, key: str, value: Any) -> None:
+        """Set something that the optimizer keeps for a parameter.
+
+        As in ``torch.optim``, numbers of steps stay in host memory and tensors of the parameter's
+        shape are on its device.
+        """
+        owner = self._alphas if isinstance(parameter, Alpha) else self._weights
+        assert owner is not None, "the parameter is trained"
+        is_tensor = isinstance(value, torch.Tensor) and value.dim() > 0
+        owner.state[parameter][key] = value.to(parameter.device) if is_tensor else value
+
     def momentum_of(self, parameter: nn.Parameter) -> float:
         """The momentum of a parameter's group, the first of its betas, or 0."""
         groups = self._weights.param_groups if self._weights is not None else []

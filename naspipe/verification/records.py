@@ -28,6 +28,8 @@ class StreamRecord:
     """The bits of each pass's loss, in pass order; see :func:`loss_bits`."""
     layers: Mapping[str, LayerDigests] = field(default_factory=dict)
     """The layers that the step wrote, by label."""
+    hints: tuple[tuple[str, str], ...] = ()
+    """What was observed of layers, by label, and of the loss, that may explain a difference."""
 
 
 @dataclass(frozen=True, slots=True)

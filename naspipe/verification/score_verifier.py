@@ -61,29 +61,34 @@ class ScoreVerifier:
         make: makes what scores plainly, in the forked process.
         threads: intra-op threads of that process.
         because: why a verified score does not say everything, if so.
+        patience: how many seconds to wait at the end; None for a share of the search's time.
     """
 
-    def __init__(self, make: Callable[[], PlainScores], threads: int, because: str = "") -> None:
+    def __init__(
+        self,
+        make: Callable[[], PlainScores],
+        threads: int,
+        because: str = "",
+        patience: float | None = None,
+    ) -> None:
+        self._patience = patience
         self._make = make
         self._threads = threads
         self._process: BaseProcess | None = None
-        self._requests: Connection | None = None
-        self._answers: Connection | None = None
+        self._connection: Connection | None = None
         self._start = time.monotonic()
         self._waiting: dict[int, tuple[tuple[int, ...], Scores]] = {}
         self._verified: set[int] = set()
         self._because = because
 
     def __enter__(self) -> Self:
-        requests, self._requests = FORK.Pipe(duplex=False)
-        self._answers, sender = FORK.Pipe(duplex=False)
+        self._connection, theirs = FORK.Pipe()
         make = self._make
-        work = (lambda: _answers(make(), requests), self._threads, sender)
+        work = (lambda launcher: _answers(make(), launcher), self._threads, theirs)
         self._process = FORK.Process(target=report_all, args=work, name="naspipe-verify")
         with quiet_fork():
             self._process.start()
-        requests.close()
-        sender.close()
+        theirs.close()
         return self
 
     def __exit__(
@@ -96,12 +101,12 @@ class ScoreVerifier:
 
     def ask(self, subnet: int, choices: Sequence[int], scores: Scores) -> None:
         """Have the score of a subnet computed again. Each subnet is asked for once."""
-        if self._requests is None or subnet in self._waiting or subnet in self._verified:
+        if self._connection is None or subnet in self._waiting or subnet in self._verified:
             return
         self._waiting[subnet] = tuple(choices), scores
         request = {"subnet": subnet, "choices": list(choices), "scores": _texts(scores)}
         try:
-            self._requests.send_bytes(json.dumps(request).encode())
+            self._connection.send_bytes(json.dumps(request).encode())
         except OSError:  # why it ended is read from its answers
             self.poll()
 
@@ -111,11 +116,11 @@ class ScoreVerifier:
         Raises:
             VerificationError: at a difference.
         """
-        while self._answers is not None and self._answers.poll(seconds):
+        while self._connection is not None and self._connection.poll(seconds):
             seconds = 0.0
             try:
-                answer = json.loads(self._answers.recv_bytes())
-            except EOFError:
+                answer = json.loads(self._connection.recv_bytes())
+            except (EOFError, ConnectionResetError):
                 process = self._process
                 assert process is not None, "it answers"
                 self._give_up(f"because of the plain network: {obituary(process)}")
@@ -131,7 +136,8 @@ class ScoreVerifier:
         Raises:
             VerificationError: at a difference.
         """
-        deadline = time.monotonic() + max(LEAST_SECONDS, SHARE * (time.monotonic() - self._start))
+        share = max(LEAST_SECONDS, SHARE * (time.monotonic() - self._start))
+        deadline = time.monotonic() + (share if self._patience is None else self._patience)
         while self._waiting and self._process is not None:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -167,10 +173,9 @@ class ScoreVerifier:
         if self._process is not None:
             end_all([self._process])
             self._process = None
-        for end in (self._requests, self._answers):
-            if end is not None:
-                end.close()
-        self._requests = self._answers = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def bits_of(score: float) -> bytes:

@@ -16,7 +16,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -24,6 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from naspipe.core.errors import NaspipeError
+from naspipe.core.subnet import Subnet
 from naspipe.runtime.forking.fork import (
     FORK,
     end_all,
@@ -39,10 +42,16 @@ PRIORITY = 10
 """What is added to the niceness of the plain loop's process."""
 
 SHARE, LEAST_SECONDS, MOST_SECONDS = 0.1, 5.0, 60.0
-"""The launcher waits for the plain loop for this share of the time since the run began, but at
-least and at most for so many seconds."""
+"""With ``verify=auto`` the launcher waits for the plain loop for this share of the time since the
+run began, but at least and at most for so many seconds."""
 
-Records = Callable[[], Iterator[Mapping[str, Any]]]
+TOO_SLOW = "because the plain loop took too long"
+
+Proposed = Callable[[int], Iterator[Sequence[int]]]
+"""Given the number of a stream that grows during the run: its subnets as chains of options, as
+they become known. The chain of a pass that is left out is empty."""
+
+Records = Callable[[Proposed], Iterator[Mapping[str, Any]]]
 """Makes the plain loop and yields, step by step, what it leaves: ``step`` and ``streams``."""
 
 
@@ -51,19 +60,27 @@ class Verified:
     """How far a run was verified."""
 
     steps: int
-    """The first steps that have the bits of the plain loop."""
+    """How many steps have the bits of the plain loop."""
     because: str = ""
     """Why they are not more, or none; empty if all were compared that were asked for."""
+    first: int = 0
+    """The first of these steps: 0, or that at which the last attempt of the run began."""
 
     def __str__(self) -> str:
         if not self.steps:
             return f"verified: no, {self.because}"
         count = f"{self.steps} step{'s' * (self.steps > 1)}"
+        count += f" from step {self.first} on" if self.first else ""
         return f"verified: {count}, 0 bits differ" + (f" ({self.because})" if self.because else "")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the manifest."""
-        return {"steps": self.steps, **({"because": self.because} if self.because else {})}
+        found: dict[str, Any] = {"steps": self.steps}
+        if self.first:
+            found["first"] = self.first
+        if self.because:
+            found["because"] = self.because
+        return found
 
 
 class Verifier:
@@ -73,24 +90,34 @@ class Verifier:
         comparison: takes what both sides report.
         records: runs the plain loop, in the forked process.
         threads: intra-op threads of the plain loop.
+        step_seconds: wait as long as no step of the plain loop takes longer than this; None to
+            wait only for a share of the run's time, and continue the run without verification.
     """
 
-    def __init__(self, comparison: Comparison, records: Records, threads: int) -> None:
+    def __init__(
+        self,
+        comparison: Comparison,
+        records: Records,
+        threads: int,
+        step_seconds: float | None = None,
+    ) -> None:
         self._comparison = comparison
         self._records = records
         self._threads = threads
+        self._step_seconds = step_seconds
         self._process: BaseProcess | None = None
-        self._receiver: Connection | None = None
+        self._connection: Connection | None = None
         self._because = ""
-        self._start = time.monotonic()
+        self._start = self._heard = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._receiver, sender = FORK.Pipe(duplex=False)
-        work = (self._records, self._threads, sender)
+        self._connection, theirs = FORK.Pipe()
+        records = self._records
+        work = (lambda launcher: records(_Proposals(launcher).of), self._threads, theirs)
         self._process = FORK.Process(target=report_all, args=work, name="naspipe-verify")
         with quiet_fork():
             self._process.start()
-        sender.close()
+        theirs.close()
         return self
 
     def __exit__(
@@ -102,16 +129,32 @@ class Verifier:
         self._end()
 
     @property
-    def passes(self) -> int:
+    def end(self) -> int:
         """Whatever has a sequence ID below this is compared."""
-        return self._comparison.num_passes
+        return self._comparison.end
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the comparison is over: complete, or given up after the bound."""
-        if self._process is not None and time.monotonic() - self._start > MOST_SECONDS:
-            self._give_up("because the plain loop took too long")
-        return self._process is None
+    def may_publish(self, cut: int) -> bool:
+        """Whether all steps before a cut are compared, or the comparison is over.
+
+        Raises VerificationError at a difference.
+        """
+        self._read(0.0)
+        if self._process is not None and time.monotonic() > self._deadline(MOST_SECONDS):
+            self._give_up(TOO_SLOW)
+        return self._process is None or self._comparison.verified_until >= cut
+
+    def _deadline(self, seconds: float) -> float:
+        """When to give up: so long after the start, or after the last step of the plain loop."""
+        if self._step_seconds is None:
+            return self._start + seconds
+        return self._heard + self._step_seconds
+
+    def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
+        """A stream has grown by these subnets, whose sequence IDs begin with ``first``."""
+        compared = [list(each.chain) for each in subnets][: max(0, self.end - first)]
+        if self._connection is not None and compared:
+            with suppress(BrokenPipeError):  # its end is found by the next reading
+                self._connection.send_bytes(json.dumps([stream, compared]).encode())
 
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
         """A stage reported a loss. Raises VerificationError at a difference."""
@@ -127,12 +170,12 @@ class Verifier:
 
     def wait(self) -> None:
         """Wait until the plain loop is through, within the bound. Raises VerificationError."""
-        share = SHARE * (time.monotonic() - self._start)
-        deadline = time.monotonic() + min(MOST_SECONDS, max(LEAST_SECONDS, share))
+        passed = time.monotonic() - self._start
+        patience = passed + min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * passed))
         while self._process is not None:
-            left = deadline - time.monotonic()
+            left = self._deadline(patience) - time.monotonic()
             if left <= 0:
-                self._give_up("because the plain loop took too long")
+                self._give_up(TOO_SLOW)
             else:
                 self._read(left)
 
@@ -143,16 +186,16 @@ class Verifier:
         because = self._because
         if not because and not self._comparison.is_complete:
             because = "because the run did not report all of its first steps"
-        return Verified(steps, because)
+        return Verified(steps, because, self._comparison.first)
 
     def _read(self, seconds: float) -> None:
         """Take what the plain loop has reported, and wait for more for so long."""
-        receiver = self._receiver
-        while self._process is not None and receiver is not None and receiver.poll(seconds):
+        connection = self._connection
+        while self._process is not None and connection is not None and connection.poll(seconds):
             seconds = 0.0
             try:
-                answer = json.loads(receiver.recv_bytes())
-            except EOFError:
+                answer = json.loads(connection.recv_bytes())
+            except (EOFError, ConnectionResetError):
                 self._give_up(f"because of the plain loop: {obituary(self._process)}")
                 return
             if because := answer.get("because"):
@@ -160,6 +203,7 @@ class Verifier:
             elif answer.get("done"):
                 self._end()
             else:
+                self._heard = time.monotonic()
                 self._comparison.add_plain(answer["step"], answer["streams"])
 
     def _give_up(self, because: str) -> None:
@@ -170,9 +214,9 @@ class Verifier:
         if self._process is not None:
             end_all([self._process])
             self._process = None
-        if self._receiver is not None:
-            self._receiver.close()
-            self._receiver = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _end_with_launcher() -> None:
@@ -182,17 +226,45 @@ def _end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
 
 
-def report_all(records: Records, threads: int, sender: Connection) -> None:
-    """Send what a plain computation yields, in a forked process; then how it ended."""
+class _Proposals:
+    """The subnets that the launcher sends, in the process of the plain loop.
+
+    Args:
+        connection: to the launcher.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._waiting: dict[int, deque[Sequence[int]]] = defaultdict(deque)
+
+    def of(self, stream: int) -> Iterator[Sequence[int]]:
+        """The chains of one stream, waiting for each until it is known."""
+        while True:
+            while not self._waiting[stream]:
+                other, chains = json.loads(self._connection.recv_bytes())
+                self._waiting[other] += chains
+            yield self._waiting[stream].popleft()
+
+
+def report_all(
+    make: Callable[[Connection], Iterator[Mapping[str, Any]]], threads: int, connection: Connection
+) -> None:
+    """Send what a plain computation yields, in a forked process; then how it ended.
+
+    Args:
+        make: given the connection, the computation; it may receive from there.
+        threads: intra-op threads.
+        connection: to the launcher.
+    """
     leave_signals_to_launcher()
     _end_with_launcher()
     os.nice(PRIORITY)
 
     def tell(answer: Mapping[str, Any]) -> None:
-        sender.send_bytes(json.dumps(answer).encode())
+        connection.send_bytes(json.dumps(answer).encode())
 
     def work() -> None:
-        for record in records():
+        for record in make(connection):
             tell(record)
 
     try:

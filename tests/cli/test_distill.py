@@ -52,6 +52,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
     return path
 
 
+def test_it_is_verified(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(whole), "--steps", "all"]) == 0
+    losses = BLOCKS * 8
+    said = f"steps 0 to 7, {losses} losses and {BLOCKS} checkpoints, 0 bits differ"
+    assert said in capsys.readouterr().out
+
+
 def test_it_is_the_python_call(tmp_path: Path, teacher: Path, whole: Path) -> None:
     data = open_data("digits", batch_size=8)
     named = find_workload("vgg8", "tiny", "digits", None, {"batch_size": 8})

@@ -35,6 +35,7 @@ def test_a_resume_goes_on_with_both(tmp_path: Path) -> None:
         (comparison,) = compare_runs([tmp_path / "whole" / place, path / place])
         assert comparison.is_identical, str(comparison)
     assert main(["compare", str(tmp_path / "whole"), str(path)]) == 0
+    assert main(["verify", str(path), "--steps", "all"]) == 0
     manifest = RunDirectory(path).read_manifest()
     assert manifest["definition"]["momentum"]["without"] == ["predictor"]
     for place in ("", "teacher"):

@@ -33,6 +33,7 @@ def test_it_teaches_and_a_resume_finds_it_again(tmp_path: Path, teacher: Path) -
     assert main(["train", "--resume", str(path), "--stages", "1", "--quiet"]) == 0
     (comparison,) = compare_runs([tmp_path / "whole", path])
     assert comparison.is_identical, str(comparison)
+    assert main(["verify", str(path), "--steps", "all"]) == 0
     definition = RunDirectory(path).read_manifest()["definition"]
     assert (
         definition["teacher"]

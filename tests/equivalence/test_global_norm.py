@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.blocks.exchanges import NormExchange
+from naspipe.runtime.blocks.exchanges import NormExchange, clip_factor
 from naspipe.stage.gates import StepGate
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
@@ -15,6 +17,8 @@ from tests.faults.helpers import Calm, Ends, fail
 LOSS = nn.CrossEntropyLoss()
 CLIP = {"clip_global_norm": 0.5}
 MOMENTUM = {"momentum": 0.9}
+NANS = ("fff8000000000000", "7ff8000000000000")
+"""The bits of a negative and of a positive NaN."""
 
 
 @pytest.mark.parametrize(
@@ -93,3 +97,11 @@ def test_baselines_have_no_steps(tmp_path):
             spaces.mixed(), spaces.vectors, LOSS, steps=4, policy="bsp", recipe=CLIP,
             run_dir=tmp_path / "run",
         )  # fmt: skip
+
+
+def test_the_sign_of_a_nan_does_not_depend_on_the_interpreter():
+    """CPython specialises a line of arithmetic after a few executions, and may swap operands."""
+    negative, positive = (struct.unpack(">d", bytes.fromhex(each))[0] for each in NANS)
+    for norms in ([negative, positive], [positive, negative], [1.0, negative], [negative]):
+        factors = {struct.pack(">d", clip_factor(norms, 0.5)).hex() for _ in range(200)}
+        assert factors == {NANS[1]}, f"norms {norms}: the factors have the bits {factors}"

@@ -61,7 +61,7 @@ def looped(case: Case, folder: Path) -> Mapping[str, str]:
             subnets.append(read_stream(RunDirectory(folder / "run" / places[number]).stream))
         else:
             subnets.append(subnets[0] if workload.follows else draw_passes(workload))
-    loop = PlainLoop(workloads, training.taps, subnets, has_proposals=True)
+    loop = PlainLoop(workloads, training.taps, subnets)
     losses: dict[str, list[str]] = {place: [] for place in places}
     for _ in range(loop.steps):
         record = loop.step()

@@ -64,7 +64,17 @@ def test_a_layer_without_state_is_the_same_in_every_version():
 def test_later_steps_are_not_kept():
     comparison = compared(1)
     run(comparison, 7, losses=["00000000", "00000000"])
-    assert comparison._run == {} and comparison.num_passes == 2
+    assert comparison._run == {} and comparison.end == 2
+
+
+def test_steps_after_a_checkpoint_are_compared_by_their_own_numbers():
+    comparison = Comparison(2, 2, [""], first=5)
+    for step in (5, 6, 7):
+        plain(step, comparison=comparison)
+        run(comparison, step)
+    assert comparison.verified_steps == 2 and comparison.end == 14
+    with pytest.raises(VerificationError, match="the loss of pass 0 of step 6"):
+        run(comparison, 6, losses=["00000000", "3f000000"])
 
 
 @pytest.mark.parametrize("plain_first", [True, False])
@@ -117,3 +127,18 @@ def test_a_stream_is_named_where_there_are_several():
 def test_what_is_said(verified, text):
     assert str(verified) == text
     assert ("because" in verified.as_dict()) == bool(verified.because)
+
+
+def test_a_difference_comes_with_what_was_observed_of_its_layer():
+    hints = [("head", "parameter weight has a hook"), ("stem", "its forward changes buffer x")]
+    for layers, seen, unseen in [
+        ({"head": layer("bb")}, "parameter weight has a hook (layer head)", "buffer x"),
+        ({"head": layer()}, "its forward changes buffer x (layer stem)", "nowhere"),
+    ]:
+        comparison = compared(1)
+        streams = [{"losses": LOSSES, "layers": {"head": layer()}, "hints": hints}]
+        comparison.add_plain(0, streams)
+        with pytest.raises(VerificationError) as raised:
+            run(comparison, 0, losses=LOSSES if "bb" in str(layers) else ["0", "0"], layers=layers)
+        said = str(raised.value)
+        assert "likely reason: " in said and seen in said and unseen not in said

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import naspipe as npp
 from naspipe.core.errors import VerificationError
 from naspipe.core.rules import Lag
+from naspipe.core.settings.run_groups import VerifySettings
 from naspipe.runtime.blocks import averaging, compute, sums, updates
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.stepping import joint_steps, own_steps
@@ -21,19 +22,24 @@ from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, fail
 
 LOSS = nn.CrossEntropyLoss()
+STEPS = VerifySettings.steps
+"""The setting as users have it: the suite's default is not to verify."""
+ADAMW = {"recipe": {"optimizer": "AdamW"}, "optimizer_options": {}}
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Other tests may take the machine meanwhile, and the plain loop has a low priority."""
     monkeypatch.setattr(verifier, "LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(VerifySettings, "steps", STEPS)
 
 
 def train(path, *, verify="auto", steps=10, front=None, stages=1, data=spaces.vectors, **more):
     """A space with dropout, batch and layer normalisation, and a stem that lags."""
+    more = {"optimizer_options": {"momentum": 0.9}, **more}
     return npp.train(
         spaces.mixed(front=front), data, LOSS, steps=steps, seed=1, lr=0.05, run_dir=path,
-        optimizer_options={"momentum": 0.9}, stages=stages, verify=verify, **more,
+        stages=stages, verify=verify, **more,
     )  # fmt: skip
 
 
@@ -78,19 +84,76 @@ def test_a_number_of_steps_and_none(tmp_path):
     assert train(tmp_path / "two", verify="2").manifest["verified"] == {"steps": 2}
     assert train(tmp_path / "all", verify="50").manifest["verified"] == {"steps": 10}
     assert "verified" not in train(tmp_path / "none", verify="0").manifest
-    with pytest.raises(npp.ConfigError, match="verify: expected auto or a number of steps"):
+    assert train(tmp_path / "each", verify="all").manifest["verified"] == {"steps": 10}
+    with pytest.raises(npp.ConfigError, match="verify: expected auto, all or a number of steps"):
         train(tmp_path / "bad", verify="some")
 
 
-def test_a_run_that_goes_on_says_why_it_is_not_verified(tmp_path):
+@pytest.mark.parametrize(
+    ("stages", "more"),
+    [
+        (1, {}),
+        (2, {"front": npp.Lag(2, over=6, predicts=True)}),
+        (2, {"passes": "accumulate:2", "front": npp.Every(3), "recipe": {"ema": 0.9}}),
+        (1, ADAMW | {"front": npp.Lag(2, predicts=True)}),
+    ],
+    ids=["lag", "growing", "every", "adamw"],
+)
+def test_an_attempt_that_goes_on_is_verified_from_its_checkpoint(tmp_path, stages, more):
+    last = 8 * (2 if "passes" in more else 1)
+    data = Ends(spaces.vectors, last, fail, tmp_path / "marker")
+    with pytest.raises(npp.NaspipeError, match="injected"):
+        train(tmp_path / "run", data=data, checkpoint_every=2, verify="0", stages=stages, **more)
+    data = Calm(spaces.vectors)
+    run = train(tmp_path / "run", data=data, resume=True, verify="3", stages=stages, **more)
+    found = run.manifest["verified"]
+    assert found["steps"] == 3 and found["first"] in (2, 4, 6), found
+
+
+def test_a_fault_after_a_checkpoint_stops_the_run(tmp_path, monkeypatch):
     data = Ends(spaces.vectors, 8, fail, tmp_path / "marker")
     with pytest.raises(npp.NaspipeError, match="injected"):
         train(tmp_path / "run", data=data, checkpoint_every=2, verify="0")
-    run = train(tmp_path / "run", data=Calm(spaces.vectors), resume=True)
-    assert run.manifest["verified"] == {
-        "steps": 0,
-        "because": "because the run goes on from a checkpoint",
-    }
+    dropped_gradient(monkeypatch)
+    with pytest.raises(VerificationError, match=r"layer .* after step [46] differs"):
+        train(tmp_path / "run", data=Calm(spaces.vectors), resume=True)
+
+
+class Told:
+    """A strategy whose proposals depend on what it was told."""
+
+    def __init__(self):
+        self.score = 0.0
+
+    def propose(self, sequence_id):
+        return [int(abs(self.score) * 1e4 + block) % 4 for block in range(6)]
+
+    def observe(self, sequence_id, score):
+        self.score += score
+
+
+@pytest.mark.parametrize(
+    "more", [{"sampler": Told()}, {"probes": "best:2"}], ids=["strategy", "probes"]
+)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_subnets_that_losses_choose_are_verified(tmp_path, stages, more):
+    run = train(tmp_path / "run", stages=stages, **more)
+    assert run.manifest["verified"] == {"steps": 6}
+
+
+def test_a_failed_run_leaves_the_checkpoint_that_waited_for_the_comparison(tmp_path, monkeypatch):
+    """The data fail while the plain loop is still in its first steps."""
+
+    def slowly(seed, number):
+        if is_plain_loop():
+            time.sleep(0.2)
+        elif number == 8:
+            raise RuntimeError("injected")
+        return spaces.vectors(seed, number)
+
+    with pytest.raises(npp.NaspipeError, match="injected"):
+        train(tmp_path / "run", data=slowly, checkpoint_every=2)
+    assert list((tmp_path / "run/checkpoints").glob("*/manifest.json"))
 
 
 def test_what_the_plain_loop_does_not_cover_is_said(tmp_path):

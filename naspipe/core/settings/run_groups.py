@@ -143,14 +143,15 @@ class VerifySettings:
     """How a run is compared with its plain loop."""
 
     verify: str = setting(
-        "0",
+        "auto",
         "compare the first steps with a plain loop that runs your own modules, data and loss in a "
         "process alongside the run, and stop the run if one bit differs: auto, a number of steps, "
-        "or 0 for none. auto takes 4 steps, or 3 more than the longest lag. A search compares the "
-        "scores of its first and its best subnet instead, unless this is 0.",
-        like(r"auto|[0-9]{1,6}", "auto or a number of steps"),
-        flag=Flag("auto|STEPS"),
-        example="auto",
+        "all, or 0 for none. auto takes 4 steps, or 3 more than the longest lag, and gives up if "
+        "they take long; the other values wait for the plain loop. A search compares the scores of "
+        "its first and its best subnet instead, unless this is 0.",
+        like(r"auto|all|[0-9]{1,6}", "auto, all or a number of steps"),
+        flag=Flag("auto|all|STEPS"),
+        example="0",
     )
 
     def __post_init__(self) -> None:
@@ -161,10 +162,17 @@ class VerifySettings:
 
         Args:
             lag: the longest one of any layer, in steps.
-            steps: of the run.
+            steps: that the run still has to train.
         """
+        if self.verify == "all":
+            return steps
         asked = max(4, lag + 3) if self.verify == "auto" else int(self.verify)
         return min(asked, steps)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the run waits for the plain loop, however long it takes."""
+        return self.verify != "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

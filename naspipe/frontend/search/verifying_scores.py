@@ -24,12 +24,15 @@ def verifier_of(
     """What computes scores again; it is entered before any stage is forked. None where nothing can
     be compared, or nothing is to be.
     """
-    if job.execution.verification.verify == "0" or not _judged_by_stages(score):
+    asked = job.execution.verification
+    if asked.verify == "0" or not _judged_by_stages(score):
         return nullcontext()
     device = job.execution.hardware.device.partition(":")[0]
     make = partial(PlainScores, recipe, checkpoint, device, job.evaluation.calibration)
     proxies = " and ".join(proxies_in(score))
-    return ScoreVerifier(make, job.threads, f"without {proxies}" if proxies else "")
+    because = f"without {proxies}" if proxies else ""
+    patience = job.execution.watch.timeout_seconds if asked.waits else None
+    return ScoreVerifier(make, job.threads, because, patience)
 
 
 def _judged_by_stages(score: str) -> bool:

@@ -19,7 +19,7 @@ from naspipe.core.errors import (
 )
 from naspipe.core.ids import SequenceId, StreamId
 from naspipe.frontend.checks.data_checks import check_cut_batch
-from naspipe.frontend.training.verifying import GOES_ON, steps_to_verify, verifier_of
+from naspipe.frontend.training.verifying import verifier_of
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.hosts import OtherHosts
@@ -63,7 +63,7 @@ class Generations:
     generation: int = 0
     others: OtherHosts | None = None
     verified: Verified | None = None
-    """How far the run was verified; None before it was."""
+    """How far the last attempt was verified; None if it was not to be."""
     recorded: list[RecordedSpans] = field(init=False)
     """Of each stream, which steps its access log holds."""
 
@@ -111,14 +111,12 @@ class Generations:
                 raise
 
     def _launch(self) -> Launched:
-        """Carry the job out, and verify its first steps if it begins with them."""
-        goes_on = any(each.first for each in self.job.streams)
-        steps = 0 if goes_on else steps_to_verify(self.job)
-        self.job = replace(self.job, verified_passes=steps * self.job.steps.passes)
-        if not steps:
-            self.verified = self.verified or (GOES_ON if goes_on else None)
+        """Carry the job out, and verify the first steps of this attempt."""
+        verifier = verifier_of(self.job)
+        self.job = replace(self.job, verified_until=verifier.end if verifier else 0)
+        if verifier is None:
             return launch(self.job, self.observer, self.others)
-        with verifier_of(self.job, steps) as verifier:
+        with verifier:
             launched = launch(self.job, self.observer, self.others, verifier)
         self.verified = verifier.result
         return launched

@@ -203,7 +203,7 @@ class Training:
 
     def _complete(self, lives: Generations, stages: Sequence[Any], seconds: float) -> None:
         job = lives.job
-        if lives.verified is not None and job.execution.verification.verify != "0":
+        if lives.verified is not None:
             self.observer.on_note(str(lives.verified))
         measured: dict[str, Any] = {"seconds": seconds, "stages": stages}
         if lives.has_whole_logs:
@@ -217,7 +217,7 @@ class Training:
             if taught := tally(read_teacher_events(stream.directory.path)):
                 found["teachers"] = taught
             complete = {"status": "complete", "measured": found}
-            if lives.verified is not None and job.execution.verification.verify != "0":
+            if lives.verified is not None:
                 complete["verified"] = lives.verified.as_dict()
             write_last(stream.directory, {**manifest, **complete, **life})
             if said := last_batch_note(stream.directory, stream.workload, stream.num_passes):

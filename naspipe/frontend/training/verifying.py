@@ -1,4 +1,4 @@
-"""How the first steps of a run are verified: which, by which plain loop, and what is said of it."""
+"""How steps of a run are verified: which of them, by which plain loop, and what is said of it."""
 
 from __future__ import annotations
 
@@ -10,56 +10,90 @@ from naspipe.core.rules import steps_behind
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
+from naspipe.runtime.jobs.workload import Workload
+from naspipe.verification.checkpoint_state import states_of
 from naspipe.verification.comparison import Comparison
 from naspipe.verification.plain_loop import PlainLoop
-from naspipe.verification.records import StepRecord
-from naspipe.verification.verifier import Verified, Verifier
+from naspipe.verification.records import NotVerifiable, StepRecord
+from naspipe.verification.verifier import Proposed, Verifier
 
-GOES_ON = Verified(0, "because the run goes on from a checkpoint")
-"""Only the first steps of a run are compared."""
-
-
-def steps_to_verify(job: TrainingJob) -> int:
-    """How many steps of a run are compared with its plain loop."""
-    lags = (steps_behind(rule) or 0 for each in job.workloads for rule in each.space.rules)
-    longest = min(each.workload.definition.steps for each in job.streams)
-    return job.execution.verification.steps(max(lags, default=0), longest)
+Choices = Sequence[int] | None
 
 
-def verifier_of(job: TrainingJob, steps: int) -> Verifier:
-    """The verifier of a run that begins; it is entered before any stage is forked.
+def verifier_of(job: TrainingJob) -> Verifier | None:
+    """The verifier of an attempt of a run, or None if none is asked for.
 
-    Args:
-        job: of the run.
-        steps: how many of the first ones are compared.
+    It compares the first steps of the attempt, after the checkpoint that it goes on from, if any.
+    Enter it before any stage is forked.
     """
+    firsts = {each.first // job.steps.passes for each in job.streams}
+    first, asked = min(firsts), job.execution.verification
+    longest = max(each.workload.definition.steps for each in job.streams)
+    steps = asked.steps(longest_lag(job.workloads), longest - first)
+    if not steps:
+        return None
     names = [each.directory.path.name if len(job.streams) > 1 else "" for each in job.streams]
-    comparison = Comparison(steps, job.steps.passes, names)
-    return Verifier(comparison, lambda: _records(job, steps), job.threads)
+    comparison = Comparison(steps, job.steps.passes, names, first)
+
+    def records(proposed: Proposed) -> Iterator[Mapping[str, Any]]:
+        if len(firsts) > 1:
+            raise NotVerifiable("because its streams go on from different steps")
+        return _records(job, first, steps, proposed)
+
+    patience = job.execution.watch.timeout_seconds if asked.waits else None
+    return Verifier(comparison, records, job.threads, patience)
 
 
-def _records(job: TrainingJob, steps: int) -> Iterator[Mapping[str, Any]]:
+def longest_lag(workloads: Sequence[Workload]) -> int:
+    """The most steps that a layer of the runs lags behind."""
+    lags = (steps_behind(rule) or 0 for each in workloads for rule in each.space.rules)
+    return max(lags, default=0)
+
+
+def _records(
+    job: TrainingJob, first: int, steps: int, proposed: Proposed
+) -> Iterator[Mapping[str, Any]]:
     """Train the plain loop, in the process of the verifier."""
-    subnets = [_choices(each, steps * job.steps.passes) for each in job.streams]
+    passes = job.steps.passes
+    subnets = [
+        _choices(stream, first * passes, steps * passes, proposed(number))
+        for number, stream in enumerate(job.streams)
+    ]
     device = job.execution.hardware.device.partition(":")[0]
     loop = PlainLoop(job.workloads, job.wiring.taps, subnets, device)
+    if first:
+        loop.resume(first, [_states(each, passes) for each in job.streams])
     for _ in range(steps):
         yield _as_dict(loop.step())
 
 
-def _choices(stream: StreamJob, passes: int) -> list[Sequence[int]]:
-    """What the sampler chose for the first passes of a stream."""
+def _choices(
+    stream: StreamJob, first: int, count: int, proposed: Iterator[Sequence[int]]
+) -> Iterator[Choices]:
+    """The choices of some passes of a stream, from a sequence ID on."""
     space = stream.workload.space
-    return [_choices_of(space, each) for each in islice(stream.so_far, passes)]
+    if stream.source is not None:
+        return (space.choices(chain) if chain else None for chain in proposed)
+    planned = islice(stream.planned, first, first + count)
+    return (_choices_of(space, each.subnet) for each in planned)
 
 
-def _choices_of(space: Space, subnet: Subnet) -> Sequence[int]:
-    return space.choices(subnet.chain)
+def _choices_of(space: Space, subnet: Subnet) -> Choices:
+    return space.choices(subnet.chain) if subnet.chain else None
+
+
+def _states(stream: StreamJob, passes: int) -> Mapping[str, Any]:
+    restored = stream.restored
+    return states_of(restored.checkpoint, passes) if restored else {}
 
 
 def _as_dict(record: StepRecord) -> Mapping[str, Any]:
     streams = [
-        {"losses": each.losses, "layers": {k: dict(v) for k, v in each.layers.items()}}
+        {
+            "losses": each.losses,
+            "layers": {label: dict(digests) for label, digests in each.layers.items()},
+            "hints": each.hints,
+        }
         for each in record.streams
     ]
     return {"step": record.step, "streams": streams}

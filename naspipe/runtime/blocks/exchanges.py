@@ -22,6 +22,18 @@ SMALLEST = 1e-6
 """Added to a norm before it divides, as by ``torch.nn.utils.clip_grad_norm_``."""
 
 
+def clip_factor(norms: Sequence[float], limit: float) -> float:
+    """What gradients are multiplied by so that the norm of all of them is at most ``limit``.
+
+    If a norm is NaN, the factor is ``math.nan``. The sign of a NaN that Python's arithmetic
+    computes from two others depends on how often the interpreter has executed the line.
+    """
+    total = 0.0
+    for norm in norms:
+        total += norm * norm
+    return math.nan if math.isnan(total) else limit / (math.sqrt(total) + SMALLEST)
+
+
 class NormExchange:
     """``clip_global_norm``: every stage tells its layers' norms, and works the same total out.
 
@@ -58,10 +70,8 @@ class NormExchange:
         float64.
         """
         norms = {name: norm for told in contributions.values() for name, norm in told.items()}
-        total = 0.0
-        for name in sorted(norms):
-            total += norms[name] * norms[name]
-        factor = self._recipes[layer.stream].clip_global_norm / (math.sqrt(total) + SMALLEST)
+        limit = self._recipes[layer.stream].clip_global_norm
+        factor = clip_factor([norms[name] for name in sorted(norms)], limit)
         if not factor >= 1.0:  # also where the norm is not a number
             for gradient in gradients.values():
                 gradient.mul_(factor)

@@ -69,7 +69,7 @@ class Restored:
         self.first = checkpoint.subnets
         self._space = space
         self._stream = stream
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         layers = (LayerId(FIRST_STREAM, *place) for place in stateless)
         self._stateless = {layer_key(space, layer) for layer in layers}
         self._tensors = _by_layer(checkpoint.tensors)
@@ -82,7 +82,7 @@ class Restored:
         Raises:
             ConfigError: when the space has no such layer.
         """
-        keys = self._checkpoint.versions
+        keys = self.checkpoint.versions
         found = sorted(
             (self._space.layer(key.split("/", 1)[1])._replace(stream=self._stream), key)
             for key in keys
@@ -118,7 +118,7 @@ class Restored:
 
     def _state(self, layer: LayerId) -> _State | None:
         key = layer_key(self._space, layer._replace(stream=FIRST_STREAM))
-        if key not in self._checkpoint.versions:
+        if key not in self.checkpoint.versions:
             return None
         return _State(
             self._versions(key),
@@ -172,8 +172,8 @@ class Restored:
     def _versions(self, key: str) -> tuple[Version, ...]:
         if key in self._stateless:
             return (INITIAL,)
-        newest = self._checkpoint.versions[key]
-        return tuple(map(Version, self._checkpoint.history.get(key, (newest,))))
+        newest = self.checkpoint.versions[key]
+        return tuple(map(Version, self.checkpoint.history.get(key, (newest,))))
 
 
 def _by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

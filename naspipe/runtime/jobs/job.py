@@ -120,7 +120,7 @@ class TrainingJob:
     """Of each stream, what the partitions were made from."""
     wiring: Wiring = PLAIN
     """How the streams are joined."""
-    verified_passes: int = 0
+    verified_until: int = 0
     """Sequence IDs below this are compared with a plain loop, in every stream."""
     buffered: frozenset[LayerId] | None = None
     """Layers whose forwards leave something for the next one; None for all."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from naspipe.core.subnet import Subnet
 
 
 class NotCompared:
     """Takes what is reported and compares nothing."""
 
-    is_settled = True
+    def may_publish(self, cut: int) -> bool:
+        """See :class:`naspipe.runtime.processes.ports.FirstSteps`."""
+        return True
+
+    def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
+        """See :class:`naspipe.runtime.processes.ports.FirstSteps`."""
 
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
         """See :class:`naspipe.runtime.processes.ports.FirstSteps`."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from naspipe.core.events import Planned
 from naspipe.core.ids import StreamId
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
+from naspipe.runtime.processes.ports import FirstSteps
 from naspipe.runtime.wire.messages import SubnetsMessage
 from naspipe.trace.results.losses_file import read_losses
 
@@ -17,11 +18,18 @@ class GrowingStreams:
     Args:
         job: some of whose streams may have a source.
         send: hands a message to a stage.
+        first_steps: told of each subnet, for the plain loop that trains the first of them.
     """
 
-    def __init__(self, job: TrainingJob, send: Callable[[int, SubnetsMessage], None]) -> None:
+    def __init__(
+        self,
+        job: TrainingJob,
+        send: Callable[[int, SubnetsMessage], None],
+        first_steps: FirstSteps,
+    ) -> None:
         self._job = job
         self._send = send
+        self._first_steps = first_steps
         self._fed = [
             [n for n, stream in enumerate(job.streams) if stream.source and self._feeds(number, n)]
             for number in range(len(job.streams))
@@ -50,6 +58,7 @@ class GrowingStreams:
                 self._tell(number, known, planned)
 
     def _tell(self, stream: int, first: int, planned: Sequence[Planned]) -> None:
+        self._first_steps.take_subnets(stream, first, [each.subnet for each in planned])
         message = SubnetsMessage(StreamId(stream), first, tuple(planned))
         for stage in range(self._job.execution.workers):
             self._send(stage, message)

@@ -11,7 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from naspipe.core.errors import NaspipeError, ObserverError, RunInterruptedError
+from naspipe.core.errors import (
+    NaspipeError,
+    ObserverError,
+    RunInterruptedError,
+    StageFailedError,
+    TransportError,
+)
 from naspipe.runtime.forking.fitness import may_compute_here
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.first_steps import NotCompared
@@ -83,9 +89,9 @@ def launch(
         validating = stack.enter_context(ValidationLauncher(job, observer))
         publisher = Publisher(
             job.participants, job.generation, folders, losses, execution.checkpoints.keep,
-            validating, job.going_on_together, lambda: first_steps.is_settled,
+            validating, job.going_on_together, first_steps.may_publish,
         )  # fmt: skip
-        growing = stack.enter_context(GrowingStreams(job, mailboxes.send))
+        growing = stack.enter_context(GrowingStreams(job, mailboxes.send, first_steps))
         collect = validating.collect
         collector = Collector(
             num_stages, losses, observer, publisher, stop, growing, collect, first_steps,
@@ -100,7 +106,12 @@ def launch(
             wakeup=wakeup,
             mailboxes=mailboxes,
         )
-        _run(job, side, others, stack)
+        try:
+            _run(job, side, others, stack)
+        except (StageFailedError, TransportError):  # resumes from a checkpoint that is still held
+            first_steps.wait()
+            publisher.publish_held()
+            raise
         first_steps.wait()
         publisher.publish_held()
         results = [collector.results[stage] for stage in sorted(collector.results)]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from naspipe.core.subnet import Subnet
 
 
 class FirstSteps(Protocol):
     """Compares what stages report; see :class:`naspipe.verification.verifier.Verifier`."""
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the comparison is over, so that checkpoints may be published."""
+    def may_publish(self, cut: int) -> bool:
+        """Whether a checkpoint may be published: all below its sequence ID has been compared."""
+        ...
+
+    def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
+        """A stream has grown by these subnets, whose sequence IDs begin with ``first``."""
         ...
 
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:

@@ -26,7 +26,8 @@ class Publisher:
         reader: told of each; those that it still needs are kept, too.
         joined: streams that can only go on at the same cut: the newest that all have is kept, and
             what those that are ahead have beyond it, which will be the next.
-        may_publish: whether the first steps of the run have been compared with the plain loop.
+        may_publish: whether all steps before a cut, of those that are to be, have been compared
+            with the plain loop.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Publisher:
         keep: int,
         reader: CheckpointReader,
         joined: Iterable[Collection[int]] = (),
-        may_publish: Callable[[], bool] = lambda: True,
+        may_publish: Callable[[int], bool] = lambda cut: True,
     ) -> None:
         self._may_publish = may_publish
         self._held: list[tuple[int, dict[str, Any]]] = []
@@ -69,7 +70,7 @@ class Publisher:
         Raises:
             StorageError: when a checkpoint cannot be published.
         """
-        while self._held and self._may_publish():
+        while self._held and self._may_publish(self._held[0][1]["cut"]):
             self._publish(*self._held.pop(0))
 
     def _publish(self, stage: int, part: dict[str, Any]) -> None:

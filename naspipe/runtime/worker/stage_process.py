@@ -166,7 +166,7 @@ class StageRun:
             DriverOptions(
                 timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
                 digests=execution.records.digests,
-                verified=job.verified_passes,
+                verified=job.verified_until,
                 wiring=job.wiring,
                 steps=job.steps,
                 resumed=self._resumed(),

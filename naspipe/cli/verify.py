@@ -1,0 +1,89 @@
+"""Train steps of a finished run again in a plain PyTorch loop, and compare every bit.
+
+The plain loop uses nothing of the pipeline. It runs the modules, data and loss of the run's
+definition one subnet at a time. The losses that the run recorded are compared, and every
+parameter, buffer and optimizer state wherever the steps end at a checkpoint that the run has kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from naspipe.cli.display.json_results import add_json, as_json
+from naspipe.cli.sources.prepared_data import add_data_place
+from naspipe.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from naspipe.frontend.training.training import Training
+
+_EXAMPLE = """\
+examples:
+  naspipe verify runs/one                             the first steps, as --verify auto
+  naspipe verify runs/one --steps all                 the whole run, its last checkpoint included
+  naspipe verify runs/one --from subnet-000000100 --steps 20
+
+exit status: 0 equal; 1 something differs; 2 nothing could be compared
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE
+    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    parser.add_argument(
+        "--from",
+        dest="checkpoint",
+        metavar="CHECKPOINT",
+        help="begin at a checkpoint of the run, by its name in RUN/checkpoints",
+    )
+    parser.add_argument(
+        "--steps",
+        metavar="N|all",
+        help="how many steps (default: 4, or 3 more than the longest lag)",
+    )
+    add_data_place(parser)
+    add_json(parser, "a line")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was compared; returns the exit status."""
+    from dataclasses import asdict
+
+    from naspipe.frontend.training.finished_verification import verify_finished
+
+    steps = _steps(arguments.steps)
+    with ExitStack() as stack:
+        training = _training(arguments, stack)
+        compared = verify_finished(training, steps, arguments.checkpoint)
+    print(as_json(asdict(compared)) if arguments.json else compared)
+    if compared.because:
+        return 2
+    return 1 if compared.difference else 0
+
+
+def _steps(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text == "all":
+        return 10**9
+    if not text.isdecimal() or not 0 < int(text) < 10**9:
+        raise ConfigError(f"--steps: expected all or a number of steps, 1 or more, found {text!r}")
+    return int(text)
+
+
+def _training(arguments: argparse.Namespace, stack: ExitStack) -> Training:
+    """The definition of the run, from its directory."""
+    from naspipe.cli import distill, train
+
+    is_distilled = (arguments.run / "block-0").is_dir()
+    command = distill if is_distilled else train
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    words = ["--resume", str(arguments.run), "--quiet"]
+    if arguments.data_dir is not None:
+        words += ["--data-dir", str(arguments.data_dir)]
+    training: Training = command.training_of(parser.parse_args(words), stack)
+    return training
