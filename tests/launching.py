@@ -218,6 +218,8 @@ LAUNCHING = (
     "test_architecture.py::test_import_contracts_hold",
     "test_architecture.py::test_pure_packages_import_without_torch",
     "test_setup.py",
+    "frontend/training/test_messages.py",
     "verification/test_verified_runs.py",
+    "verification/test_verified_searches.py",
     "verification/test_plain_loop.py",
 )

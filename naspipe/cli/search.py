@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--latency", default="profile",
         help="profile: the sum of the layers' times; measured: also time the best subnets whole",
     )  # fmt: skip
-    add_flags(parser, flags(Execution, "stages", "device", "memory_budget"), {})
+    add_flags(parser, flags(Execution, "stages", "device", "memory_budget", "verify"), {})
     parser.add_argument("--name", default="", help="of the search (default: the next number)")
     parser.add_argument("--top", type=int, default=10, metavar="K", help="subnets to show")
     add_judged_run(parser)
@@ -113,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.core.errors import ConfigError
     from naspipe.frontend.display.search_progress import SearchProgress
     from naspipe.frontend.search.search_parts import title_of
+    from naspipe.frontend.search.verifying_scores import note_verified
     from naspipe.trace.access.decided import Decided, decided_in
 
     if arguments.top < 1:
@@ -129,6 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     title = title_of(arguments.run, searching.definition, searching.held_out)
     with SearchProgress(title, definition.budget, definition.score, arguments.quiet) as progress:
         search = replace(searching, observer=progress).start()
+        note_verified(search, progress)
     shown, measured = _examine(arguments, searching, search, judge)
     print_tables(search, shown, measured, Decided(decided_in(searching.run.space)))
     tell(str(search.path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,23 @@ from typing import Any
 class NaspipeError(Exception):
     """Root of every error that naspipe raises on purpose.
 
-    It crosses a user's own process pool unchanged, whatever its class is made with.
+    It crosses a user's own process pool unchanged, whatever its class is made with. Escape codes
+    of terminals, as in messages of other libraries, are left out.
     """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(_plain(each) if isinstance(each, str) else each for each in arguments))
 
     def __reduce__(self) -> tuple[Callable[..., NaspipeError], tuple[Any, ...]]:
         return _made_again, (type(self), self.args, vars(self))
+
+
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])")
+"""Of terminals: colours, movements and titles (ECMA-48)."""
+
+
+def _plain(text: str) -> str:
+    return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 
 def _made_again(
@@ -32,7 +45,16 @@ def reason(error: BaseException) -> str:
     if isinstance(error, UsersCodeError):  # which has them on its last
         return str(error).strip().splitlines()[-1][:300]
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
+    hint = next((why for part, why in _HINTS.items() if part in text), "")
+    return f"{type(error).__name__}: {text:.300}{hint}" if text else type(error).__name__
+
+
+_HINTS = {
+    "does not require grad and does not have a grad_fn": "; its code takes a gradient of a tensor "
+    "that depends on no parameter and no input that requires one, as after detach(), under "
+    "torch.no_grad(), of whole numbers or of frozen parameters",
+}
+"""What is said behind messages of torch's that name no cause, by a part of them."""
 
 
 class ConfigError(NaspipeError):
@@ -81,6 +103,10 @@ class NotFiniteError(NaspipeError):
     """A loss is infinite or not a number, and the recipe wants the run to stop then."""
 
 
+class ObserverError(NaspipeError):
+    """The user's observer of a run has failed; the run ended with a checkpoint where it could."""
+
+
 class StageFailedError(NaspipeError):
     """A stage raised; carries the first cause: the stage, its task, host and traceback.
 
@@ -102,7 +128,8 @@ class StageFailedError(NaspipeError):
 
 
 class VerificationError(NaspipeError):
-    """The first steps of a run do not have the bits of its plain loop; nothing was published."""
+    """The first steps of a run do not have the bits of its plain loop, or a score of a search does
+    not have the bits of its plain network; nothing was published."""
 
 
 class LogError(NaspipeError):

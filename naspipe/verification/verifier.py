@@ -112,8 +112,9 @@ class Verifier:
 
     def __enter__(self) -> Self:
         self._connection, theirs = FORK.Pipe()
-        work = (self._records, self._threads, theirs)
-        self._process = FORK.Process(target=_main, args=work, name="naspipe-verify")
+        records = self._records
+        work = (lambda launcher: records(_Proposals(launcher).of), self._threads, theirs)
+        self._process = FORK.Process(target=report_all, args=work, name="naspipe-verify")
         with quiet_fork():
             self._process.start()
         theirs.close()
@@ -245,7 +246,16 @@ class _Proposals:
             yield self._waiting[stream].popleft()
 
 
-def _main(records: Records, threads: int, connection: Connection) -> None:
+def report_all(
+    make: Callable[[Connection], Iterator[Mapping[str, Any]]], threads: int, connection: Connection
+) -> None:
+    """Send what a plain computation yields, in a forked process; then how it ended.
+
+    Args:
+        make: given the connection, the computation; it may receive from there.
+        threads: intra-op threads.
+        connection: to the launcher.
+    """
     leave_signals_to_launcher()
     _end_with_launcher()
     os.nice(PRIORITY)
@@ -254,7 +264,7 @@ def _main(records: Records, threads: int, connection: Connection) -> None:
         connection.send_bytes(json.dumps(answer).encode())
 
     def work() -> None:
-        for record in records(_Proposals(connection).of):
+        for record in make(connection):
             tell(record)
 
     try:

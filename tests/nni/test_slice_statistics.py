@@ -16,6 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
+from naspipe.core.errors import VerificationError
+from naspipe.runtime.devices.determinism import layer_seed, seed_draws
+from naspipe.runtime.evaluating import evaluation
+from naspipe.runtime.evaluating.naswot import Naswot
 
 
 class Wide(ModelSpace):
@@ -85,3 +89,36 @@ def test_scores_are_those_of_a_calibration_by_hand(tmp_path, kind):
     for candidate in found.ranked():
         bare = npp.to_nni(run, candidate.choices, data=images, calibrate=0)
         assert candidate.scores.loss == pytest.approx(by_hand(bare), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Wide, Switch])
+def test_naswot_takes_the_statistics_of_the_batch(kind):
+    space = npp.from_nni(kind(), share="slice")
+    batch = images(1, 0)
+    for choices in ([0], [1]):
+        options = space.chain(choices)
+        modules = []
+        for position, (block, option) in enumerate(zip(space.blocks, options, strict=True)):
+            seed_draws(layer_seed(1, position, block.candidate(option)))
+            modules.append(block.cut_of(block.candidates[block.candidate(option)](), option))
+        plain = Naswot(npp.chain(modules), 1, 1, batch)
+        assert Naswot(space, 1, 1, batch)(choices) == plain([0] * len(modules))
+
+
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_a_search_verifies_its_scores(tmp_path, monkeypatch, is_faulty):
+    space, loss = npp.from_nni(Wide(), share="slice"), nn.CrossEntropyLoss()
+    run = npp.train(space, images, loss, steps=30, seed=1, run_dir=tmp_path / "run", progress=False)
+
+    def search():
+        return npp.search_subnets(
+            run, images, loss, held_out=held_out, strategy="all", budget=2, validate=2,
+            verify="auto", progress=False,
+        )  # fmt: skip
+
+    if is_faulty:
+        monkeypatch.setattr(evaluation, "find_norms", lambda *_: [])
+        with pytest.raises(VerificationError, match=r"the score is that of the run's own$"):
+            search()
+    else:
+        assert search().manifest["verified"]["scores"] >= 1

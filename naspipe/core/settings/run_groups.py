@@ -147,7 +147,8 @@ class VerifySettings:
         "compare the first steps with a plain loop that runs your own modules, data and loss in a "
         "process alongside the run, and stop the run if one bit differs: auto, a number of steps, "
         "all, or 0 for none. auto takes 4 steps, or 3 more than the longest lag, and gives up if "
-        "they take long; the other values wait for the plain loop.",
+        "they take long; the other values wait for the plain loop. A search compares the scores of "
+        "its first and its best subnet instead, unless this is 0.",
         like(r"auto|all|[0-9]{1,6}", "auto, all or a number of steps"),
         flag=Flag("auto|all|STEPS"),
         example="0",

@@ -170,6 +170,8 @@ class DatasetBatches:
         with kept_draws(), one_thread():
             items = [self._keyed(seed, number, row) for row in self.rows(seed, number)]
             seed_all(batch_key(seed, number))
+            if self._batching.collate_fn is None:
+                _check_fields(items, self.rows(seed, number))
             collated = (self._batching.collate_fn or default_collate)(items)
         return self._named(collated)
 
@@ -235,6 +237,24 @@ class DatasetBatches:
             if (each := getattr(batching, name)) is not None:
                 found[name] = getattr(each, "record", None) or full_name(each)
         return found
+
+
+def _check_fields(items: Sequence[Any], rows: Sequence[int]) -> None:
+    """Items that are mappings must have the fields of the first one.
+
+    Raises:
+        ConfigError: naming the first field that an item lacks.
+    """
+    if not isinstance(items[0], Mapping):
+        return
+    for item, row in zip(items, rows, strict=True):
+        missing = [name for name in items[0] if isinstance(item, Mapping) and name not in item]
+        if missing:
+            raise ConfigError(
+                f"from_dataset: expected the item in row {row} to have the field {missing[0]!r}, "
+                f"as the one in row {rows[0]} has, found {', '.join(map(str, item)) or 'none'}; "
+                f"give every item the same fields, or a collate_fn"
+            )
 
 
 def _size_of(dataset: Any) -> int:

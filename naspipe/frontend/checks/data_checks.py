@@ -16,7 +16,7 @@ from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.batches_apart import batch_apart, first_batch
-from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.trace.results.losses_file import read_losses
 from naspipe.trace.results.run_directory import RunDirectory
 
@@ -115,12 +115,12 @@ def _check_first(workload: Workload, name: str, call: str) -> None:
         )
     for block in range(len(space)):
         for field in space.fields(block):
-            field_of(batch, field, 0)
+            workload.field(batch, field, 0)
     needed = workload.loss_fields if workload.is_trained else ()
     if workload.is_trained and definition.recipe.steps.weighs_items:
         needed = (*needed, workload.target_field)
     for field in needed:
-        field_of(batch, field, 0)
+        workload.field(batch, field, 0)
 
 
 def first_digests(workload: Workload) -> dict[str, str]:

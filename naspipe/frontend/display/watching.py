@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from naspipe.core.errors import ConfigError, ObserverError
+from naspipe.core.user_code import users_code
 from naspipe.core.wording.in_python import in_python
 from naspipe.frontend.display.training_progress import TrainingProgress
 from naspipe.runtime.jobs.workload import Workload
@@ -53,42 +55,50 @@ def training_progress(
 
 
 class Told:
-    """A :class:`LaunchObserver` that tells others everything, notes with Python's keywords."""
+    """A :class:`LaunchObserver` that tells others everything, notes with Python's keywords.
+
+    An observer that has failed is told nothing more.
+
+    Raises:
+        ObserverError: from every method, once, when an observer raises.
+    """
 
     def __init__(self, *observers: LaunchObserver) -> None:
-        self._observers = observers
+        self._observers = list(observers)
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
         """See :class:`LaunchObserver`."""
-        for each in self._observers:
-            each.on_begin(generation, firsts)
+        self._tell("on_begin", lambda each: each.on_begin(generation, firsts))
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
         """See :class:`LaunchObserver`."""
-        for each in self._observers:
-            each.on_loss(stream, sequence_id, loss)
+        self._tell("on_loss", lambda each: each.on_loss(stream, sequence_id, loss))
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
         """See :class:`LaunchObserver`."""
-        for each in self._observers:
-            each.on_metrics(stream, sequence_id, metrics)
+        self._tell("on_metrics", lambda each: each.on_metrics(stream, sequence_id, metrics))
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """See :class:`LaunchObserver`."""
-        for each in self._observers:
-            each.on_busy(stage, busy_ns, elapsed_ns)
+        self._tell("on_busy", lambda each: each.on_busy(stage, busy_ns, elapsed_ns))
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
         """See :class:`LaunchObserver`."""
-        for each in self._observers:
-            each.on_hits(stage, hits, reads)
+        self._tell("on_hits", lambda each: each.on_hits(stage, hits, reads))
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
         """See :class:`LaunchObserver`."""
-        for each in self._observers:
-            each.on_validation(stream, sequence_id, scores)
+        self._tell("on_validation", lambda each: each.on_validation(stream, sequence_id, scores))
 
     def on_note(self, text: str) -> None:
         """See :class:`LaunchObserver`."""
-        for each in self._observers:
-            each.on_note(in_python(text))
+        self._tell("on_note", lambda each: each.on_note(in_python(text)))
+
+    def _tell(self, what: str, call: Callable[[LaunchObserver], None]) -> None:
+        for each in tuple(self._observers):
+            try:
+                with users_code(f"observer {type(each).__name__}: {what} raised"):
+                    call(each)
+            except ConfigError as error:
+                self._observers.remove(each)
+                raise ObserverError(str(error)) from error.__cause__

@@ -6,7 +6,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from multiprocessing import current_process
@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
+from naspipe.core.errors import NaspipeError, StageFailedError, TransportError, UsersCodeError
 from naspipe.core.rules import Exact, Frozen
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.data.keyed.dataset_batches import DatasetBatches
 from naspipe.frontend.given.export_notes import export_note
 from naspipe.runtime.blocks.forms import Form, form_of, form_text
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
-from naspipe.runtime.jobs.batches_apart import first_batch
+from naspipe.runtime.jobs.batches_apart import batch_apart, first_batch
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.edited_parameters import known_edit, obstacle_to_edits, refused
@@ -104,7 +105,42 @@ def check_spaces(
             has_budget=has_budget,
         )
         notes += looked(look, say)
+        _check_single_item(look, say)
     return notes
+
+
+def _check_single_item(look: Look, say: Callable[[str], None]) -> None:
+    """Where the last batch of an epoch has one item, layers must take that, too: batch
+    normalisation in training mode does not.
+
+    Raises:
+        ConfigError: naming the layer that does not take it.
+    """
+    workload = look.workload
+    data, definition = workload.data, workload.definition
+    if not isinstance(data, DatasetBatches) or current_process().daemon:
+        return
+    number = data.batches_per_epoch - 1
+    last_trained = definition.recipe.steps.batch(definition.num_passes - 1)
+    if not 0 < number <= last_trained or len(data.rows(definition.seed, number)) > 1:
+        return
+    whose = (
+        f"batch {number}, the last one of an epoch of {len(data)} items, has a single item; leave "
+        f"it out with drop_last=True, or choose another batch_size: "
+    )
+    with suppress(StageFailedError, TransportError, OSError, UsersCodeError):
+        batch = batch_apart(data, definition.seed, number, definition.recipe.threads)
+        _check_fits(replace(look, batch=batch, whose=whose), say)
+
+
+def _check_fits(look: Look, say: Callable[[str], None]) -> Mapping[str, Any]:
+    """What :meth:`Look.follow` has found; raises ConfigError for what does not fit."""
+    what = f"space {look.workload.space.name}"
+    slow = f"following shapes through the candidates of {what}"
+    found = done_apart(look.follow, what, FOLLOWING_SECONDS, lambda: say(slow))
+    if suspected := found["suspected"]:
+        done_apart(lambda go_on: look.compute(suspected, go_on), what, TRYING_SECONDS)
+    return found
 
 
 def looked(look: Look, say: Callable[[str], None]) -> list[str]:
@@ -114,11 +150,8 @@ def looked(look: Look, say: Callable[[str], None]) -> list[str]:
         return []  # which may have no processes of its own
     notes: list[str] = []
     with suppress(StageFailedError, TransportError, OSError):
-        slow = f"following shapes through the candidates of {what}"
-        found = done_apart(look.follow, what, FOLLOWING_SECONDS, lambda: say(slow))
+        found = _check_fits(look, say)
         notes += found["notes"]
-        if suspected := found["suspected"]:
-            done_apart(lambda go_on: look.compute(suspected, go_on), what, TRYING_SECONDS)
         if not look.only_subnets and ((users := found["users"]) or look.has_users_loss):
             notes += done_apart(partial(look.repeat, users), what, TRYING_SECONDS)["notes"]
     return notes

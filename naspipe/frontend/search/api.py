@@ -20,6 +20,7 @@ from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_parts import title_of
 from naspipe.frontend.search.search_record import SilentSearchObserver
 from naspipe.frontend.search.searching import Searching
+from naspipe.frontend.search.verifying_scores import note_verified
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches
 from naspipe.search.definition import SearchDefinition
@@ -67,6 +68,8 @@ def search_subnets(
     Raises:
         ConfigError: for input that cannot be used.
         StageFailedError: when a layer, the data or the loss raises in any stage.
+        VerificationError: with ``verify``, when the first or the best score has other bits than
+            the plain network's.
     """
     check_is_loss(loss)
     check_is_object(strategy)
@@ -95,7 +98,9 @@ def _shown(searching: Searching) -> Search:
     asked = searching.definition
     title = title_of(searching.run.directory.path, asked, searching.held_out)
     with SearchProgress(title, asked.budget, asked.score) as shown:
-        return replace(searching, observer=shown).start()
+        search = replace(searching, observer=shown).start()
+        note_verified(search, shown)
+        return search
 
 
 def _stated(strategy: str, **said: Mapping[str, Any] | None) -> tuple[dict[str, Any], Execution]:

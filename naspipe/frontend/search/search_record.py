@@ -51,7 +51,8 @@ class Recorder:
         self._manifest = dict(manifest)
         self._waiting: dict[int, Scores] = {}
         self._choices_of: Callable[[int], tuple[int, ...]] = lambda number: ()
-        self._best: Candidate | None = None
+        self.best: Candidate | None = None
+        """Of the candidates so far."""
         self._memory = ResidentMemory()
         self._start_ns = 0
         self.candidates: list[Candidate] = []
@@ -118,10 +119,8 @@ class Recorder:
             )
             self.candidates.append(candidate)
             self._directory.append(candidate)
-            self._best = next(
-                iter(rank([*filter(None, [self._best]), candidate], self._score)), None
-            )
-            self._observer.on_candidate(candidate, self._best)
+            self.best = next(iter(rank([*filter(None, [self.best]), candidate], self._score)), None)
+            self._observer.on_candidate(candidate, self.best)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """A stage says how busy it is."""

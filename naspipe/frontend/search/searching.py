@@ -32,6 +32,7 @@ from naspipe.frontend.search.search_parts import (
     sampling,
 )
 from naspipe.frontend.search.search_record import Recorder
+from naspipe.frontend.search.verifying_scores import FirstAndBest, verifier_of
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.devices.environment import describe_environment
@@ -81,6 +82,7 @@ class Searching:
             ConfigError: when the input cannot be used; nothing has been written then, unless only
                 a stage could find it: the manifest then says ``failed``.
             StageFailedError: when a stage raised.
+            VerificationError: when a score has other bits than that of the plain network.
         """
         execution = self.execution
         directory = self._check()
@@ -119,8 +121,14 @@ class Searching:
             memory=memory,
             directory=directory.path,
         )
-        with recorder.recording(judging.choices_of(source)), ExitStack() as stack:
+        choices_of = judging.choices_of(source)
+        with (
+            verifier_of(job, evaluation, checkpoint, definition.score) as verifier,
+            recorder.recording(choices_of),
+            ExitStack() as stack,
+        ):
             stack.callback(close_all)
+            observer = FirstAndBest(recorder, verifier, choices_of)
             standard = judging.standard(
                 job,
                 lambda: self._source(
@@ -130,7 +138,9 @@ class Searching:
             )  # fmt: skip
             if standard is not None:
                 recorder.note(sample=standard.as_dict())
-            recorder.stages = judging.run(job, source, recorder, standard)
+            recorder.stages = judging.run(job, source, observer, standard)
+            if execution.verification.verify != "0":
+                recorder.note(verified=observer.finish(definition.score).as_dict())
         return directory.read()
 
     def _source(

@@ -11,6 +11,7 @@ from typing import Any
 from naspipe.core.config import Definition
 from naspipe.core.errors import (
     ConfigError,
+    ObserverError,
     RunInterruptedError,
     StageFailedError,
     StorageError,
@@ -97,7 +98,7 @@ class Generations:
                 left -= 1
                 where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
                 self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
-            except RunInterruptedError as error:
+            except (RunInterruptedError, ObserverError) as error:
                 error.args = (f"{error}; {self._how_to_go_on()}",)
                 self.note("interrupted", error)
                 raise

@@ -125,7 +125,7 @@ class Recording:
             self._next[stream] += 1
         self._observer.on_loss(stream, sequence_id, loss)
         if self._done & (self._done - 1) == 0:  # at 1, 2, 4, 8, ...
-            self._steady.check("an observer")
+            self._steady.check("the data, a hook, a layer, a metric or an observer")
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
         """See :class:`LaunchObserver`."""

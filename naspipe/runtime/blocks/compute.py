@@ -21,7 +21,7 @@ from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed
 from naspipe.runtime.devices.out_of_memory import DeviceFullError, explain_shortage
 from naspipe.runtime.jobs.ports import Objective
-from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.edited_parameters import obstacle_to_edits
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.layers.stored_layer import StoredLayer
@@ -273,8 +273,9 @@ class StageCompute:
         """A batch field: one that has arrived, or from the batch, which is made when needed."""
         if name not in state.fields:
             number = self._steps[task.stream].batch(task.sequence_id)
-            batch = state.made_batch(self._workloads[task.stream], number)
-            state.fields[name] = self.placement.to_device(field_of(batch, name, task.sequence_id))
+            workload = self._workloads[task.stream]
+            field = workload.field(state.made_batch(workload, number), name, number)
+            state.fields[name] = self.placement.to_device(field)
         return state.fields[name]
 
     def _make_store(self, workload: Workload, restored: Restored | None) -> LayerStore:

@@ -44,15 +44,6 @@ _TAKING = {
 """What computes norms: the argument that has them take statistics, and all others in order."""
 
 
-def statistics_of(module: nn.Module) -> list[_BatchNorm]:
-    """The norms of a layer that use running statistics when they are evaluated."""
-    return [
-        each
-        for each in module.modules()
-        if isinstance(each, _BatchNorm) and each.track_running_stats
-    ]
-
-
 def may_keep_statistics(module: nn.Module) -> bool:
     """Whether a layer has buffers that are called as running statistics are."""
     return any(key in _RUNNING for _, _, key in buffer_slots(module))
@@ -143,13 +134,19 @@ class _Taken(_Watched):
 
 
 @torch.no_grad()
-def find_norms(label: str, module: nn.Module, forward: Callable[[], object]) -> list[Norm]:
+def find_norms(
+    label: str,
+    module: nn.Module,
+    forward: Callable[[], object],
+    otherwise: str = "use calibrate=0",
+) -> list[Norm]:
     """The running statistics that a layer takes in training mode; it is left as it was.
 
     Args:
         label: what messages call the layer.
         module: the layer's.
         forward: calls it with a batch.
+        otherwise: what a message advises where statistics cannot be taken.
 
     Raises:
         ConfigError: when it takes some in a way that cannot be followed.
@@ -176,7 +173,7 @@ def find_norms(label: str, module: nn.Module, forward: Callable[[], object]) -> 
                     f"layer {label}: expected running statistics that are taken by "
                     f"torch.nn.functional.batch_norm or instance_norm, found {name} of "
                     f"{type(owner).__name__}, which its own code takes, so that it cannot be taken "
-                    f"anew for a subnet; call those functions, or use calibrate=0"
+                    f"anew for a subnet; call those functions, or {otherwise}"
                 )
         return list(seen.norms.values())
     finally:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +19,12 @@ from naspipe.runtime.devices.determinism import block_seed, seed_draws
 from naspipe.runtime.layers.layer_store import LayerStore
 
 Tensors = tuple[torch.Tensor, ...]
+
+Around = Callable[[str, nn.Module, Callable[[], object]], AbstractContextManager[object]]
+
+
+def _bare(label: str, module: nn.Module, call: Callable[[], object]) -> nullcontext[None]:
+    return nullcontext()
 
 
 class FirstLayers:
@@ -31,7 +40,7 @@ class FirstLayers:
     """
 
     def __init__(
-        self, space: Space, seed: int, prepare: Callable[[nn.Module], None], way: str
+        self, space: Space, seed: int, prepare: Callable[[nn.Module], object], way: str
     ) -> None:
         self._space, self._seed, self._way = space, seed, way
         self._prepare = prepare
@@ -52,8 +61,16 @@ class FirstLayers:
         blocks = range(len(self._space.chain(choices)))
         return tuple(dict.fromkeys(name for block in blocks for name in self._space.fields(block)))
 
-    def forward(self, choices: Sequence[int], batch: Mapping[str, torch.Tensor]) -> Tensors:
+    def forward(
+        self, choices: Sequence[int], batch: Mapping[str, torch.Tensor], around: Around = _bare
+    ) -> Tensors:
         """What a subnet returns for a batch; draws are keyed by the block.
+
+        Args:
+            choices: of the subnet.
+            batch: what its layers read.
+            around: makes the context in which a layer is called, from its label, its module, and a
+                function that calls it in training or in evaluation mode, as the module is.
 
         Raises:
             ConfigError: when a layer fails, or returns anything but tensors.
@@ -61,17 +78,22 @@ class FirstLayers:
         state: Tensors = ()
         for block, option in enumerate(self._space.chain(choices)):
             module = self._module(block, self._candidate(block, option))
-            fields = (batch[name] for name in self._space.fields(block))
+            fields = [batch[name].clone() for name in self._space.fields(block)]
             label = self._space.option_label(block, option)
             expected = f"layer {label}: expected a layer that computes tensors {self._way}, found"
-            seed_draws(block_seed(self._seed, 0, block))
-            with users_code(expected):
-                call = self._space.blocks[block].forward_of(module, option)
-                result = call(*(each.view_as(each) for each in state), *fields)
+            forward = self._space.blocks[block].forward_of(module, option)
+            call = partial(self._call, forward, block, (*state, *fields), expected)
+            with around(label, module, call):
+                result = call()
             state = result if isinstance(result, tuple) else (result,)
             if not all(isinstance(each, torch.Tensor) for each in state):
                 raise ConfigError(f"{expected} {type(result).__name__}")
         return state
+
+    def _call(self, forward: Callable[..., Any], block: int, inputs: Tensors, expected: str) -> Any:
+        seed_draws(block_seed(self._seed, 0, block))
+        with users_code(expected):
+            return forward(*(each.view_as(each) for each in inputs))
 
     def _candidate(self, block: int, option: int) -> int:
         return self._space.blocks[block].candidate(option)

@@ -7,7 +7,8 @@ ICML 2021.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.evaluating.calibration import statistics_of
+from naspipe.runtime.evaluating.calibration import Norm, find_norms, fresh_statistics
 from naspipe.runtime.evaluating.first_weights import FirstLayers
 
 _ATEN = torch.ops.aten
@@ -44,7 +45,9 @@ class Naswot:
     def __init__(
         self, space: Space, seed: int, threads: int, batch: Mapping[str, torch.Tensor]
     ) -> None:
-        self._layers = FirstLayers(space, seed, _take_batch_statistics, "of the batch")
+        self._layers = FirstLayers(space, seed, nn.Module.eval, "of the batch")
+        self._norms: dict[str, Sequence[Norm]] = {}
+        """By the label of a layer with its option."""
         self._threads = threads
         self._batch = batch
 
@@ -64,9 +67,25 @@ class Naswot:
 
     def _kernel(self, choices: Sequence[int]) -> tuple[torch.Tensor, int]:
         samples = self._batch[self._layers.fields(choices)[0]].shape[0]
-        with deterministic_torch(self._threads), torch.no_grad(), _Codes(samples) as codes:
-            self._layers.forward(choices, self._batch)
+        with deterministic_torch(self._threads), torch.no_grad():
+            self._layers.forward(choices, self._batch, self._finding_norms)
+            with _Codes(samples) as codes:
+                self._layers.forward(choices, self._batch, self._with_batch_statistics)
         return codes.kernel, codes.units
+
+    @contextmanager
+    def _finding_norms(
+        self, label: str, module: nn.Module, call: Callable[[], object]
+    ) -> Iterator[None]:
+        if label not in self._norms:
+            self._norms[label] = find_norms(label, module, call, "use another score")
+        yield
+
+    def _with_batch_statistics(
+        self, label: str, module: nn.Module, call: Callable[[], object]
+    ) -> AbstractContextManager[object]:
+        """Norms use those of the batch, as in a training step; all else is evaluated."""
+        return fresh_statistics(label, module, self._norms[label])
 
 
 def log_determinant(kernel: torch.Tensor, units: int) -> float:
@@ -81,13 +100,6 @@ def log_determinant(kernel: torch.Tensor, units: int) -> float:
         return -math.inf
     sign, found = torch.linalg.slogdet(kernel)
     return float(found) if sign > 0 else -math.inf
-
-
-def _take_batch_statistics(module: nn.Module) -> None:
-    """Norms use those of the batch, as in the first step of a training; all else is evaluated."""
-    module.eval()
-    for norm in statistics_of(module):
-        norm.train()
 
 
 class _Codes(TorchDispatchMode):  # type: ignore[no-untyped-call]

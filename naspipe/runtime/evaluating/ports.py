@@ -1,6 +1,7 @@
 """Who is told of an evaluation.
 
-Implementations: :class:`naspipe.frontend.search.search_record.Recorder` and
+Implementations: :class:`naspipe.frontend.search.search_record.Recorder`,
+:class:`naspipe.frontend.search.verifying_scores.FirstAndBest` and
 :class:`naspipe.runtime.evaluating.score_sheet.ScoreSheet`.
 """
 

@@ -166,6 +166,20 @@ class Workload:
         given = self.definition.loss_fields
         return "target" if "target" in given or not given else given[0]
 
+    def field(self, batch: Mapping[str, Any], name: str, number: int) -> torch.Tensor:
+        """A batch's field, for a layer or the loss.
+
+        Raises:
+            ConfigError: when the batch has no such tensor, saying what asks for it.
+        """
+        try:
+            return field_of(batch, name, number)
+        except ConfigError as error:
+            blocks = range(len(self.space))
+            asking = [self.space.labels[b] for b in blocks if name in self.space.fields(b)]
+            who = f"block {asking[0]}" if asking else "the loss"
+            raise ConfigError(f"{error} ({who} needs it)") from None
+
     @property
     def judged_fields(self) -> tuple[str, ...]:
         """The batch fields that the loss is called with where subnets are judged by it."""

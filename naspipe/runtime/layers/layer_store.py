@@ -237,6 +237,13 @@ def shared(what: str, owner: str, label: str) -> ConfigError:
         owner: the label of the layer that was made first.
         label: that of the other.
     """
+    if what == "buffer":
+        return ConfigError(
+            f"layers {owner} and {label} share one buffer: expected each layer to have its own, as "
+            f"layers live on different stages and a forward may change buffers; let each factory "
+            f"make its own, of a tensor from outside a copy, b.clone(), which changes nothing for "
+            f"a constant such as a mask"
+        )
     return ConfigError(
         f"layers {owner} and {label} share one {what}: tied layers are not supported, as a layer "
         f"has one place in the chain and is written by the stage there; let each factory make its "

@@ -11,7 +11,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from naspipe.core.errors import RunInterruptedError, StageFailedError, TransportError
+from naspipe.core.errors import (
+    NaspipeError,
+    ObserverError,
+    RunInterruptedError,
+    StageFailedError,
+    TransportError,
+)
 from naspipe.runtime.forking.fitness import may_compute_here
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.first_steps import NotCompared
@@ -39,8 +45,9 @@ class Launched:
 
     measured: list[dict[str, Any]]
     """Of each stage: bytes handed over and copied."""
-    late: RunInterruptedError | None
-    """Whoever asked it to end when there was nothing more to leave out; not raised yet."""
+    late: NaspipeError | None
+    """Whoever asked it to end when there was nothing more to leave out, or an observer that failed
+    then; not raised yet."""
 
 
 def launch(
@@ -63,6 +70,7 @@ def launch(
         ConfigError: when a stage finds that the input cannot be used, or a port is in use.
         StorageError: when a file cannot be written.
         RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint.
+        ObserverError: when the observer has failed, behind a checkpoint.
     """
     first_steps = first_steps or NotCompared()
     execution, num_stages = job.execution, job.execution.workers
@@ -86,8 +94,9 @@ def launch(
         growing = stack.enter_context(GrowingStreams(job, mailboxes.send, first_steps))
         collect = validating.collect
         collector = Collector(
-            num_stages, losses, observer, publisher, stop, growing, collect, first_steps
-        )
+            num_stages, losses, observer, publisher, stop, growing, collect, first_steps,
+            job.is_causal,
+        )  # fmt: skip
         if job.is_causal:
             stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
         side = LauncherSide(
@@ -107,14 +116,16 @@ def launch(
         publisher.publish_held()
         results = [collector.results[stage] for stage in sorted(collector.results)]
         if not all(result["streams"] for result in results):  # some may have been through already
-            raise _interruption(job, stop, publisher)
+            raise _interruption(job, stop, publisher, collector.observer_error)
         for number, stream in enumerate(job.streams):
             parts = [result["streams"][number] for result in results]
             manifest = merge_parts(stream.num_passes, parts)
             folders[number].publish(FINAL, job.generation, manifest)
         if not validating.finish(lambda: bool(stop.signal_number), wakeup):
-            raise _interruption(job, stop, publisher)
-    late = _asked(stop, "behind its last subnet") if stop.signal_number else None
+            raise _interruption(job, stop, publisher, collector.observer_error)
+    late: NaspipeError | None = collector.observer_error
+    if late is None and stop.signal_number:
+        late = _asked(stop, "behind its last subnet")
     return Launched([result["measured"] for result in results], late)
 
 
@@ -138,14 +149,20 @@ def _ask(stop: Stop, wakeup: Wakeup, signal_number: int) -> None:
     wakeup.set()
 
 
-def _interruption(job: TrainingJob, stop: Stop, publisher: Publisher) -> RunInterruptedError:
+def _interruption(
+    job: TrainingJob, stop: Stop, publisher: Publisher, observer_error: ObserverError | None
+) -> NaspipeError:
     """What to say of a run that was asked to end and has done so."""
     cuts = [
         publisher.newest.get(number, each.first)
         for number, each in enumerate(job.streams)
         if each.workload.is_trained
     ]
-    return _asked(stop, f"with a checkpoint at subnet {' and '.join(map(str, cuts))}")
+    where = f"with a checkpoint at subnet {' and '.join(map(str, cuts))}"
+    if observer_error is not None:
+        observer_error.args = (f"{observer_error}; the run ended {where}",)
+        return observer_error
+    return _asked(stop, where)
 
 
 def _asked(stop: Stop, where: str) -> RunInterruptedError:

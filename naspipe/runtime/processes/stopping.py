@@ -40,15 +40,23 @@ class Stop:
         self._send = send
         self._say = say
         self._is_sent = False
+        self._why = ""
         self._admitted: dict[int, Sequence[int]] = {}
         self.signal_number = 0
         """The signal that asked for it; 0 while nobody did."""
         self.from_elsewhere = True
         """Whether no signal came to this process itself."""
 
-    def request(self, signal_number: int, from_elsewhere: bool = False) -> None:
-        """Ask for it; safe in a signal's handler."""
+    def request(self, signal_number: int, from_elsewhere: bool = False, why: str = "") -> None:
+        """Ask for it; safe in a signal's handler.
+
+        Args:
+            signal_number: as which it counts.
+            from_elsewhere: whether it came to another host.
+            why: what is said of it; the signal's name by default.
+        """
         self.signal_number = signal_number
+        self._why = self._why or why
         self.from_elsewhere &= from_elsewhere
 
     def held(self, stage: int, admitted: Sequence[int]) -> None:
@@ -66,7 +74,7 @@ class Stop:
         """Begin, when it was asked for since the last call."""
         if self.signal_number and not self._is_sent:
             self._is_sent = True
-            name = signal.Signals(self.signal_number).name
+            name = self._why or signal.Signals(self.signal_number).name
             self._say(
                 f"{name}: ending behind a checkpoint, once the subnets under way are through; "
                 f"a second one ends at once, and loses what is behind the last checkpoint"

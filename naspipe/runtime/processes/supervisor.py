@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
@@ -13,6 +15,7 @@ import zmq
 from naspipe.core.errors import (
     ConfigError,
     NotFiniteError,
+    ObserverError,
     StageFailedError,
     StorageError,
     VerificationError,
@@ -137,6 +140,7 @@ class Collector(StageReports):
         growing: told of losses, from which streams grow.
         collect: called with each of them: takes in what was found beside the training.
         first_steps: told of losses and layers, which it compares with a plain loop.
+        can_cut: whether the run can be ended with a checkpoint when the observer fails.
     """
 
     def __init__(
@@ -149,8 +153,10 @@ class Collector(StageReports):
         growing: GrowingStreams,
         collect: Callable[[], None],
         first_steps: FirstSteps | None = None,
+        can_cut: bool = True,
     ) -> None:
         super().__init__(num_stages)
+        self._can_cut = can_cut
         self._first_steps = first_steps or NotCompared()
         self._growing = growing
         self._collect = collect
@@ -159,6 +165,8 @@ class Collector(StageReports):
         self._publisher = publisher
         self._stop = stop
         self._batches = SameBatches()
+        self.observer_error: ObserverError | None = None
+        """What the observer has failed of; the end of the run was asked for then."""
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
         """Handle one report.
@@ -178,21 +186,24 @@ class Collector(StageReports):
                 self._first_steps.take_loss(stream, sequence_id, body["bits"])
                 if body["section"]:
                     return
-                if beside.metrics:
-                    values = {name: each.value for name, each in beside.metrics}
-                    self._observer.on_metrics(stream, sequence_id, values)
-                self._observer.on_loss(stream, sequence_id, loss)
+                with self._observed():
+                    if beside.metrics:
+                        values = {name: each.value for name, each in beside.metrics}
+                        self._observer.on_metrics(stream, sequence_id, values)
+                    self._observer.on_loss(stream, sequence_id, loss)
                 self._growing.take(stream, sequence_id, loss)
-                self._collect()
+                with self._observed():
+                    self._collect()
             case "batch":
                 self._batches.take(stage, body["stream"], body["number"], body["digest"])
             case "busy":
-                self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
-                self._observer.on_hits(stage, body["hits"], body["reads"])
-                self._observer.on_pending(stage, body["pending"])
+                with self._observed():
+                    self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
+                    self._observer.on_hits(stage, body["hits"], body["reads"])
+                    self._observer.on_pending(stage, body["pending"])
                 self._publisher.publish_held()
             case "note":
-                self._observer.on_note(str(body["text"]))
+                self.note(str(body["text"]))
             case "part":
                 self._publisher.take(stage, body)
             case "written":
@@ -212,7 +223,20 @@ class Collector(StageReports):
 
     def note(self, text: str) -> None:
         """Something that whoever watches should know."""
-        self._observer.on_note(text)
+        with self._observed():
+            self._observer.on_note(text)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Have an observer that fails end the run as a signal does: with a checkpoint."""
+        try:
+            yield
+        except ObserverError as error:
+            if not self._can_cut:
+                raise
+            self.observer_error = self.observer_error or error
+            self._stop.request(signal.SIGTERM, from_elsewhere=True, why=str(error))
+            self._stop.advance()
 
     def report(self, kind: str, body: Any) -> None:
         """Reports of a run on one stage, which come without a socket."""

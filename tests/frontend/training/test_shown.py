@@ -95,8 +95,9 @@ def test_a_search_shows_its_progress(tmp_path, capsys):
         npp.search_subnets(run, spaces.vectors, nn.CrossEntropyLoss(), progress=progress, **how)
         said = capsys.readouterr().err
         title = f"search of {run.directory.path} by random on 1 held-out batch"
-        line = rf"{title}  3/3  \S+ subnets/s  best loss .*\n"
-        assert re.fullmatch(line if progress else "", said)
+        lines = [rf"{title}  3/3  \S+ subnets/s  best loss .*\n"]
+        lines.append(rf"{title}  verified: [12] scores?, 0 bits differ\n")
+        assert re.fullmatch("".join(lines) if progress else "", said)
 
 
 def test_an_interrupted_run_says_how_to_go_on_from_python(tmp_path, capsys):

@@ -1,0 +1,311 @@
+"""Score a subnet as a plain network: the user's own modules with the weights of a checkpoint.
+
+The network is a chain of the layers that ``Run.layer`` and ``Run.shared`` return, called batch by
+batch. Its running statistics are taken by its own forward, and the sums over the validation batches
+are computed by a loop of a few lines. Nothing is shared with the stages that score subnets.
+
+An elastic layer is the whole module, called with a setting. A module that is cut for the setting
+has its weights in other memory, where a matrix product may round differently.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from naspipe.core.ids import FIRST_STREAM, LayerId
+from naspipe.core.space import Elastic
+from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
+from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
+from naspipe.trace.snapshots.snapshot import Checkpoint
+from naspipe.verification.plain_loop import set_up_torch, start_draws
+from naspipe.verification.records import tensor_digest
+
+Tensors = tuple[torch.Tensor, ...]
+Batch = Mapping[str, torch.Tensor]
+
+TAKEN, LEFT, RESET = "taken", "left", "reset"
+"""Running statistics: taken from the calibration batches, as the run left them, or as a norm is
+made with them (mean 0, variance 1)."""
+
+_MEAN, _VARIANCE = "running_mean", "running_var"
+
+_NORMS = {
+    functional.batch_norm: "training",
+    functional.instance_norm: "use_input_stats",
+    torch.batch_norm: "training",
+    torch.instance_norm: "use_input_stats",
+}
+"""The functions that take running statistics, with the argument that has them do so."""
+
+_NATIVE = (
+    "input", "weight", "bias", _MEAN, _VARIANCE, "", "momentum", "eps", "cudnn_enabled",
+)  # fmt: skip
+"""The arguments of ``torch.batch_norm`` and ``torch.instance_norm``, which have no signature."""
+
+
+class PlainScore(NamedTuple):
+    """Means over the validation targets; NaN where outputs score no classes."""
+
+    loss: float
+    top1: float
+    top5: float
+
+
+class PlainScores:
+    """Scores subnets one at a time, each as a network of its own.
+
+    Args:
+        recipe: what subnets are judged on.
+        checkpoint: the weights.
+        device: where everything is computed.
+        first_validation: the number of the first validation batch, by which the draws of layers
+            are keyed.
+    """
+
+    def __init__(
+        self, recipe: EvaluationRecipe, checkpoint: Checkpoint, device: str, first_validation: int
+    ) -> None:
+        workload = recipe.workload
+        set_up_torch(workload.recipe.threads)
+        self._recipe, self._workload = recipe, workload
+        self._space, self._seed = workload.space, workload.definition.seed
+        self._checkpoint = checkpoint
+        self._device = torch.device(device)
+        self._first_validation = first_validation
+
+    def of(self, choices: Sequence[int], statistics: str = TAKEN) -> PlainScore:
+        """The score of a subnet.
+
+        Args:
+            choices: one per choice block.
+            statistics: ``TAKEN``, ``LEFT`` or ``RESET``. Without calibration batches, and without
+                norms that take statistics, they are the same.
+        """
+        with torch.no_grad():
+            network = self._network(choices)
+            found = self._norms(choices) if self._recipe.calibration else {}
+            if statistics == TAKEN:
+                self._take_statistics(network, found)
+            elif statistics == RESET:
+                for name in found:
+                    _reset(network.get_submodule(name))
+            return self._judge(network.eval())
+
+    def _network(self, choices: Sequence[int]) -> PlainSubnet:
+        """A subnet as a network, with its own copies of all weights."""
+        options = self._space.chain(choices)
+        layers = [self._layer(block, option) for block, option in enumerate(options)]
+        fields = [self._space.fields(block) for block in range(len(layers))]
+        return PlainSubnet(layers, fields, self._seed).to(self._device)
+
+    def _layer(self, block: int, option: int) -> nn.Module:
+        own = self._space.blocks[block]
+        candidate = own.candidate(option)
+        layer = LayerId(FIRST_STREAM, block, candidate)
+        start_draws(f"{self._seed}/layer/{block}/{candidate}")
+        module: nn.Module = own.candidates[candidate]()
+        key = layer_key(self._space, layer)
+        if key in self._checkpoint.versions:
+            load_layer(module, key, self._checkpoint.tensors, self._recipe.ema)
+        if isinstance(own, Elastic):
+            return _OfSetting(module, partial(own.forward_of, option=option))
+        return module
+
+    def _norms(self, choices: Sequence[int]) -> dict[str, bool]:
+        """The modules whose running statistics a forward in training mode changes, by name, and
+        whether these are norms of torch's that the network calls as modules."""
+        network = self._network(choices).train()
+        named = {
+            f"{name}.{key}" if name else key: getattr(owner, key)
+            for name, owner in network.named_modules()
+            for key in (_MEAN, _VARIANCE)
+            if isinstance(owner._buffers.get(key), torch.Tensor)
+        }
+        before = {name: tensor_digest(buffer) for name, buffer in named.items()}
+        called: set[nn.Module] = set()
+        for module in network.modules():
+            if _is_torchs_norm(module):
+                module.register_forward_hook(lambda norm, *_: called.add(norm))
+        self._forward(network, self._calibration(0), 0)
+        found: dict[str, bool] = {}
+        for name in named:
+            owner, _, key = name.rpartition(".")
+            buffer = network.get_submodule(owner)._buffers.get(key)
+            if buffer is not None and tensor_digest(buffer) != before[name]:
+                found[owner] = network.get_submodule(owner) in called
+        return found
+
+    def _take_statistics(self, network: PlainSubnet, found: Mapping[str, bool]) -> None:
+        """Average the statistics of the calibration batches; all else is in evaluation mode."""
+        network.eval()
+        others = []
+        for name, is_torchs in found.items():
+            norm = network.get_submodule(name)
+            _reset(norm)
+            if is_torchs:
+                norm.train()
+                norm.momentum = None  # type: ignore[assignment]  # an average over all batches
+            else:
+                others.append(norm)
+        with _Averaging(others) if others else nullcontext():
+            for number in range(self._recipe.calibration if found else 0):
+                self._forward(network, self._calibration(number), number)
+
+    def _judge(self, network: PlainSubnet) -> PlainScore:
+        """The means over all validation targets."""
+        workload = self._workload
+        loss: Callable[..., torch.Tensor] = workload.loss
+        sums = [0.0] * 5
+        for number in range(self._recipe.validation):
+            batch = self._on_device(self._recipe.held_out(self._seed, number))
+            outputs = self._forward(network, batch, self._first_validation + number)
+            target = batch[workload.target_field]
+            with self._autocast():
+                mean = loss(*outputs, *(batch[name] for name in workload.judged_fields))
+            ignored = getattr(loss, "padding", getattr(loss, "ignore_index", None))
+            row = _sums_of_batch(float(mean.double()), outputs[0], target, ignored)
+            sums = [total + each for total, each in zip(sums, row, strict=True)]
+        total, targets, ranked, first, top = sums
+        means = [hits / ranked if ranked else float("nan") for hits in (first, top)]
+        return PlainScore(total / targets, *means)
+
+    def _forward(self, network: PlainSubnet, batch: Batch, number: int) -> Tensors:
+        with self._autocast():
+            found: Tensors = network(batch, number)
+        return found
+
+    def _calibration(self, number: int) -> Batch:
+        return self._on_device(self._workload.data(self._seed, number))
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return {
+            name: value.to(self._device)
+            for name, value in batch.items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._workload.recipe.precision == "bf16":
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+
+class PlainSubnet(nn.Module):
+    """A subnet: its layers, called one after the other.
+
+    Args:
+        layers: in the order of the chain.
+        fields: of each layer, the batch fields that it is called with.
+        seed: of the run; draws are keyed by the block and the number of the batch.
+    """
+
+    def __init__(
+        self, layers: Sequence[nn.Module], fields: Sequence[Sequence[str]], seed: int
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._fields, self._seed = fields, seed
+
+    def forward(self, batch: Batch, number: int) -> Tensors:
+        """What the last layer returns for a batch."""
+        state: Tensors = ()
+        for block, layer in enumerate(self.layers):
+            start_draws(f"{self._seed}/0/{block}/{number}")
+            found = layer(*state, *(batch[name] for name in self._fields[block]))
+            state = found if isinstance(found, tuple) else (found,)
+        return state
+
+
+class _OfSetting(nn.Module):
+    """An elastic layer, called with one setting."""
+
+    def __init__(self, module: nn.Module, forward_of: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._forward_of = forward_of
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self._forward_of(self.module)(*inputs)
+
+
+class _Averaging(TorchFunctionMode):
+    """Has norms that other code computes take statistics, and average them over all calls.
+
+    Args:
+        owners: of their running statistics.
+    """
+
+    def __init__(self, owners: Sequence[nn.Module]) -> None:
+        super().__init__()
+        buffers = [owner.get_buffer(_MEAN) for owner in owners]
+        self._memory = [range(b.data_ptr(), b.data_ptr() + b.nbytes) for b in buffers]
+        self._calls: Counter[tuple[Any, ...]] = Counter()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Called for every function of torch."""
+        switch = _NORMS.get(func)
+        if switch is None:
+            return func(*args, **(kwargs or {}))
+        is_native = func in (torch.batch_norm, torch.instance_norm)
+        names = (
+            [n or switch for n in _NATIVE] if is_native else [*inspect.signature(func).parameters]
+        )
+        given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+        mean = given.get(_MEAN)
+        if mean is not None and any(mean.data_ptr() in memory for memory in self._memory):
+            part = mean.data_ptr(), mean.shape
+            self._calls[part] += 1
+            given |= {switch: True, "momentum": 1.0 / self._calls[part]}
+        return func(*given.values()) if is_native else func(**given)
+
+
+def _reset(norm: nn.Module) -> None:
+    norm.get_buffer(_MEAN).zero_()
+    norm.get_buffer(_VARIANCE).fill_(1)
+    if isinstance(norm, _BatchNorm):
+        norm.reset_running_stats()
+
+
+def _is_torchs_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
+
+
+def _sums_of_batch(
+    mean: float, scores: torch.Tensor, target: torch.Tensor, ignored: Any
+) -> Iterator[float]:
+    """The sum of the targets' losses, how many targets there are, how many are ranked, and how many
+    of these are the first class, or among the first five. Of equal scores the first class is first.
+    """
+    counts = target != ignored if isinstance(ignored, int) else torch.ones_like(target).bool()
+    targets = float(counts.sum())
+    yield mean * targets if targets else 0.0
+    yield targets
+    has_classes = not target.is_floating_point() and scores.dim() > 1
+    if not has_classes or scores.shape[:-1] != target.shape:
+        yield from (0.0, 0.0, 0.0)
+        return
+    flat = scores.flatten(0, -2).double()
+    wanted = target.flatten().clamp(0, flat.size(1) - 1).unsqueeze(1)
+    order = (-flat).argsort(dim=1, stable=True)
+    places = (order == wanted).int().argmax(1)
+    is_number = ~flat.gather(1, wanted).isnan().squeeze(1) & counts.flatten()
+    yield targets
+    for most in (1, 5):
+        yield float((is_number & (places < most)).sum())
