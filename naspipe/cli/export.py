@@ -132,6 +132,8 @@ def _workload(
 
     manifest = directory.read_manifest()
     rules = manifest["definition"]["rules"]
+    if loss_layer := manifest["space"].get("loss_layer"):
+        rules = {shared: rule for shared, rule in rules.items() if shared != loss_layer}
     parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
     space, scale, data, sizes = run_source(arguments, manifest)
     if data is None:

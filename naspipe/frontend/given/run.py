@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Space
@@ -148,15 +149,17 @@ class Run:
 
 
 def check_space(run: Run) -> None:
-    """The space must be the one that the run trained.
+    """The space must be the one that the run trained; the layer of its loss may be left out.
 
     Raises:
         ConfigError: naming what differs.
     """
     recorded, space = run.manifest["space"], run.space
+    lacks_loss = "loss_layer" in recorded and not isinstance(space.blocks[-1], LossBlock)
+    count = len(recorded["labels"]) - lacks_loss
     pairs: dict[str, tuple[list[Any], list[Any]]] = {
-        "blocks": (recorded["labels"], list(space.labels)),
-        "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
+        "blocks": (recorded["labels"][:count], list(space.labels)),
+        "candidates": (recorded["candidates"][:count], [len(b.candidates) for b in space.blocks]),
         "settings": (settings_of(recorded), settings_of(describe_space(space))),
     }
     for what, (expected, found) in pairs.items():

@@ -12,6 +12,7 @@ from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.checks.loss_checks import check_is_loss
 from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.search_progress import SearchProgress
+from naspipe.frontend.given.loss_layer import with_run_loss
 from naspipe.frontend.given.held_out import judged_by
 from naspipe.frontend.given.keywords import gathered
 from naspipe.frontend.given.run import Run
@@ -74,6 +75,7 @@ def search_subnets(
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)
     costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
+    run = with_run_loss(run, loss)
     check_run_loss(run.directory, run.space, loss)
     chosen, count = judged_by(data, held_out, validate)
     definition = SearchDefinition(
