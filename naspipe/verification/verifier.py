@@ -42,6 +42,8 @@ SHARE, LEAST_SECONDS, MOST_SECONDS = 0.1, 5.0, 60.0
 """The launcher waits for the plain loop for this share of the time since the run began, but at
 least and at most for so many seconds."""
 
+_NOT_REPORTED = "because the run did not report all of its first steps"
+
 Records = Callable[[], Iterator[Mapping[str, Any]]]
 """Makes the plain loop and yields, step by step, what it leaves: ``step`` and ``streams``."""
 
@@ -109,19 +111,24 @@ class Verifier:
     @property
     def is_settled(self) -> bool:
         """Whether the comparison is over: complete, or given up after the bound."""
-        if self._process is not None and time.monotonic() - self._start > MOST_SECONDS:
+        if self._is_open and time.monotonic() - self._start > MOST_SECONDS:
             self._give_up("because the plain loop took too long")
-        return self._process is None
+        return not self._is_open
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether steps are still to be compared; the plain loop may have ended before the run."""
+        return not self._because and not self._comparison.is_complete
 
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
         """A stage reported a loss. Raises VerificationError at a difference."""
-        if self._process is not None:
+        if self._is_open:
             self._comparison.add_loss(stream, sequence_id, bits)
             self._read(0.0)
 
     def take_layer(self, stream: int, sequence_id: int, label: str, digests: Digests) -> None:
         """A stage reported a layer that it wrote. Raises VerificationError at a difference."""
-        if self._process is not None:
+        if self._is_open:
             self._comparison.add_layer(stream, sequence_id, label, digests)
             self._read(0.0)
 
@@ -135,15 +142,14 @@ class Verifier:
                 self._give_up("because the plain loop took too long")
             else:
                 self._read(left)
+        if self._is_open:
+            self._because = _NOT_REPORTED
 
     @property
     def result(self) -> Verified:
         """How far the run was verified by now."""
-        steps = self._comparison.verified_steps
-        because = self._because
-        if not because and not self._comparison.is_complete:
-            because = "because the run did not report all of its first steps"
-        return Verified(steps, because)
+        because = _NOT_REPORTED if self._is_open else self._because
+        return Verified(self._comparison.verified_steps, because)
 
     def _read(self, seconds: float) -> None:
         """Take what the plain loop has reported, and wait for more for so long."""

@@ -16,7 +16,7 @@ from naspipe.core.blocks.loss_block import LOSS, LossBlock
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.frontend.given.plain_chain import modules_digest
-from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.run import Run, loss_layer_of
 from naspipe.runtime.jobs.losses import is_joined, name_of_loss
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.module_copies import check_hooks_copied, copied
@@ -53,7 +53,7 @@ def with_loss_layer(workload: Workload) -> Workload:
 def with_run_loss(run: Run, loss: object) -> Run:
     """Return a run of which the space has the loss layer that the run trained, if it has one."""
     is_there = isinstance(run.space.blocks[-1], LossBlock)
-    if "loss_layer" not in run.manifest["space"] or is_there or not isinstance(loss, nn.Module):
+    if is_there or loss_layer_of(run.manifest) is None or not isinstance(loss, nn.Module):
         return run
     return Run(_followed_by(run.space, loss), run.path)
 

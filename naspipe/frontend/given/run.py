@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,12 @@ class Run:
         return load_layer(module, layer_key(self.space, layer), self._checkpoint.tensors, ema)
 
 
+def loss_layer_of(manifest: Mapping[str, Any]) -> str | None:
+    """Label of the layer that is the loss of a run, if there is one, by the run's manifest."""
+    label: str | None = manifest["space"].get("loss_layer")
+    return label
+
+
 def check_space(run: Run) -> None:
     """The space must be the one that the run trained; the layer of its loss may be left out.
 
@@ -155,7 +161,8 @@ def check_space(run: Run) -> None:
         ConfigError: naming what differs.
     """
     recorded, space = run.manifest["space"], run.space
-    lacks_loss = "loss_layer" in recorded and not isinstance(space.blocks[-1], LossBlock)
+    has_loss = isinstance(space.blocks[-1], LossBlock)
+    lacks_loss = loss_layer_of(run.manifest) is not None and not has_loss
     count = len(recorded["labels"]) - lacks_loss
     pairs: dict[str, tuple[list[Any], list[Any]]] = {
         "blocks": (recorded["labels"][:count], list(space.labels)),

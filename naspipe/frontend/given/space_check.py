@@ -13,6 +13,7 @@ from multiprocessing import current_process
 from typing import Any
 
 import torch
+from torch import nn
 
 from naspipe.core.errors import NaspipeError, StageFailedError, TransportError
 from naspipe.core.rules import Exact, Frozen
@@ -222,9 +223,7 @@ class Look:
         trains = workload.runs_in_training_mode
         return ShapeFollower(workload.space, layers, form_of(given), fields, trains)
 
-    def _suspected(
-        self, follower: ShapeFollower, last: nn.Module | None
-    ) -> Iterator[Suspected]:
+    def _suspected(self, follower: ShapeFollower, last: nn.Module | None) -> Iterator[Suspected]:
         workload = self.workload
         sampler = workload.definition.sampler
         if self._is_listed:

@@ -21,6 +21,7 @@ from naspipe.frontend.checks.loss_checks import check_is_loss, given_fields, giv
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.joined_end import END, joined_end
 from naspipe.frontend.given.loss_layer import with_loss_layer
+from naspipe.frontend.given.run import loss_layer_of
 from naspipe.runtime.jobs.workload import Batches, Workload
 
 
@@ -68,7 +69,7 @@ def as_trained(workload: Workload, manifest: Mapping[str, Any]) -> Workload:
     A joined loss adds a block behind the last one, and so does a loss with parameters or buffers; a
     teacher may lack the student's last blocks, and has rules of its own.
     """
-    if "loss_layer" in manifest["space"]:
+    if loss_layer_of(manifest) is not None:
         workload = with_loss_layer(workload)
     space, labels = workload.space, list(manifest["space"]["labels"])
     blocks = list(space.blocks)

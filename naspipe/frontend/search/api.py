@@ -12,9 +12,9 @@ from naspipe.core.settings.declare import declared, groups
 from naspipe.frontend.checks.loss_checks import check_is_loss
 from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.search_progress import SearchProgress
-from naspipe.frontend.given.loss_layer import with_run_loss
 from naspipe.frontend.given.held_out import judged_by
 from naspipe.frontend.given.keywords import gathered
+from naspipe.frontend.given.loss_layer import with_run_loss
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import check_is_object, name_of
 from naspipe.frontend.search.ports import SearchObserver

@@ -20,9 +20,9 @@ from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.loss_checks import check_is_loss
 from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.watching import watching
-from naspipe.frontend.given.loss_layer import with_run_loss
 from naspipe.frontend.given.held_out import judged_by, part_of
 from naspipe.frontend.given.keywords import gathered
+from naspipe.frontend.given.loss_layer import with_run_loss
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.search.alone import workload_alone
 from naspipe.frontend.search.run_workload import run_workload

@@ -26,7 +26,8 @@ def with_end(student: Workload) -> Workload:
     buffers.
 
     Raises:
-        ConfigError: for a loss that cannot be a layer, or for passes that each have a subnet or a part in the average of their own.
+        ConfigError: for a loss that cannot be a layer, or for passes that each have a subnet or a
+            part in the average of their own.
     """
     if not is_joined(student.loss):
         return with_loss_layer(student)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -204,7 +205,7 @@ def _check_loss(number: int, student: Workload, batch: Mapping[str, Any], lesson
             f"blockwise: expected a loss of block {number} that compares its output with the "
             f"lesson, distill(output, taught), found {name}, which needs {more}"
         )
-    compare = distilling(loss)
+    compare = distilling(deepcopy(loss) if student.has_loss_layer else loss)
     fields = [field_of(batch, field, 0) for field in student.loss_fields]
     if getattr(loss, "needs_cost", False):
         return

@@ -215,9 +215,7 @@ class _Bench:
         if self._device.type != "cpu":
             stored.move(self._device)
 
-    def _spec(
-        self, block: int, option: int, is_last: bool, module: nn.Module
-    ) -> SegmentSpec:
+    def _spec(self, block: int, option: int, is_last: bool, module: nn.Module) -> SegmentSpec:
         space, batch = self._workload.space, self._batch
         recipe = self._workload.definition.recipe
         return spec_of(space, recipe, block, option, self._device.type)._replace(

@@ -151,7 +151,6 @@ class RepeatedLayer:
         own = segment.take_gradients()
         return outputs, [*outputs, *gradients, *(own[name] for name in sorted(own))]
 
-
     def _loss(
         self, module: nn.Module, batch: Mapping[str, torch.Tensor], outputs: Tensors
     ) -> Tensors:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from naspipe.core.blocks.loss_block import LOSS, LossBlock
 from naspipe.core.blocks.elastic import texts_of
+from naspipe.core.blocks.loss_block import LOSS, LossBlock
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId
 from naspipe.core.layer_rules import STATELESS, BlockRule, rule_of, rule_with_state, with_stateless
