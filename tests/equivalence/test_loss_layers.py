@@ -364,6 +364,60 @@ def _listed(tmp_path, validation):
     return path
 
 
+def test_another_loss_with_the_space_of_a_run(tmp_path):
+    run = train(Kendall(), tmp_path / "first", steps=2)
+
+    def plain_loss(label, size, wanted_label, wanted_size):
+        return functional.cross_entropy(label, wanted_label) + size.square().mean()
+
+    again = npp.train(
+        run.space, data, Centred(), steps=2, loss_fields=FIELDS, run_dir=tmp_path / "again"
+    )
+    assert set(again.shared("loss").state_dict()) == {"centre"}
+    other = npp.train(
+        run.space, data, plain_loss, steps=2, loss_fields=FIELDS, run_dir=tmp_path / "other"
+    )
+    assert "loss" not in other.space.labels
+
+
+def test_weights_to_begin_with_are_those_of_the_network(tmp_path):
+    run = train(Kendall(), tmp_path / "first")
+    then = train(Kendall(), tmp_path / "then", steps=1, init_from=run)
+    moved = run.shared("loss").log_variances - then.shared("loss").log_variances
+    assert moved.abs().max() > 0.1
+
+
+def test_deferred_statistics_of_a_norm_in_the_loss(tmp_path):
+    run = train(
+        Tempered(), tmp_path / "run", steps=8, passes="accumulate:4", stages=2, verify=4,
+        settings={"groups": 2}, recipe={"norms": "deferred"},
+    )  # fmt: skip
+    assert run.manifest["verified"] == {"steps": 4}
+    assert int(run.shared("loss").norm.num_batches_tracked) == 32
+
+
+def test_a_sandwich(tmp_path):
+    run = npp.train(
+        space(), data, Taught(), steps=8, loss_fields=FIELDS, passes="sandwich:1", stages=2,
+        verify=4, run_dir=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert run.manifest["verified"] == {"steps": 4}
+    assert float(run.shared("loss").seen) == 24
+
+
+class Taught(Kendall):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, *given):
+        self.seen = self.seen + 1
+        return super().forward(*given)
+
+    def distill(self, label, size, taught, taught_size, wanted_label, wanted_size):
+        return self(label, size, taught.softmax(1), taught_size)
+
+
 # Teachers
 
 

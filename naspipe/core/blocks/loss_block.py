@@ -19,7 +19,12 @@ class LossBlock(Shared):
     Its layer is the loss module, which the optimizer steps, checkpoints hold and stages hand over
     as they do any layer. As a block it returns the tensors that it is given. The loss is computed
     from these with the module of the layer, as part of the same block.
+
+    Args:
+        before: the chain without this block.
     """
+
+    before: Any = None
 
     @property
     def apply(self) -> Callable[..., Any] | None:

@@ -177,8 +177,9 @@ def _check_trains_nothing(loss: Loss) -> None:
     if trained:
         raise ConfigError(
             f"loss {name_of_loss(loss)}: expected no parameters to train, as each of a run's "
-            f"belongs to a layer, found {', '.join(trained):.80}; put them into the last layer, "
-            f"which may return what the loss needs, or freeze them by requires_grad_(False)"
+            f"belongs to a layer, which a joined loss is not, found {', '.join(trained):.80}; put "
+            f"them into the last layer, which may return what the loss needs, write the loss as "
+            f"distill(output, taught), or freeze them by requires_grad_(False)"
         )
 
 

@@ -26,15 +26,21 @@ def with_loss_layer(workload: Workload) -> Workload:
     """Return the workload with its loss as a layer at the end of the chain, if it must be one.
 
     That is a loss module with parameters to train, or with buffers that its forward may change. A
-    joined loss is called once for all passes of a step, so it cannot be a layer.
+    joined loss is called once for all passes of a step, so it cannot be a layer. The layer of
+    another loss, as in the space of a run, is left out.
 
     Raises:
         ConfigError: if the loss has a parameter or buffer of a module that the run trains a copy
             of, or if the space has a layer called ``loss``.
     """
     loss: Any = workload.loss
+    last = workload.space.blocks[-1]
+    if isinstance(last, LossBlock):
+        if isinstance(last.factory, CopyOf) and last.factory.original is loss:
+            return workload
+        workload = _with_space(workload, last.before)
     is_layer = workload.is_trained and isinstance(loss, nn.Module) and not is_joined(loss)
-    if not is_layer or workload.has_loss_layer or not any(_state_of(loss)):
+    if not is_layer or not any(_state_of(loss)):
         return workload
     space = workload.space
     if LOSS in space.labels:
@@ -44,10 +50,7 @@ def with_loss_layer(workload: Workload) -> Workload:
         )
     _check_apart(loss, space)
     check_hooks_copied([loss])
-    longer = _followed_by(space, loss)
-    longer_workload = replace(workload, space=longer).redefined()
-    definition = replace(longer_workload.definition, weights=longer.weights)
-    return replace(longer_workload, definition=definition)
+    return _with_space(workload, _followed_by(space, loss))
 
 
 def with_run_loss(run: Run, loss: object) -> Run:
@@ -58,9 +61,14 @@ def with_run_loss(run: Run, loss: object) -> Run:
     return Run(_followed_by(run.space, loss), run.path)
 
 
+def _with_space(workload: Workload, space: Space) -> Workload:
+    found = replace(workload, space=space).redefined()
+    return replace(found, definition=replace(found.definition, weights=space.weights))
+
+
 def _followed_by(space: Space, loss: nn.Module) -> Space:
     digest = hashlib.blake2b(f"{space.weights}/{modules_digest([loss])}".encode(), digest_size=16)
-    block = LossBlock(LOSS, CopyOf(loss, copied))
+    block = LossBlock(LOSS, CopyOf(loss, copied), before=space)
     return space.followed_by(block, weights=digest.hexdigest())
 
 

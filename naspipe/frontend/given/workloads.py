@@ -98,7 +98,7 @@ def find_measurable(
     workload = find_workload(name, scale, data_name, data_root)
     settings = apply_settings(Settings(recipe=workload.recipe, execution=execution), assignments)
     workload = replace(
-        workload.redefined(settings.rules, recipe=settings.recipe),
+        with_loss_layer(workload.redefined(settings.rules, recipe=settings.recipe)),
         recompute=settings.execution.pipeline.recompute,
     )
     check_optimizer(workload.recipe)
