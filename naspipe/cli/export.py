@@ -127,12 +127,14 @@ def _workload(
     """The run's space, its data where they are known, and its loss where that is needed."""
     from naspipe.cli.sources.run_source import run_source
     from naspipe.core.rules import parse_rule
+    from naspipe.frontend.given.run import loss_layer_of
     from naspipe.frontend.given.run_losses import run_loss
     from naspipe.frontend.given.workloads import as_trained, find_space, find_workload
 
     manifest = directory.read_manifest()
     rules = manifest["definition"]["rules"]
-    parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
+    loss_layer = loss_layer_of(manifest)
+    parsed = {name: parse_rule(rule) for name, rule in rules.items() if name != loss_layer}
     space, scale, data, sizes = run_source(arguments, manifest)
     if data is None:
         return find_space(space).with_rules(parsed), None, None

@@ -154,6 +154,17 @@ class Space:
         more: dict[str, Any] = {"takes_input": self.takes_input, "weights": self.weights}
         return Space(self.name, blocks, self.decisions, self.proof, **more)
 
+    def followed_by(self, block: Shared, weights: str | None = None) -> Space:
+        """The same chain with one more block at its end.
+
+        Args:
+            block: the last one.
+            weights: digest of the weights to begin with, if it is another one.
+        """
+        weights = self.weights if weights is None else weights
+        more: dict[str, Any] = {"takes_input": self.takes_input, "weights": weights}
+        return Space(self.name, [*self.blocks, block], self.decisions, self.proof, **more)
+
     def cut(self, at: Iterable[int | str]) -> list[Space]:
         """The chain in several parts, each a space of its own, called NAME-0, NAME-1, ...
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
@@ -97,7 +98,7 @@ def find_choices(run: Run, text: str) -> tuple[int, ...]:
 def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleChain:
     """The layers of a subnet with the weights that the run left, in evaluation mode.
 
-    With ``ema`` those are the moving averages.
+    The layer of a loss is left out. With ``ema`` those are the moving averages.
 
     Raises:
         ConfigError: when the choices or the checkpoint do not fit the space, or when the run kept
@@ -113,6 +114,8 @@ def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleCh
     layers = []
     for position, option in enumerate(run.space.chain(choices)):
         block = run.space.blocks[position]
+        if isinstance(block, LossBlock):
+            break
         layer = LayerId(FIRST_STREAM, position, block.candidate(option))
         label = run.space.option_label(position, option)
         what = f"layer {label}: expected a torch.nn.Module, found"

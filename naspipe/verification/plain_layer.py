@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.recipe import Recipe
 from naspipe.core.rules import Every, Follows, Frozen, Lag, Rule
 from naspipe.core.space import AnyBlock, Elastic
@@ -56,7 +57,8 @@ class PlainLayer:
     def __init__(
         self, label: str, block: AnyBlock, module: nn.Module, recipe: Recipe, trains: bool
     ) -> None:
-        self.label, self.module, self.rule = label, module.train(trains), block.rule
+        self.label, self.module, self.rule = label, module, block.rule
+        block.set_mode(module, trains)
         self._block, self._ema = block, recipe.ema
         if isinstance(self.rule, Frozen | Follows):
             module.requires_grad_(False)
@@ -134,6 +136,8 @@ class PlainLayer:
     def call(self, option: int, *tensors: torch.Tensor) -> Any:
         """Call the module, or of an elastic layer one of its settings."""
         block = self._block
+        if isinstance(block, LossBlock):
+            return tensors  # the loss itself is called with them
         if not isinstance(block, Elastic):
             return self.module(*tensors)
         values = list(product(*block.settings.values()))[option]

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.errors import NotFiniteError
 from naspipe.core.ids import StreamId
 from naspipe.core.recipe import Recipe
@@ -338,16 +339,17 @@ class _Stream:
                 watched = self._audit.forward(use.layer.label, use.layer.module)
                 with watched, self._statistics(use) as statistics:
                     found = use.layer.call(option, *aliases, *fields)
-                tensors = found if isinstance(found, tuple) else (found,)
-                if block in self._tapped_blocks:
-                    own = tuple(tensor.detach() for tensor in tensors)
-                    tapped[self.number, block, number] = own
-                if ends:
-                    lessons = self._tapped_by(block, number, TapRole.LESSON, tapped)
-                    tensors = (self._loss(tensors, lessons, loss_fields),)
-                    if tensors[0].requires_grad:
-                        hook = partial(_start_backward, key)
-                        tensors[0].register_hook(hook)  # type: ignore[no-untyped-call]
+                    tensors = found if isinstance(found, tuple) else (found,)
+                    if block in self._tapped_blocks:
+                        own = tuple(tensor.detach() for tensor in tensors)
+                        tapped[self.number, block, number] = own
+                    if ends:
+                        lessons = self._tapped_by(block, number, TapRole.LESSON, tapped)
+                        loss = self._loss(use.layer.module, tensors, lessons, loss_fields)
+                        tensors = (loss,)
+                if ends and tensors[0].requires_grad:
+                    hook = partial(_start_backward, key)
+                    tensors[0].register_hook(hook)  # type: ignore[no-untyped-call]
             use.passes += 1
             use.options.add(option)
             use.statistics.append(statistics)
@@ -374,9 +376,12 @@ class _Stream:
     def _statistics(self, use: _Use) -> AbstractContextManager[Statistics]:
         return use.layer.statistics_aside() if self._has_own_norms else nullcontext([])
 
-    def _loss(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
+    def _loss(
+        self, last: nn.Module, outputs: Tensors, lessons: Tensors, fields: Tensors
+    ) -> torch.Tensor:
         """The user's loss, or what it is with lessons from a teacher or the largest subnet."""
-        loss: Any = self.workload.loss
+        is_layer = isinstance(self.workload.space.blocks[-1], LossBlock)
+        loss: Any = last if is_layer else self.workload.loss
         if lessons:
             if callable(getattr(loss, "distill", None)):
                 found: torch.Tensor = loss.distill(*outputs, *lessons, *fields)

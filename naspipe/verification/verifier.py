@@ -46,6 +46,7 @@ SHARE, LEAST_SECONDS, MOST_SECONDS = 0.1, 5.0, 60.0
 run began, but at least and at most for so many seconds."""
 
 TOO_SLOW = "because the plain loop took too long"
+NOT_REPORTED = "because the run did not report all of its first steps"
 
 Proposed = Callable[[int], Iterator[Sequence[int]]]
 """Given the number of a stream that grows during the run: its subnets as chains of options, as
@@ -141,7 +142,12 @@ class Verifier:
         self._read(0.0)
         if self._process is not None and time.monotonic() > self._deadline(MOST_SECONDS):
             self._give_up(TOO_SLOW)
-        return self._process is None or self._comparison.verified_until >= cut
+        return not self._is_open or self._comparison.verified_until >= cut
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether steps are still to be compared; the plain loop may have ended before the run."""
+        return not self._because and not self._comparison.is_complete
 
     def _deadline(self, seconds: float) -> float:
         """When to give up: so long after the start, or after the last step of the plain loop."""
@@ -158,13 +164,13 @@ class Verifier:
 
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
         """A stage reported a loss. Raises VerificationError at a difference."""
-        if self._process is not None:
+        if self._is_open:
             self._comparison.add_loss(stream, sequence_id, bits)
             self._read(0.0)
 
     def take_layer(self, stream: int, sequence_id: int, label: str, digests: Digests) -> None:
         """A stage reported a layer that it wrote. Raises VerificationError at a difference."""
-        if self._process is not None:
+        if self._is_open:
             self._comparison.add_layer(stream, sequence_id, label, digests)
             self._read(0.0)
 
@@ -178,15 +184,14 @@ class Verifier:
                 self._give_up(TOO_SLOW)
             else:
                 self._read(left)
+        if self._is_open:
+            self._because = NOT_REPORTED
 
     @property
     def result(self) -> Verified:
         """How far the run was verified by now."""
-        steps = self._comparison.verified_steps
-        because = self._because
-        if not because and not self._comparison.is_complete:
-            because = "because the run did not report all of its first steps"
-        return Verified(steps, because, self._comparison.first)
+        because = NOT_REPORTED if self._is_open else self._because
+        return Verified(self._comparison.verified_steps, because, self._comparison.first)
 
     def _read(self, seconds: float) -> None:
         """Take what the plain loop has reported, and wait for more for so long."""

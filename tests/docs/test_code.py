@@ -62,7 +62,7 @@ def test_all_blocks_are_found():
     having = {page.name for page in PAGES if blocks(page)}
     assert having == {*WHOLE, *NAMED}
     assert {page.name: len(blocks(page)) for page in PAGES if page.name in WHOLE} == {
-        "README.md": 1, "data.md": 1, "spaces.md": 1, "searches.md": 3, "nni.md": 3,
+        "README.md": 1, "data.md": 2, "spaces.md": 1, "searches.md": 3, "nni.md": 3,
     }  # fmt: skip
 
 
@@ -122,6 +122,32 @@ def test_a_strategy_of_ones_own_proposes_the_stream(place):
         sampler=names["Cycle"](), feedback_delay=2,
     )  # fmt: skip
     assert [row[0] for row in read_stream(run.directory.stream)] == [0, 1, 0, 1]
+
+
+def test_a_loss_with_parameters(place):
+    """The second block of the page about data."""
+    (page,) = [page for page in PAGES if page.name == "data.md"]
+    names = {}
+    exec(compile(blocks(page)[1], page.name, "exec"), names)
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.digit, self.loop = nn.Linear(4, 3), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.digit(x), self.loop(x)
+
+    def data(seed, number):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed * 1000 + number))
+        return {"input": x, "target": x.argmax(1) % 3, "has_loop": (x[:, :1] > 0).float()}
+
+    run = npp.train(
+        npp.chain([nn.Linear(4, 4), Heads()]), data, names["LearnedWeights"](), steps=4,
+        loss_fields=("target", "has_loop"), run_dir="runs/weights", verify=4,
+    )  # fmt: skip
+    assert run.manifest["verified"] == {"steps": 4}
+    assert (run.shared("loss").log_variances != 0).all()
 
 
 def test_recipes_are_read(place):

@@ -69,7 +69,7 @@ def test_scores_are_those_of_a_plain_evaluation_on_any_number_of_stages(tmp_path
     assert read_checkpoint(run.directory.checkpoint("final")) == before
 
 
-def test_statistics_matter_and_leave_no_trace(tmp_path):
+def test_statistics_matter_and_leave_no_trace(tmp_path, one_thread):
     run, data, loop = trained(tmp_path, "maps")
     validation = [held_out(data)(1, 0), held_out(data)(1, 1)]
     own = search(run, data, calibrate=0, strategy="random")

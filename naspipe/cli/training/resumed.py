@@ -93,6 +93,7 @@ def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
 def _workload(
     manifest: dict[str, Any], execution: Execution, path: Path, arguments: argparse.Namespace
 ) -> Workload:
+    from naspipe.core.blocks.loss_block import LOSS
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.joined_end import END
@@ -115,7 +116,8 @@ def _workload(
         sizes = source.get("sizes")
         named = find_workload(source["space"], scale, data, arguments.data_dir, sizes)
         said = definition["rules"].items()
-        rules = {name: parse_rule(text) for name, text in said if name != END}
+        known = named.space.shared_rules
+        rules = {n: parse_rule(text) for n, text in said if n in known or n not in (END, LOSS)}
         recipe = recorded_recipe(definition, path)
         identity = {
             key: definition[key] for key in ("seed", "steps", "sampler", "policy", "bulk", "scale")

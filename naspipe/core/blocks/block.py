@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from naspipe.core.blocks.read_variables import keep_reads
@@ -67,10 +68,25 @@ def listed(candidates: Any) -> tuple[Factory, ...]:
     return tuple(candidates)
 
 
-class Whole:
+class SetsMode:
+    """Blocks whose modules are put into training or evaluation mode when they are made."""
+
+    __slots__ = ()
+
+    def set_mode(self, module: Any, trains: bool) -> None:
+        """Put a module into the mode of its stream."""
+        module.train(trains)
+
+
+class Whole(SetsMode):
     """Blocks whose modules are used as they are: an option has no setting."""
 
     __slots__ = ()
+
+    @property
+    def apply(self) -> Callable[..., Any] | None:
+        """Computes the block as ``apply(module, *tensors)``; None to call the module itself."""
+        return None
 
     def setting(self, option: int) -> Mapping[str, Any]:
         """What an option has its module called with, beside tensors."""
@@ -78,7 +94,7 @@ class Whole:
 
     def forward_of(self, module: Any, option: int) -> Any:
         """What computes an option, of tensors."""
-        return module
+        return module if self.apply is None else partial(self.apply, module)
 
     def cut_of(self, module: Any, option: int) -> Any:
         """The module that computes an option alone."""

@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from naspipe.core.blocks.block import Factory, check_name, field_names
+from naspipe.core.blocks.block import Factory, SetsMode, check_name, field_names
 from naspipe.core.blocks.read_variables import keep_reads
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Every, Exact, Rule, parse_rule
@@ -26,7 +26,7 @@ _PLAIN = (int, float, str)
 
 @knows_keywords
 @dataclass(frozen=True, slots=True)
-class Elastic:
+class Elastic(SetsMode):
     """A layer that every subnet uses with settings of its own: a width, a kernel, heads.
 
     There is one module, made with the largest settings, and one chain of versions. A setting is an

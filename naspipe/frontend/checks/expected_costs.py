@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.mixed.mixed_edge import MixedEdge
@@ -16,7 +17,7 @@ def check_costs(space: Space, loss: Any) -> None:
     Raises:
         ConfigError: when only one of them is so.
     """
-    last = len(space) - 1
+    last = len(space) - 1 - isinstance(space.blocks[-1], LossBlock)
     module = sketch(space, last, 0)
     says = isinstance(module, MixedEdge) and module.reference is not None
     if getattr(loss, "needs_cost", False) and not says:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.errors import ConfigError, StageFailedError, TransportError
 from naspipe.core.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
@@ -126,7 +127,8 @@ def check_loss(workload: Workload) -> None:
             f"which gives one for each item; use reduction='mean', or a function that ends in "
             f".mean(), such as one of loss_fields=('target', 'weight')"
         )
-    _check_trains_nothing(loss)
+    if not workload.has_loss_layer:
+        _check_trains_nothing(loss)
     functions: dict[str, Metric] = {f"metric {name}": f for name, f in workload.metrics.items()}
     is_theirs = not type(loss).__module__.startswith(_OURS)
     if (is_theirs or workload.definition.loss_fields) and not is_joined(loss):
@@ -175,8 +177,9 @@ def _check_trains_nothing(loss: Loss) -> None:
     if trained:
         raise ConfigError(
             f"loss {name_of_loss(loss)}: expected no parameters to train, as each of a run's "
-            f"belongs to a layer, found {', '.join(trained):.80}; put them into the last layer, "
-            f"which may return what the loss needs, or freeze them by requires_grad_(False)"
+            f"belongs to a layer, which a joined loss is not, found {', '.join(trained):.80}; put "
+            f"them into the last layer, which may return what the loss needs, write the loss as "
+            f"distill(output, taught), or freeze them by requires_grad_(False)"
         )
 
 
@@ -240,7 +243,9 @@ def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
     state: Tensors = ()
     try:
         with torch.no_grad(), torch.device("meta"), kept_draws():
-            for position in range(len(space)):
+            for position, block in enumerate(space.blocks):
+                if isinstance(block, LossBlock):
+                    break
                 module: Any = sketch(space, position, 0).eval().to("meta")
                 fields = [field_of(batch, name, 0).to("meta") for name in space.fields(position)]
                 result = module(*state, *fields)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.errors import ConfigError, NaspipeError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Space
@@ -147,16 +148,25 @@ class Run:
         return load_layer(module, layer_key(self.space, layer), self._checkpoint.tensors, ema)
 
 
+def loss_layer_of(manifest: Mapping[str, Any]) -> str | None:
+    """Label of the layer that is the loss of a run, if there is one, by the run's manifest."""
+    label: str | None = manifest["space"].get("loss_layer")
+    return label
+
+
 def check_space(run: Run) -> None:
-    """The space must be the one that the run trained.
+    """The space must be the one that the run trained; the layer of its loss may be left out.
 
     Raises:
         ConfigError: naming what differs.
     """
     recorded, space = run.manifest["space"], run.space
+    has_loss = isinstance(space.blocks[-1], LossBlock)
+    lacks_loss = loss_layer_of(run.manifest) is not None and not has_loss
+    count = len(recorded["labels"]) - lacks_loss
     pairs: dict[str, tuple[list[Any], list[Any]]] = {
-        "blocks": (recorded["labels"], list(space.labels)),
-        "candidates": (recorded["candidates"], [len(b.candidates) for b in space.blocks]),
+        "blocks": (recorded["labels"][:count], list(space.labels)),
+        "candidates": (recorded["candidates"][:count], [len(b.candidates) for b in space.blocks]),
         "settings": (settings_of(recorded), settings_of(describe_space(space))),
     }
     for what, (expected, found) in pairs.items():

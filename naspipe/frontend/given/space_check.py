@@ -13,6 +13,7 @@ from multiprocessing import current_process
 from typing import Any
 
 import torch
+from torch import nn
 
 from naspipe.core.errors import NaspipeError, StageFailedError, TransportError, UsersCodeError
 from naspipe.core.rules import Exact, Frozen
@@ -186,7 +187,8 @@ class Look:
                 _check_known_edits(self.workload.space, layers, self.edit_obstacle)
             space, follower = self.workload.space, self._follower(layers)
             in_eval = evaluating_note(space, layers) if self.workload.is_trained else None
-            suspected = islice(self._suspected(follower), MOST_TRIED)
+            last = layers.module(len(space) - 1, 0)
+            suspected = islice(self._suspected(follower, last), MOST_TRIED)
             tries = [self._told(each, layers) for each in suspected]
             users = users_layers(space, layers) if self.workload.is_trained else []
             others = (
@@ -254,7 +256,7 @@ class Look:
         trains = workload.runs_in_training_mode
         return ShapeFollower(workload.space, layers, form_of(given), fields, trains)
 
-    def _suspected(self, follower: ShapeFollower) -> Iterator[Suspected]:
+    def _suspected(self, follower: ShapeFollower, last: nn.Module | None) -> Iterator[Suspected]:
         workload = self.workload
         sampler = workload.definition.sampler
         if self._is_listed:
@@ -263,7 +265,7 @@ class Look:
         elif workload.make_strategy is None or sampler.startswith(("evolution", "nni:")):
             yield from follower.spread()
         if self.has_plain_loss and _is_plain(workload):
-            yield from follower.ends(workload.objective, workload.loss_fields)
+            yield from follower.ends(workload.objective_of(last), workload.loss_fields)
 
     def _told(self, suspected: Suspected, layers: SketchedLayers) -> dict[str, Any]:
         """For another process; see :meth:`_try`."""

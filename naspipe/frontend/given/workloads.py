@@ -20,6 +20,8 @@ from naspipe.frontend.checks.input_checks import check_layers
 from naspipe.frontend.checks.loss_checks import check_is_loss, given_fields, given_metrics
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.joined_end import END, joined_end
+from naspipe.frontend.given.loss_layer import with_loss_layer
+from naspipe.frontend.given.run import loss_layer_of
 from naspipe.runtime.jobs.workload import Batches, Workload
 
 
@@ -64,9 +66,11 @@ def find_workload(
 def as_trained(workload: Workload, manifest: Mapping[str, Any]) -> Workload:
     """A workload with the space that a run of it trained, by the run's manifest.
 
-    A joined loss adds a block behind the last one; a teacher may lack the student's last blocks,
-    and has rules of its own.
+    A joined loss adds a block behind the last one, and so does a loss with parameters or buffers; a
+    teacher may lack the student's last blocks, and has rules of its own.
     """
+    if loss_layer_of(manifest) is not None:
+        workload = with_loss_layer(workload)
     space, labels = workload.space, list(manifest["space"]["labels"])
     blocks = list(space.blocks)
     if labels == [*space.labels, END]:
@@ -94,7 +98,7 @@ def find_measurable(
     workload = find_workload(name, scale, data_name, data_root)
     settings = apply_settings(Settings(recipe=workload.recipe, execution=execution), assignments)
     workload = replace(
-        workload.redefined(settings.rules, recipe=settings.recipe),
+        with_loss_layer(workload.redefined(settings.rules, recipe=settings.recipe)),
         recompute=settings.execution.pipeline.recompute,
     )
     check_optimizer(workload.recipe)

@@ -8,6 +8,7 @@ from typing import Any
 
 from naspipe.core.config import Recipe
 from naspipe.core.steps import NO_PROBES
+from naspipe.frontend.given.loss_layer import with_loss_layer
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload
@@ -45,8 +46,9 @@ def workload_alone(
     own = replace(own, passes="one" if has_others else own.passes, probes=NO_PROBES)
     own.check_warmup(steps)
     only = ",".join(map(str, choices))
-    return Workload.of(
+    alone = Workload.of(
         run.space, data, loss, recipe=own, steps=steps, sampler=f"only:{only}",
         seed=definition["seed"] if seed is None else seed, scale=definition["scale"],
         loss_fields=tuple(definition.get("loss_fields", ())),
     )  # fmt: skip
+    return with_loss_layer(alone)

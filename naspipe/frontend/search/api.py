@@ -14,6 +14,7 @@ from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.search_progress import SearchProgress
 from naspipe.frontend.given.held_out import judged_by
 from naspipe.frontend.given.keywords import gathered
+from naspipe.frontend.given.loss_layer import with_run_loss
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import check_is_object, name_of
 from naspipe.frontend.search.ports import SearchObserver
@@ -77,6 +78,7 @@ def search_subnets(
     said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
     chosen_options, how = _stated(strategy, options=options, **said)
     costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
+    run = with_run_loss(run, loss)
     check_run_loss(run.directory, run.space, loss)
     chosen, count = judged_by(data, held_out, validate)
     definition = SearchDefinition(

@@ -19,7 +19,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.frontend.given.held_out import judged_by
-from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.run import Run, loss_layer_of
 from naspipe.frontend.search.ports import SearchObserver
 from naspipe.frontend.search.search_parts import ALL
 from naspipe.frontend.search.search_record import SilentSearchObserver
@@ -203,6 +203,12 @@ def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
     """What rates a block."""
     if measure == OWN:
         own = found.losses[number]
+        if loss_layer_of(found.blocks[number].manifest) is not None:
+            raise ConfigError(
+                f"measure {OWN}: expected a loss of block {number} without parameters and buffers, "
+                f"found {type(own).__name__}, which the distillation has trained; choose "
+                f"{' or '.join(MEASURES)}"
+            )
         name = str(found.blocks[number].manifest["definition"]["loss"])
         distilled, fields = distilling(own), distilled_fields(own)
         if fields:

@@ -22,6 +22,7 @@ from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.watching import watching
 from naspipe.frontend.given.held_out import judged_by, part_of
 from naspipe.frontend.given.keywords import gathered
+from naspipe.frontend.given.loss_layer import with_run_loss
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.search.alone import workload_alone
 from naspipe.frontend.search.run_workload import run_workload
@@ -84,6 +85,7 @@ def retrain_subnets(
         retrain_subnets, known, keywords={"stages": stages, **more}, settings=settings,
         execution=execution,
     )  # fmt: skip
+    run = with_run_loss(run, loss)
     check_run_loss(run.directory, run.space, loss)
     judges, count = judged_by(data, held_out, validate)
     retraining = Retraining(

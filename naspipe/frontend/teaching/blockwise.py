@@ -24,6 +24,7 @@ from naspipe.core.rules import Frozen
 from naspipe.core.space import Block, Space
 from naspipe.core.user_code import users_code
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.frontend.given.loss_layer import with_loss_layer
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.teaching.lesson_shapes import check_block, given_fields
 from naspipe.frontend.teaching.taught import Taught
@@ -141,6 +142,7 @@ def _digest(blocks: Sequence[nn.Module]) -> str:
 
 
 def _taught(student: Workload, digest: str) -> Workload:
+    student = with_loss_layer(student)
     definition = replace(student.definition, teacher=digest)
     return replace(student, definition=definition, is_taught=True)
 

@@ -9,9 +9,9 @@ from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.settings.label_groups import PIPELINE
-from naspipe.core.space import Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.frontend.given.joined_end import joined_end
+from naspipe.frontend.given.loss_layer import with_loss_layer
 from naspipe.frontend.teaching.lesson_shapes import check_lessons
 from naspipe.frontend.teaching.ports import MakesTeacher
 from naspipe.frontend.teaching.taught import Taught, carried_out
@@ -20,23 +20,24 @@ from naspipe.runtime.jobs.workload import Workload
 
 
 def with_end(student: Workload) -> Workload:
-    """A workload whose passes meet in a block behind the last one, where its loss asks for that.
+    """A workload with one more block at its end, if its loss needs one.
+
+    In that block the passes of a joined loss meet, or it is the layer of a loss with parameters or
+    buffers.
 
     Raises:
-        ConfigError: for passes that each have a subnet or a part in the average of their own.
+        ConfigError: for a loss that cannot be a layer, or for passes that each have a subnet or a
+            part in the average of their own.
     """
     if not is_joined(student.loss):
-        return student
+        return with_loss_layer(student)
     steps = student.recipe.steps
     if steps.distills or steps.draws_each or steps.weighs_items:
         raise ConfigError(
             f"a joined loss: expected passes=one or accumulate:N, whose outputs belong together, "
             f"found {student.recipe.passes}, weight={student.recipe.weight}"
         )
-    space = student.space
-    blocks = [*space.blocks, joined_end()]
-    longer = Space(space.name, blocks, space.decisions, space.proof)
-    return replace(student, space=longer).redefined()
+    return replace(student, space=student.space.followed_by(joined_end())).redefined()
 
 
 def _exchanged(stream: StreamId, student: Workload) -> list[Tap]:

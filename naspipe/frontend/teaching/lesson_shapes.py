@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from naspipe.core.space import Space
 from naspipe.core.user_code import users_code
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.frontend.checks.expected_costs import check_costs
-from naspipe.frontend.given.joined_end import END
+from naspipe.frontend.given.joined_end import network_length
 from naspipe.frontend.teaching.taught import Taught
 from naspipe.losses.top_classes import KeepsTop, top_classes
 from naspipe.mixed.mixed_edge import MixedEdge
@@ -80,9 +81,7 @@ def _shapes(workload: Workload) -> Shapes | None:
 def _forward(space: Space, batch: Mapping[str, Any]) -> Shapes:
     state: tuple[torch.Tensor, ...] = ()
     with torch.no_grad(), torch.device("meta"), kept_draws():
-        for position in range(len(space)):
-            if space.labels[position] == END:
-                break
+        for position in range(network_length(space)):
             module: Any = sketch(space, position, 0).eval().to("meta")
             fields = [field_of(batch, name, 0).to("meta") for name in space.fields(position)]
             if isinstance(module, KeepsTop):
@@ -206,7 +205,7 @@ def _check_loss(number: int, student: Workload, batch: Mapping[str, Any], lesson
             f"blockwise: expected a loss of block {number} that compares its output with the "
             f"lesson, distill(output, taught), found {name}, which needs {more}"
         )
-    compare = distilling(loss)
+    compare = distilling(deepcopy(loss) if student.has_loss_layer else loss)
     fields = [field_of(batch, field, 0) for field in student.loss_fields]
     if getattr(loss, "needs_cost", False):
         return

@@ -14,7 +14,7 @@ from naspipe.core.space import AnyBlock, Block, Space
 from naspipe.core.wiring import Tap, TapRole
 from naspipe.core.wording.known_keywords import knows_keywords
 from naspipe.data.views import Views
-from naspipe.frontend.given.joined_end import END
+from naspipe.frontend.given.joined_end import network_length
 from naspipe.frontend.given.plain_chain import teacher_chain
 from naspipe.frontend.teaching.lesson_pairs import lesson_pairs
 from naspipe.frontend.teaching.taught import Taught, only_student
@@ -136,13 +136,13 @@ class Momentum:
         """Labels of the blocks without a teacher."""
         if self._without is not None:
             return self._without
-        last = space.labels[-2 if space.labels[-1] == END else -1 :][:1]
+        last = space.labels[: network_length(space)][-1:]
         return last if last == (PREDICTOR,) else ()
 
     def _space(self, student: Workload) -> Space:
         """The student's blocks without the last ones, each following its own."""
         space, without = student.space, self._left_out(student.space)
-        count = len(space) - (space.labels[-1] == END)
+        count = network_length(space)
         count, last = count - len(without), space.labels[count - len(without) : count]
         if set(last) != set(without) or count < 1:
             raise ConfigError(

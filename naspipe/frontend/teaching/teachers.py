@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from naspipe.core.blocks.copy_of import CopyOf
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StreamId
 from naspipe.core.rules import Frozen
@@ -165,6 +166,8 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
         choices = [0] * len(space.candidate_counts)
     subnet, blocks = space.chain(tuple(choices)), []
     for position, option in enumerate(subnet):
+        if isinstance(space.blocks[position], LossBlock):
+            break
         with users_code(
             f"teacher: expected the weights of {space.name} in the run {run.directory.path}, found"
         ):

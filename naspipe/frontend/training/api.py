@@ -56,7 +56,8 @@ def train(
     Args:
         space: the blocks and their candidates.
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
-        loss: called with the last block's outputs and the batch fields of ``loss_fields``.
+        loss: called with the last block's outputs and the batch fields of ``loss_fields``. A module
+            with parameters or buffers of its own is trained as the last layer (docs/data.md).
         steps: optimizer steps, of one subnet each unless ``passes`` say otherwise. Needed.
         optimizer: a ``torch.optim`` class by name (SGD), or your own; gets ``optimizer_options``.
         lr: the rate (0.05), which ``schedule`` changes; or a function from a step to its rate.

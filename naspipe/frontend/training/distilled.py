@@ -18,7 +18,7 @@ from naspipe.core.recipe import Recipe
 from naspipe.core.rules import parse_rule
 from naspipe.core.space import Block, Elastic, Space
 from naspipe.frontend.given.plain_chain import modules_digest
-from naspipe.frontend.given.run import Run, check_space
+from naspipe.frontend.given.run import Run, check_space, loss_layer_of
 from naspipe.frontend.teaching.blockwise import BlockLoss, folder, student_space
 from naspipe.runtime.jobs.workload import Batches, define
 from naspipe.runtime.layers.module_copies import copied
@@ -198,8 +198,8 @@ def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run,
     for number, student in enumerate(students):
         run = Run(student_space(student, number), path / folder(number))
         check_space(run)
-        rules = run.manifest["definition"]["rules"]
-        parsed = {shared: parse_rule(rule) for shared, rule in rules.items()}
+        rules, loss_layer = run.manifest["definition"]["rules"], loss_layer_of(run.manifest)
+        parsed = {name: parse_rule(rule) for name, rule in rules.items() if name != loss_layer}
         runs.append(Run(run.space.with_rules(parsed), run.directory.path))
     return tuple(runs)
 

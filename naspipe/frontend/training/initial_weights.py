@@ -14,7 +14,7 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError, reason
 from naspipe.core.space import AnyBlock, Block, Factory, Space
-from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.run import Run, loss_layer_of
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
@@ -132,7 +132,8 @@ def _find(source: Any) -> _Found:
 
 def _of_run(path: Path) -> _Found:
     directory = RunDirectory(path)
-    status = directory.read_manifest().get("status")
+    manifest = directory.read_manifest()
+    status, loss_layer = manifest.get("status"), loss_layer_of(manifest)
     if status != "complete":
         raise ConfigError(
             f"init_from {path}: expected a run that is complete, found one that is {status}; "
@@ -141,7 +142,7 @@ def _of_run(path: Path) -> _Found:
     tensors = {}
     for name, raw in read_checkpoint(directory.checkpoint("final")).tensors.items():
         _, label, kind, key = name.split("/", 3)
-        if kind in ("param", "buffer"):
+        if kind in ("param", "buffer") and label != loss_layer:
             tensors[f"{label}.{key}"] = from_raw(raw)
     return _Found(str(path), tensors, False)
 

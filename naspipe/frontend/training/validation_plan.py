@@ -77,7 +77,8 @@ def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | Non
             f"validate_features={settings.features:.80}: expected a block of {space.name}, such as "
             f"{labels[0]!r}, found none of that label"
         )
-    before = labels.index(PROJECTOR) if PROJECTOR in labels else len(labels) - 1
+    last = len(labels) - 1 - workload.has_loss_layer
+    before = labels.index(PROJECTOR) if PROJECTOR in labels else last
     end = labels.index(settings.features) + 1 if settings.features else max(1, before)
     if any(block.num_options > 1 for block in space.blocks[end:]):
         raise ConfigError(

@@ -11,7 +11,13 @@ from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
 from naspipe.runtime.blocks.averaging import Averaging, first_gradient
 from naspipe.runtime.blocks.forward_only import forward_only, probe
-from naspipe.runtime.blocks.objectives import Ending, JoinedObjective, metrics_of, objectives_of
+from naspipe.runtime.blocks.objectives import (
+    Ending,
+    JoinedObjective,
+    LayerObjective,
+    metrics_of,
+    objectives_of,
+)
 from naspipe.runtime.blocks.pass_state import PassState, StepStates, TappedOutputs
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.blocks.segment import Gradient, Segment
@@ -193,6 +199,8 @@ class StageCompute:
         bound = self.layer(layer).bind(version)
         inputs = (*state.inputs, *self._tapped.given(state, place, TapRole.INPUT))
         objective = self._objectives[task.stream].get(block)
+        if isinstance(objective, LayerObjective):
+            objective = objective.of_layer(bound.module)
         ending = self._ending(state, task, place, objective) if objective else None
         spec = self._spec(state, task, (block, option), ending)
         if not workload.is_trained:

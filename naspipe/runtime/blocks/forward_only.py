@@ -70,7 +70,7 @@ def probe(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
     Raises:
         ConfigError: when it returns something that is not tensors.
     """
-    with _lent_buffers(layer.module):
+    with lent_buffers(layer.module):
         return _computed(spec, layer, inputs)
 
 
@@ -93,7 +93,7 @@ def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
 
 
 @contextmanager
-def _lent_buffers(module: nn.Module) -> Iterator[None]:
+def lent_buffers(module: nn.Module) -> Iterator[None]:
     """Inside, the module has copies of its buffers; its own ones are not touched.
 
     So the graphs of other passes, which may hold them, stay good.

@@ -16,10 +16,10 @@ class LossState:
     """The buffers of a loss, which no checkpoint keeps and no other stage is told.
 
     Args:
-        loss: the user's; only a module has buffers.
+        loss: the user's; only a module has buffers. None if a layer of the run holds them.
     """
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: Loss | None) -> None:
         self._name = name_of_loss(loss)
         self._modules = list(loss.modules()) if isinstance(loss, nn.Module) else []
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.recipe import Recipe
 from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.loss_state import LossState
@@ -37,6 +38,7 @@ class EndObjective:
         is_taught: whether lessons come from a tap.
         lesson_fields: batch fields that are lessons, too.
         fields: batch fields that the loss is called with; None for those that it names itself.
+        is_layer: the loss is the module of a layer, so it may change its buffers.
 
     Raises:
         ConfigError: when the loss cannot be used so.
@@ -49,13 +51,14 @@ class EndObjective:
         is_taught: bool,
         lesson_fields: tuple[str, ...] = (),
         fields: tuple[str, ...] | None = None,
+        is_layer: bool = False,
     ) -> None:
         own = loss_fields(loss) if fields is None else fields
         self.fields = (*own, *lesson_fields)
         self._own = len(own)
         """How many of them are the loss's."""
         self._name = name_of_loss(loss)
-        self._state = LossState(loss)
+        self._state = LossState(None if is_layer else loss)
         self._loss = smoothed(loss, recipe.label_smoothing)
         self._distilled = distilling(loss) if is_taught or lesson_fields else None
 
@@ -69,6 +72,27 @@ class EndObjective:
                 loss = self._loss(*outputs, *fields)
         check_one_number(f"loss {self._name}", loss)
         return loss
+
+
+class LayerObjective:
+    """The loss of a run whose last layer is the loss module; see :class:`LossBlock`.
+
+    Args:
+        make: makes the objective of a loss.
+        loss: the user's own module, of which the layer is a copy.
+    """
+
+    def __init__(self, make: Callable[[Loss], EndObjective], loss: Loss) -> None:
+        self._make = make
+        self.fields = make(loss).fields
+
+    def of_layer(self, module: Loss) -> EndObjective:
+        """The objective that computes with the module of the layer."""
+        return self._make(module)
+
+    def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
+        """Refuse a call, because only :meth:`of_layer` has the parameters of the run."""
+        raise InvariantError("the loss was to be computed without its layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +128,15 @@ def objectives_of(workload: Workload, is_taught: bool) -> Mapping[int, Objective
         return {}
     recipe = workload.definition.recipe
     end: Objective
+    has_layer = workload.has_loss_layer
     if is_joined(workload.loss):
         end = JoinedObjective(workload.loss, recipe.steps.passes)
     else:
-        own = workload.loss_fields
-        end = EndObjective(workload.loss, recipe, is_taught, workload.lesson_fields, own)
+        make = partial(
+            EndObjective, recipe=recipe, is_taught=is_taught, fields=workload.loss_fields,
+            lesson_fields=workload.lesson_fields, is_layer=has_layer,
+        )  # fmt: skip
+        end = LayerObjective(make, workload.loss) if has_layer else make(workload.loss)
     return {**workload.objectives, len(workload.space) - 1: end}
 
 

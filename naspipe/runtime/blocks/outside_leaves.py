@@ -25,13 +25,14 @@ class OutsideGradientError(ConfigError):
 def check_loss_leaves(
     name: str, loss: object, found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor]
 ) -> None:
-    """A loss may have gradients for its outputs and fields alone.
+    """A loss may have gradients for its outputs and fields, and its own parameters as a layer.
 
     Args:
         name: how messages call the loss.
         loss: the user's, which is searched for what holds a tensor.
         found: what it returned.
-        inside: the outputs and fields that it was called with, or leaves that these come from.
+        inside: the outputs and fields that it was called with, or leaves that these come from, and
+            the parameters of a loss that is a layer.
 
     Raises:
         OutsideGradientError: naming what holds the first other tensor.
@@ -43,8 +44,8 @@ def check_loss_leaves(
                 f"loss {name}: expected a gradient for the outputs alone, found one for {where}, "
                 f"which is outside the layers that a run trains (npp.chain trains copies of its "
                 f"modules); compute this term in the layer that has the tensor and return it "
-                f"beside the output, or freeze the tensor by requires_grad_(False) if it is "
-                f"constant"
+                f"beside the output, make the loss an nn.Module that registers the tensor if it "
+                f"belongs to the loss, or freeze it by requires_grad_(False) if it is constant"
             )
 
 

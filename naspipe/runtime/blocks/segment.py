@@ -229,24 +229,36 @@ class Segment:
             arrived[place] = None
             if (node := alias.grad_fn) is not None:
                 node.register_prehook(partial(_arrive, arrived, place))
-        edits = Edits(self._inputs, spec.fields, self._layer.is_first)
+        if not spec.defers_norms:
+            return self._found(aliases)
+        with collected(self._layer.module) as seen:
+            outputs = self._found(aliases)
+        statistics.update(seen)
+        return outputs
+
+    def _found(self, aliases: Sequence[torch.Tensor]) -> Tensors:
+        """The outputs of the layer, or the loss if it arises in this block."""
+        spec, layer = self._spec, self._layer
+        edits = Edits(self._inputs, spec.fields, layer.is_first)
         try:
-            outputs = self._call(aliases, statistics)
+            outputs = as_tuple(layer.call(*aliases, *spec.fields, **spec.setting), spec)
         except Exception as error:
             add_call(error, self._told)
             edits.explain(error, self._block_name)
             raise
         edits.check(self._block_name)
-        is_first, layer = self._layer.is_first, self._layer
-        if is_first:
+        if layer.is_first:
             inside = (*self._inputs, *spec.fields, *layer.parameters.values())
             check_layer_leaves(self._name, layer.module, outputs, inside)
         if spec.finish is None:
             return outputs
+        own = layer.parameters.values() if spec.computes_loss else ()
         with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
-            found = spec.finish(outputs)
-        if is_first:
-            check_loss_leaves("of the run", spec.finish, found, (*leaves_of(outputs), *spec.fields))
+            finish = partial(layer.run, spec.finish) if spec.computes_loss else spec.finish
+            found: Tensors = finish(outputs)
+        if layer.is_first:
+            inside = (*leaves_of(outputs), *spec.fields, *own)
+            check_loss_leaves("of the run", spec.finish, found, inside)
         return found
 
     def _told(self) -> str:
@@ -259,15 +271,6 @@ class Segment:
     @property
     def _name(self) -> str:
         return f"layer {self._spec.label} ({type(self._layer.module).__name__})"
-
-    def _call(self, inputs: Sequence[torch.Tensor], statistics: Statistics) -> Tensors:
-        spec = self._spec
-        if not spec.defers_norms:
-            return as_tuple(self._layer.call(*inputs, *spec.fields, **spec.setting), spec)
-        with collected(self._layer.module) as found:
-            outputs = as_tuple(self._layer.call(*inputs, *spec.fields, **spec.setting), spec)
-        statistics.update(found)
-        return outputs
 
 
 def backward_from(roots: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

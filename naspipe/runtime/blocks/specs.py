@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.recipe import Recipe
 from naspipe.core.rules import Rule
 from naspipe.core.space import Space
@@ -34,6 +35,8 @@ class SegmentSpec(NamedTuple):
     edit_obstacle: str = ""
     """What of the run does not carry parameters that a forward changes."""
     finish: Callable[[Tensors], Tensors] | None = None
+    computes_loss: bool = False
+    """``finish`` computes the loss with the module of this layer."""
 
 
 def spec_of(
@@ -57,4 +60,5 @@ def spec_of(
         device_type=device_type,
         defers_norms=recipe.norms == "deferred",
         setting=own.setting(option),
+        computes_loss=isinstance(own, LossBlock),
     )

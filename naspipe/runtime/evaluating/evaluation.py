@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Version
 from naspipe.core.space import Space
 from naspipe.core.task import Task
 from naspipe.core.wiring import InputName
+from naspipe.runtime.blocks.forward_only import lent_buffers
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.blocks.segment import Gradient
 from naspipe.runtime.blocks.specs import Tensors
@@ -197,7 +199,7 @@ class EvaluationCompute:
             self._states[task.sequence_id] = kept
             return None
         self._states.pop(task.sequence_id, None)
-        return BlockResult(self._sums(kept, goes_on))
+        return BlockResult(self._sums(stored.module, kept, goes_on))
 
     def _norms(
         self,
@@ -271,18 +273,26 @@ class EvaluationCompute:
             raise ConfigError(f"layer {self.label(layer)}: expected tensors, found {type(result)}")
         return self.placement.apart(layer, outputs)
 
-    def _sums(self, outputs: Sequence[Tensors], numbers: Sequence[int]) -> torch.Tensor:
-        """Of all validation batches, in their order."""
+    def _sums(
+        self, last: torch.nn.Module, outputs: Sequence[Tensors], numbers: Sequence[int]
+    ) -> torch.Tensor:
+        """Of all validation batches, in their order.
+
+        A loss that is the last layer computes with what it was trained to. Its buffers stay as they
+        are, so that no batch and no subnet leaves anything for another one.
+        """
         probe, of = self._evaluation.probe, self._fields.of
         if probe is not None:
             targets = [of(number, "target") for number in numbers]
             return probe_sums(probe.kind, outputs, targets, probe.batches)
         with torch.no_grad(), self._autocast():
-            loss, target = self._evaluation.loss, self._evaluation.target
-            rows = []
+            has_layer = isinstance(self._evaluation.space.blocks[-1], LossBlock)
+            loss = last if has_layer else self._evaluation.loss
+            target, rows = self._evaluation.target, []
             for number, output in zip(numbers, outputs, strict=True):
                 fields = tuple(of(number, name) for name in self._evaluation.loss_fields)
-                rows.append(batch_sums(loss, output, of(number, target), fields))
+                with lent_buffers(last) if has_layer else nullcontext():
+                    rows.append(batch_sums(loss, output, of(number, target), fields))
         total = torch.zeros(5, dtype=torch.float64)
         for row in rows:
             total += row

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
@@ -187,17 +188,33 @@ class Workload:
         return fields if self.target_field in fields else ("target",)
 
     @property
+    def has_loss_layer(self) -> bool:
+        """Whether the last layer is the loss module; see :class:`LossBlock`."""
+        return isinstance(self.space.blocks[-1], LossBlock)
+
+    @property
     def objective(self) -> Loss:
-        """The loss as the recipe changes it.
+        """The user's own loss as the recipe changes it.
 
         Raises:
             ConfigError: when it cannot be changed so.
         """
+        return self._changed(self.loss)
+
+    def objective_of(self, last: Any) -> Loss:
+        """The loss as the recipe changes it, with the parameters and buffers of the last layer.
+
+        Args:
+            last: the module of the last layer, which computes the loss if it is a loss module.
+        """
+        return self._changed(last if self.has_loss_layer else self.loss)
+
+    def _changed(self, loss: Loss) -> Loss:
         recipe, data = self.definition.recipe, self.data
         passes = recipe.steps.passes
         lessons = data.lessons if isinstance(data, Views) else passes
         return untaught(
-            smoothed(self.loss, recipe.label_smoothing), passes, lessons,
+            smoothed(loss, recipe.label_smoothing), passes, lessons,
             fields=len(self.loss_fields), is_taught=self.is_taught,
         )  # fmt: skip
 

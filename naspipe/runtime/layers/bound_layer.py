@@ -54,9 +54,13 @@ class BoundLayer:
 
     def call(self, *inputs: Any, **setting: Any) -> Any:
         """The layer's forward with this version; says in ``edited`` what it changes."""
+        return self.run(self._forward, *inputs, **setting)
+
+    def run(self, function: Callable[..., Any], *inputs: Any, **setting: Any) -> Any:
+        """Call a function that computes with the module, as :meth:`call` calls the forward."""
         with self.in_place():
             marks = ParameterMarks(self.parameters, self.is_first)
-            outputs = self._forward(*inputs, **setting)
+            outputs = function(*inputs, **setting)
             self.edited = marks.changed()
             return outputs
 

@@ -145,7 +145,7 @@ class LayerStore:
         check_made(label, module, self._policy.keeps_versions(block.rule))
         if self._recipe.steps.passes > 1:
             check_hooks(label, module)
-        module.train(self._trains)
+        block.set_mode(module, self._trains)
         for what, tensor in tensors_of(module):
             owner = self._owners.setdefault(tensor, label)
             if owner != label:
@@ -161,11 +161,12 @@ class LayerStore:
             rule = _FROZEN
         keeps_versions = self._policy.keeps_versions(rule)
         own = self._policy.own_step(rule)
-        apply = block.apply if isinstance(block, Elastic) else None
         used = None
         if isinstance(block, Elastic) and block.step == "slice":
             used = UsedEntries(block, module)
-        return StoredLayer(label, rule, module, self._recipe, keeps_versions, own, apply, used)
+        return StoredLayer(
+            label, rule, module, self._recipe, keeps_versions, own, block.apply, used
+        )
 
 
 def check_hooks(label: str, module: nn.Module) -> None:

@@ -12,7 +12,6 @@ from naspipe.core.space import Elastic, Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.planning.footprint import Footprint, FootprintTable
 from naspipe.planning.size import SizeTable
-from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.layer_sizes import measure_sizes, sketch
 
@@ -40,10 +39,10 @@ def measure_footprints(workload: Workload, batch: MetaBatch) -> FootprintTable:
         if block != twin:
             continue
         inputs = (*map(_leaf, inputs), *(fields[name] for name in space.fields(block)))
-        loss = workload.objective if block == len(space) - 1 else None
+        is_last = block == len(space) - 1
         found = []
         for option in largest.get(block, range(space.blocks[block].num_options)):
-            kept, outputs = _kept_bytes(workload, block, option, inputs, loss, fields)
+            kept, outputs = _kept_bytes(workload, block, option, inputs, is_last, fields)
             handed_on = set(map(_storage, outputs))
             passed = _bytes(tensor for tensor in inputs if _storage(tensor) in handed_on)
             layer = block, space.blocks[block].candidate(option)
@@ -75,7 +74,7 @@ def _kept_bytes(
     block: int,
     option: int,
     inputs: tuple[torch.Tensor, ...],
-    loss: Loss | None,
+    is_last: bool,
     fields: Mapping[str, torch.Tensor],
 ) -> tuple[int, tuple[torch.Tensor, ...]]:
     """Bytes that autograd saves, inputs and parameters left out; and the outputs."""
@@ -95,7 +94,8 @@ def _kept_bytes(
         with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(see, lambda t: t):
             outputs = forward(*inputs)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            if loss is not None:
+            if is_last:
+                loss = workload.objective_of(module)
                 outputs = (loss(*outputs, *(fields[name] for name in workload.loss_fields)),)
     except (RuntimeError, NotImplementedError) as error:
         raise ConfigError(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 
 import torch
+from torch import nn
 
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.planning.cost import CostTable, first_of_kind
@@ -203,7 +205,7 @@ class _Bench:
         make_ns = self._made_ns.setdefault(layer, made_ns)
         is_last = block == len(self._workload.space) - 1
         keeps_graph = is_last or not self._workload.recompute
-        spec = self._spec(block, option, is_last)
+        spec = self._spec(block, option, is_last, stored.module)
         inputs, clock = self._inputs[block], self._clock
         if self._workload.is_trained:
             return TrainedProbe(spec, stored, inputs, make_ns, clock, keeps_graph, option)
@@ -213,16 +215,16 @@ class _Bench:
         if self._device.type != "cpu":
             stored.move(self._device)
 
-    def _spec(self, block: int, option: int, is_last: bool) -> SegmentSpec:
+    def _spec(self, block: int, option: int, is_last: bool, module: nn.Module) -> SegmentSpec:
         space, batch = self._workload.space, self._batch
         recipe = self._workload.definition.recipe
         return spec_of(space, recipe, block, option, self._device.type)._replace(
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
-            finish=self._end if is_last and self._workload.is_trained else None,
+            finish=partial(self._end, module) if is_last and self._workload.is_trained else None,
         )
 
-    def _end(self, outputs: Tensors) -> Tensors:
+    def _end(self, module: nn.Module, outputs: Tensors) -> Tensors:
         given = (field_of(self._batch, name, 0) for name in self._workload.loss_fields)
-        loss = self._workload.objective(*outputs, *given)
+        loss = self._workload.objective_of(module)(*outputs, *given)
         check_one_number(f"loss {name_of_loss(self._workload.loss)}", loss)
         return (loss,)

@@ -15,6 +15,7 @@ from naspipe.runtime.blocks.segment import Segment, autocast
 from naspipe.runtime.blocks.specs import Tensors, spec_of
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.layers.stored_layer import StoredLayer
 
 
 class FirstBlocksError(NaspipeError):
@@ -52,18 +53,21 @@ class FirstBlocks:
                     self._layer(block, option, inputs)
         if with_loss:
             fields = [field_of(self.batch, name, 0) for name in workload.loss_fields]
+            objective = workload.objective_of(self._stored(len(chain) - 1, chain[-1]).module)
             with _refused(said), autocast(workload.recipe.precision, "cpu"):
-                workload.objective(*inputs, *fields)
+                objective(*inputs, *fields)
+
+    def _stored(self, block: int, option: int) -> StoredLayer:
+        workload, recipe = self.workload, self.workload.definition.recipe
+        trains = workload.runs_in_training_mode
+        store = LayerStore(workload.space, workload.definition.seed, recipe, trains=trains)
+        candidate = workload.space.blocks[block].candidate(option)
+        return store.make(LayerId(FIRST_STREAM, block, candidate))
 
     def _layer(self, block: int, option: int, inputs: Tensors) -> Tensors:
         """One block, as the profile computes it."""
-        workload, recipe = self.workload, self.workload.definition.recipe
-        space = workload.space
-        store = LayerStore(
-            space, workload.definition.seed, recipe, trains=workload.runs_in_training_mode
-        )
-        own = space.blocks[block]
-        stored = store.make(LayerId(FIRST_STREAM, block, own.candidate(option)))
+        space, recipe = self.workload.space, self.workload.definition.recipe
+        stored = self._stored(block, option)
         spec = spec_of(space, recipe, block, option)._replace(
             fields=tuple(field_of(self.batch, name, 0) for name in space.fields(block)),
         )

@@ -7,6 +7,7 @@ another stage, and behind a resume.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -18,6 +19,7 @@ from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import Tensors, spec_of
 from naspipe.runtime.devices.tensor_bytes import same_bits
+from naspipe.runtime.jobs.losses import check_one_number
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.layers.buffers import buffer_bytes, check_sizes
 from naspipe.runtime.layers.layer_store import LayerStore
@@ -136,6 +138,8 @@ class RepeatedLayer:
             edit_obstacle=self._edit_obstacle,
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
         )
+        if spec.computes_loss:
+            spec = spec._replace(finish=partial(self._loss, stored.module, batch))
         segment = Segment(spec, stored.bind(stored.version), inputs, keeps_graph=True)
         made = buffer_bytes(stored.module)
         outputs = segment.forward()
@@ -146,6 +150,15 @@ class RepeatedLayer:
         gradients = segment.backward(tuple(torch.ones_like(each) for each in outputs))
         own = segment.take_gradients()
         return outputs, [*outputs, *gradients, *(own[name] for name in sorted(own))]
+
+    def _loss(
+        self, module: nn.Module, batch: Mapping[str, torch.Tensor], outputs: Tensors
+    ) -> Tensors:
+        workload = self._workload
+        fields = [field_of(batch, name, 0) for name in workload.loss_fields]
+        found = workload.objective_of(module)(*outputs, *fields)
+        check_one_number(f"loss {type(module).__name__}", found)
+        return (found,)
 
 
 class _Kept:

@@ -84,7 +84,7 @@ def check_repeated(
         raise NotRepeatedError(
             f"loss {name_of_loss(loss)}: expected the same number for the same outputs and batch, "
             f"as no checkpoint keeps what a loss does, found another {found}; keep nothing from "
-            f"call to call, and draw from torch's global generator"
+            f"call to call but in buffers of an nn.Module, and draw from torch's global generator"
         )
 
 

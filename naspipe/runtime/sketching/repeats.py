@@ -149,6 +149,7 @@ class Repeats:
         has_loss = self.wants_loss and len(options) == len(blocks)
         if has_loss:
             check_reads(workload, self._writes)
+        if has_loss := has_loss and not workload.has_loss_layer:
             check_repeated(workload, inputs, batches)
         if made and time.monotonic() < end:
             go_on()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from naspipe.core.blocks.elastic import texts_of
+from naspipe.core.blocks.loss_block import LOSS, LossBlock
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId
 from naspipe.core.layer_rules import STATELESS, BlockRule, rule_of, rule_with_state, with_stateless
@@ -40,6 +41,8 @@ def describe_space(space: Space) -> dict[str, Any]:
         "rules": [str(rule) for rule in space.rules],
         "candidates": [len(block.candidates) for block in space.blocks],
     }
+    if isinstance(space.blocks[-1], LossBlock):
+        found["loss_layer"] = LOSS
     if space.is_elastic:
         found["elastic"] = {
             block.name: {name: list(values) for name, values in block.settings.items()}

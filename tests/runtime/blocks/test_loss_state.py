@@ -45,22 +45,17 @@ def test_one_that_does_not_is_let_be():
 
 
 class Tempered(nn.Module):
-    def __init__(self, is_trained):
+    def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(()), requires_grad=is_trained)
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
 
     def forward(self, output, target):
         return nn.functional.cross_entropy(output * self.scale, target)
 
 
-def test_one_with_parameters_to_train_is_refused_before_the_start(tmp_path):
-    def train(loss):
-        npp.train(spaces.mixed(), spaces.vectors, loss, steps=1, run_dir=tmp_path / "run")
-
-    with pytest.raises(ConfigError, match=r"^loss Tempered: expected no parameters to train"):
-        train(Tempered(is_trained=True))
-    assert not (tmp_path / "run").exists()
-    train(Tempered(is_trained=False))
+def test_one_with_frozen_parameters_is_no_layer(tmp_path):
+    run = npp.train(spaces.mixed(), spaces.vectors, Tempered(), steps=1, run_dir=tmp_path / "run")
+    assert "loss" not in run.space.labels
 
 
 def test_one_that_no_gradient_goes_back_from_is_refused(tmp_path):
