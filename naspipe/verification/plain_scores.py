@@ -10,6 +10,7 @@ has its weights in other memory, where a matrix product may round differently.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from naspipe.core.blocks.loss_block import LossBlock
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Elastic
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
@@ -100,14 +102,26 @@ class PlainScores:
             elif statistics == RESET:
                 for name in found:
                     _reset(network.get_submodule(name))
-            return self._judge(network.eval())
+            return self._judge(network.eval(), self._loss())
 
     def _network(self, choices: Sequence[int]) -> PlainSubnet:
         """A subnet as a network, with its own copies of all weights."""
         options = self._space.chain(choices)
+        if isinstance(self._space.blocks[-1], LossBlock):
+            options = options[:-1]
         layers = [self._layer(block, option) for block, option in enumerate(options)]
         fields = [self._space.fields(block) for block in range(len(layers))]
         return PlainSubnet(layers, fields, self._seed).to(self._device)
+
+    def _loss(self) -> Callable[..., torch.Tensor]:
+        """The user's loss; one that the run trained is copied for each batch, so that no batch
+        changes its buffers for another one."""
+        last = len(self._space.blocks) - 1
+        if not isinstance(self._space.blocks[last], LossBlock):
+            found: Callable[..., torch.Tensor] = self._workload.loss
+            return found
+        trained = self._layer(last, 0).to(self._device).eval()
+        return lambda *given: copy.deepcopy(trained)(*given)
 
     def _layer(self, block: int, option: int) -> nn.Module:
         own = self._space.blocks[block]
@@ -162,10 +176,9 @@ class PlainScores:
             for number in range(self._recipe.calibration if found else 0):
                 self._forward(network, self._calibration(number), number)
 
-    def _judge(self, network: PlainSubnet) -> PlainScore:
+    def _judge(self, network: PlainSubnet, loss: Callable[..., torch.Tensor]) -> PlainScore:
         """The means over all validation targets."""
         workload = self._workload
-        loss: Callable[..., torch.Tensor] = workload.loss
         sums = [0.0] * 5
         for number in range(self._recipe.validation):
             batch = self._on_device(self._recipe.held_out(self._seed, number))
@@ -173,7 +186,8 @@ class PlainScores:
             target = batch[workload.target_field]
             with self._autocast():
                 mean = loss(*outputs, *(batch[name] for name in workload.judged_fields))
-            ignored = getattr(loss, "padding", getattr(loss, "ignore_index", None))
+            own = workload.loss
+            ignored = getattr(own, "padding", getattr(own, "ignore_index", None))
             row = _sums_of_batch(float(mean.double()), outputs[0], target, ignored)
             sums = [total + each for total, each in zip(sums, row, strict=True)]
         total, targets, ranked, first, top = sums
