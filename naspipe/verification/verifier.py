@@ -22,8 +22,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import torch
 
 from naspipe.core.errors import NaspipeError
 from naspipe.core.subnet import Subnet
@@ -40,6 +43,9 @@ from naspipe.verification.records import NotVerifiable
 
 PRIORITY = 10
 """What is added to the niceness of the plain loop's process."""
+
+GPU_SHARE = 0.25
+"""How much of a GPU's memory the plain loop may take, so that the run has the rest."""
 
 SHARE, LEAST_SECONDS, MOST_SECONDS = 0.1, 5.0, 60.0
 """With ``verify=auto`` the launcher waits for the plain loop for this share of the time since the
@@ -251,6 +257,24 @@ class _Proposals:
             yield self._waiting[stream].popleft()
 
 
+def _leave_resources_to_run() -> None:
+    """Take time and memory only if the run does not need them.
+
+    When memory runs short, the kernel ends this process first. The launcher then reports that the
+    run was not verified.
+    """
+    os.nice(PRIORITY)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def limit_gpu_memory(device: str) -> None:
+    """Let this process take at most :data:`GPU_SHARE` of the memory of each GPU."""
+    if device == "cuda":
+        for number in range(torch.cuda.device_count()):
+            torch.cuda.set_per_process_memory_fraction(GPU_SHARE, number)
+
+
 def report_all(
     make: Callable[[Connection], Iterator[Mapping[str, Any]]], threads: int, connection: Connection
 ) -> None:
@@ -263,7 +287,7 @@ def report_all(
     """
     leave_signals_to_launcher()
     _end_with_launcher()
-    os.nice(PRIORITY)
+    _leave_resources_to_run()
 
     def tell(answer: Mapping[str, Any]) -> None:
         connection.send_bytes(json.dumps(answer).encode())
@@ -277,6 +301,10 @@ def report_all(
         tell({"done": True})
     except NotVerifiable as error:
         tell({"because": str(error)})
+    except torch.OutOfMemoryError:
+        tell(
+            {"because": f"because the plain loop needs more than {GPU_SHARE:.0%} of a GPU's memory"}
+        )
     except NaspipeError as error:
         tell({"because": f"because the plain loop ended with: {error}"})
     except Exception as error:

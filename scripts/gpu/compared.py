@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import naspipe
 from scripts.gpu.findings import Findings
 from scripts.gpu.runs import synthetic
 from tests.gpu.bits import cases
@@ -35,6 +36,26 @@ def compare_real(arguments: argparse.Namespace, findings: Findings) -> None:
             options={"momentum": 0.9}, lr=0.01,
         )  # fmt: skip
     _compare(chosen, arguments.device, findings)
+
+
+def verify_real(arguments: argparse.Namespace, findings: Findings) -> None:
+    """Real spaces on 1 and 2 stages, each run verified by its own plain loop on the device."""
+    rows: list[dict[str, Any]] = []
+    steps = 2 if arguments.toy else 8
+    wanted = [(name, stages) for name in ("nlp.c3", "cv.c3") for stages in (1, 2)]
+    for name, stages in wanted[: 1 if arguments.toy else None]:
+        named = synthetic(name, "tiny")
+        with tempfile.TemporaryDirectory(prefix="naspipe-verify-") as scratch:
+            run = naspipe.train(
+                named.space, named.data, named.loss, steps=steps, lr=0.01, stages=stages,
+                device=arguments.device, verify="all", run_dir=Path(scratch) / "run",
+                progress=False,
+            )  # fmt: skip
+            rows.append({"space": name, "stages": stages, "verified": run.manifest["verified"]})
+        good = sum(row["verified"] == {"steps": steps} for row in rows)
+        findings.put(
+            is_good=good == len(rows), summary=f"{good} of {len(rows)} verified", runs=rows
+        )
 
 
 def _compare(chosen: dict[str, Any], device: str, findings: Findings) -> None:

@@ -14,6 +14,7 @@ from scripts.gpu.runs import shortened
 OTHERS: dict[str, Callable[[argparse.Namespace, Findings], None]] = {
     "tests": tested.run_tests,
     "bits": compared.compare_real,
+    "verify": compared.verify_real,
     "copies": measured.measure_copies,
     "plain": measured.compare_plain,
     "paper": measured.train_paper,

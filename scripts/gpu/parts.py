@@ -27,6 +27,7 @@ PARTS = {
     "groups": Part("passes of a step on 2 groups, norms ordered and deferred", 110),
     "teachers": Part("teachers that are frozen or follow, and blockwise distillation", 115),
     "bits": Part("bits of real spaces on 1, 2 and 4 stages, on random data", 115),
+    "verify": Part("runs of real spaces that compare every step with their plain loop", 60),
     "swap": Part("speed with a budget over that without", 80),
     "plain": Part("speed of one stage over a plain loop", 110),
     "copies": Part("bytes per second of copies, pinned and pageable", 20),

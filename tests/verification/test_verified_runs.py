@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -174,6 +177,20 @@ def test_a_slow_plain_loop_is_not_waited_for(tmp_path, monkeypatch):
     run = train(tmp_path / "run", data=slowly)
     assert run.manifest["verified"]["because"] == "because the plain loop took too long"
     assert time.monotonic() - start < 5
+
+
+def test_a_plain_loop_that_is_killed_leaves_the_run_alone(tmp_path):
+    """As the kernel does when memory runs short: it takes this process first."""
+
+    def data(seed, number):
+        if is_plain_loop():
+            assert Path("/proc/self/oom_score_adj").read_text() == "1000\n"
+            os.kill(os.getpid(), signal.SIGKILL)
+        return spaces.vectors(seed, number)
+
+    run = train(tmp_path / "run", data=data)
+    because = run.manifest["verified"]["because"]
+    assert because.startswith("because of the plain loop: ") and "SIGKILL" in because
 
 
 def test_no_checkpoint_is_published_before_a_difference_is_seen(tmp_path, monkeypatch):

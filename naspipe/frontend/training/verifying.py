@@ -15,7 +15,7 @@ from naspipe.verification.checkpoint_state import states_of
 from naspipe.verification.comparison import Comparison
 from naspipe.verification.plain_loop import PlainLoop
 from naspipe.verification.records import NotVerifiable, StepRecord
-from naspipe.verification.verifier import Proposed, Verifier
+from naspipe.verification.verifier import Proposed, Verifier, limit_gpu_memory
 
 Choices = Sequence[int] | None
 
@@ -60,6 +60,7 @@ def _records(
         for number, stream in enumerate(job.streams)
     ]
     device = job.execution.hardware.device.partition(":")[0]
+    limit_gpu_memory(device)
     loop = PlainLoop(job.workloads, job.wiring.taps, subnets, device)
     if first:
         loop.resume(first, [_states(each, passes) for each in job.streams])
