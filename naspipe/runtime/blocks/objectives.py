@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.errors import InvariantError
 from naspipe.core.recipe import Recipe
 from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.loss_state import LossState
@@ -208,11 +208,6 @@ class Ending:
         self._outputs = tuple(output.detach() for output in outputs)
         with left_as_it_is("the loss", self._lessons, self._fields):
             loss = self._objective(outputs, self._lessons, self._fields)
-        if any(each.requires_grad for each in outputs) and not loss.requires_grad:
-            raise ConfigError(
-                "the loss: expected a number that gradients go back from, found one that depends "
-                "on no layer; compute it from the output itself, and not of a detach() of it"
-            )
         if self.measured is None:
             self.measured = self._measure(self._outputs, self._fields)
         return (loss,)

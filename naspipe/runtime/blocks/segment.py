@@ -18,6 +18,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Exact
 from naspipe.core.user_code import add_call, called
+from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.runtime.blocks.edits import Edits
 from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.blocks.outside_leaves import (
@@ -256,10 +257,33 @@ class Segment:
         with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
             finish = partial(layer.run, spec.finish) if spec.computes_loss else spec.finish
             found: Tensors = finish(outputs)
+        if not any(each.requires_grad for each in found):
+            self._check_learns(outputs)
         if layer.is_first:
             inside = (*leaves_of(outputs), *spec.fields, *own)
             check_loss_leaves("of the run", spec.finish, found, inside)
         return found
+
+    def _check_learns(self, outputs: Tensors) -> None:
+        """Refuse a loss that no gradient goes back from, though the layer or its inputs want one.
+
+        A plain loop would raise in its backward. In a round of architecture parameters, a mixed
+        edge without a choice has nothing to learn.
+
+        Raises:
+            ConfigError: if it is so.
+        """
+        layer = self._layer
+        wanting = (*self._inputs, *layer.parameters.values())
+        is_mixed = any(isinstance(each, MixedEdge) for each in layer.module.modules())
+        if is_mixed or not torch.is_grad_enabled() or not any(t.requires_grad for t in wanting):
+            return
+        has_way = any(each.requires_grad for each in outputs)
+        where, what = ("the loss", "output") if has_way else (self._name, "input and the weights")
+        raise ConfigError(
+            f"{where}: expected a number that gradients go back from, found one that depends on no "
+            f"layer; compute it from the {what}, without detach() and no_grad()"
+        )
 
     def _told(self) -> str:
         given = form_text(form_of((*self._inputs, *self._spec.fields)))

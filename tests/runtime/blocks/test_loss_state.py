@@ -67,6 +67,30 @@ def test_one_that_no_gradient_goes_back_from_is_refused(tmp_path):
         )  # fmt: skip
 
 
+class Stops(nn.Linear):
+    def __init__(self, how):
+        super().__init__(24, 10)
+        self.how = how
+
+    def forward(self, x):
+        if self.how == "detach":
+            return super().forward(x).detach()
+        with torch.no_grad():
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("how", ["detach", "no_grad"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_last_layer_that_no_gradient_goes_back_from_is_refused(tmp_path, how, stages):
+    """A plain loop raises in its backward; the run would train nothing."""
+    network = npp.chain([nn.Linear(16, 24), Stops(how)])
+    with pytest.raises((ConfigError, npp.StageFailedError), match=r"layer 1.0 \(Stops\).*go back"):
+        npp.train(
+            network, spaces.vectors, nn.CrossEntropyLoss(), steps=1, stages=stages,
+            run_dir=tmp_path / "run",
+        )  # fmt: skip
+
+
 def test_a_run_inside_inference_mode_is_refused(tmp_path):
     with torch.inference_mode(), pytest.raises(ConfigError, match=r"torch\.inference_mode"):
         npp.train(
