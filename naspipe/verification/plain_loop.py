@@ -14,7 +14,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -144,6 +144,31 @@ class PlainLoop:
                         taken |= parts
 
 
+def with_teachers(
+    workloads: Sequence[Workload], taps: Sequence[Tap]
+) -> tuple[list[Workload], list[Tap]]:
+    """The streams of a run with the teachers that compute labels elsewhere, as further streams.
+
+    A label is what such a teacher would hand to the loss as a stream of the pipeline, wherever it
+    comes from.
+    """
+    found, wired = list(workloads), list(taps)
+    for number, workload in enumerate(workloads):
+        if workload.labelled_by is None:
+            continue
+        teacher, tap = workload.labelled_by
+        kept = {
+            name: source
+            for name, source in workload.field_sources.items()
+            if name not in workload.lesson_fields
+        }
+        found[number] = replace(workload, field_sources=kept, lesson_fields=(), is_taught=True)
+        source, sink = (StreamId(len(found)), tap.source[1]), (StreamId(number), tap.sink[1])
+        wired.append(replace(tap, source=source, sink=sink))
+        found.append(teacher)
+    return found, wired
+
+
 def check_covered(workload: Workload) -> None:
     """Raise an error unless the plain loop covers a stream.
 
@@ -157,7 +182,7 @@ def check_covered(workload: Workload) -> None:
     if workload.objectives:
         raise NotVerifiable("because losses arise in blocks before the last one")
     if workload.field_sources or workload.lesson_fields:
-        raise NotVerifiable("because batch fields come from a label file or other processes")
+        raise NotVerifiable("because batch fields come from other processes")
 
 
 def set_up_torch(threads: int) -> None:

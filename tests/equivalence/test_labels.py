@@ -44,9 +44,10 @@ def source_of(name, labels):
     ],
 )
 def test_a_service(tmp_path, stages, teachers, execution):
-    how = {"labels": "service", "teachers": teachers, **execution}
+    how = {"labels": "service", "teachers": teachers, "verify": "4", **execution}
     run = train(tmp_path / "run", stages, execution=how)
     assert_same_bits(run, plain_loop(run))
+    assert run.manifest["verified"] == {"steps": 4}
 
 
 @pytest.mark.parametrize("name", ["inline", "file"])
@@ -55,9 +56,10 @@ def test_a_service(tmp_path, stages, teachers, execution):
     [(1, {}), (2, {"recompute": True}), (2, {"memory_budget": "1x"}), long(3, {"window": 2})],
 )
 def test_bits_of_the_plain_loop(tmp_path, labels, name, stages, execution):
-    how = {"labels": source_of(name, labels), **execution}
+    how = {"labels": source_of(name, labels), "verify": "4", **execution}
     run = train(tmp_path / "run", stages, execution=how)
     assert_same_bits(run, plain_loop(run))
+    assert run.manifest["verified"] == {"steps": 4}
     assert not (tmp_path / "run/teacher").exists()
 
 
@@ -65,9 +67,10 @@ def test_bits_of_the_plain_loop(tmp_path, labels, name, stages, execution):
 @pytest.mark.parametrize(("groups", "stages"), [long(1, 2), (2, 1), (2, 2)])
 def test_passes_and_groups(tmp_path, monkeypatch, labels, name, groups, stages):
     restless(monkeypatch)
-    how = {"labels": source_of(name, labels), "groups": groups}
+    how = {"labels": source_of(name, labels), "groups": groups, "verify": "4"}
     run = train(tmp_path / "run", stages, "accumulate:4", how)
     assert_same_bits(run, plain_loop(run, 4))
+    assert run.manifest["verified"] == {"steps": 4}
 
 
 def test_one_definition(tmp_path, labels):

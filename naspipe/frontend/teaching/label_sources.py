@@ -44,6 +44,7 @@ def with_labels(taught: Taught, execution: Execution) -> Taught:
         student,
         field_sources={**student.field_sources, LABEL: opened},
         lesson_fields=(LABEL,),
+        labelled_by=(teacher, taught.taps[0]),
         attendants=(*student.attendants, *attendants),
     )
     return Taught((student,), (), ("",))

@@ -28,7 +28,7 @@ from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.snapshots.checkpoints import FINAL, CheckpointFolder, cut_name
 from naspipe.trace.snapshots.snapshot import Checkpoint, read_checkpoint
 from naspipe.verification.checkpoint_state import states_of
-from naspipe.verification.plain_loop import PlainLoop
+from naspipe.verification.plain_loop import PlainLoop, with_teachers
 from naspipe.verification.records import NotVerifiable, tensor_digest
 
 Choices = Sequence[int] | None
@@ -132,11 +132,12 @@ def _compare(
 ) -> dict[str, Any]:
     """Train the plain loop; returns the fields of a :class:`Compared`."""
     found: dict[str, Any] = {"first": first, "steps": 0, "losses": 0, "checkpoints": 0}
-    workloads, directories = training.workloads, training.directories
+    directories = training.directories
+    workloads, taps = with_teachers(training.workloads, training.taps)
     passes = common(workloads).steps.passes
     try:
-        subnets = [islice(each, first * passes, None) for each in _subnets(training)]
-        loop = PlainLoop(workloads, training.taps, subnets, training.execution.hardware.device)
+        subnets = [islice(each, first * passes, None) for each in _subnets(training, workloads)]
+        loop = PlainLoop(workloads, taps, subnets, training.execution.hardware.device)
     except NotVerifiable as error:
         return {**found, "because": str(error)}
     trained = [number for number, each in enumerate(workloads) if each.is_trained]
@@ -177,10 +178,9 @@ def _compare(
     return found
 
 
-def _subnets(training: Training) -> list[Iterator[Choices]]:
+def _subnets(training: Training, workloads: Sequence[Workload]) -> list[Iterator[Choices]]:
     """The choices of every pass of each stream, as the run recorded or drew them."""
     own: list[list[Choices]] = []
-    workloads = training.workloads
     for directory, workload in zip(training.directories, workloads, strict=False):
         own.append(list(read_stream(directory.stream)) if workload.is_trained else [])
     own += [[] for _ in workloads[len(own) :]]

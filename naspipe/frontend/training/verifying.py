@@ -9,11 +9,12 @@ from typing import Any
 from naspipe.core.rules import steps_behind
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
+from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.verification.checkpoint_state import states_of
 from naspipe.verification.comparison import Comparison
-from naspipe.verification.plain_loop import PlainLoop
+from naspipe.verification.plain_loop import PlainLoop, with_teachers
 from naspipe.verification.records import NotVerifiable, StepRecord
 from naspipe.verification.verifier import Proposed, Verifier, limit_gpu_memory
 
@@ -54,18 +55,22 @@ def _records(
     job: TrainingJob, first: int, steps: int, proposed: Proposed
 ) -> Iterator[Mapping[str, Any]]:
     """Train the plain loop, in the process of the verifier."""
-    passes = job.steps.passes
+    passes, count = job.steps.passes, len(job.streams)
+    workloads, taps = with_teachers(job.workloads, job.wiring.taps)
     subnets = [
         _choices(stream, first * passes, steps * passes, proposed(number))
         for number, stream in enumerate(job.streams)
     ]
+    for teacher in workloads[count:]:
+        subnets.append(islice(draw_passes(teacher), first * passes, None))
     device = job.execution.hardware.device.partition(":")[0]
     limit_gpu_memory(device)
-    loop = PlainLoop(job.workloads, job.wiring.taps, subnets, device)
+    loop = PlainLoop(workloads, taps, subnets, device)
     if first:
-        loop.resume(first, [_states(each, passes) for each in job.streams])
+        states = [_states(each, passes) for each in job.streams]
+        loop.resume(first, [*states, *({} for _ in workloads[count:])])
     for _ in range(steps):
-        yield _as_dict(loop.step())
+        yield _as_dict(loop.step(), count)
 
 
 def _choices(
@@ -88,13 +93,14 @@ def _states(stream: StreamJob, passes: int) -> Mapping[str, Any]:
     return states_of(restored.checkpoint, passes) if restored else {}
 
 
-def _as_dict(record: StepRecord) -> Mapping[str, Any]:
+def _as_dict(record: StepRecord, count: int) -> Mapping[str, Any]:
+    """The record of the run's own streams."""
     streams = [
         {
             "losses": each.losses,
             "layers": {label: dict(digests) for label, digests in each.layers.items()},
             "hints": each.hints,
         }
-        for each in record.streams
+        for each in record.streams[:count]
     ]
     return {"step": record.step, "streams": streams}

@@ -73,6 +73,9 @@ class Workload:
     """Whether a tap brings a lesson for every pass, so that the loss is never computed without."""
     lesson_fields: tuple[str, ...] = ()
     """Batch fields that are lessons of the loss, as a teacher's outputs are."""
+    labelled_by: tuple[Workload, Tap] | None = None
+    """The teacher that computes these fields elsewhere, and the tap that it would have as a stream
+    of the same pipeline."""
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """What is measured of every pass, by name: called as the loss is, without a teacher."""
     begun: Mapping[str, Any] = field(default_factory=dict)
