@@ -192,3 +192,39 @@ def test_limits_are_kept(tmp_path):
     assert cheapest.cost.params == sum(counts)
     with pytest.raises(naspipe.ConfigError, match="no subnet within the limits"):
         search(run, data, limits={"params": 1})
+
+
+class Observed(nn.Linear):
+    """Scales by the largest value that it has seen, also in evaluation mode, as observers do."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x):
+        self.largest = torch.maximum(self.largest, x.detach().abs().max())
+        return super().forward(x / self.largest)
+
+
+def test_buffers_that_an_evaluation_changes_leave_no_trace(tmp_path):
+    """The score of a subnet does not depend on those that were judged before it."""
+    blocks = [observed_block() for _ in range(3)]
+    space = naspipe.Space("observed", [*blocks, naspipe.Shared("head", lambda: Observed(16, 10))])
+    run = naspipe.train(space, spaces.vectors, LOSS, steps=4, run_dir=tmp_path / "run")
+    scores = []
+    for number, rows in enumerate((SUBNETS, SUBNETS[::-1])):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text("".join(f"{row}\n" for row in rows))
+        found = search(
+            run, spaces.vectors, strategy=f"file:{path}", budget=len(rows), calibrate=0,
+            name=str(number), verify="2",
+        )  # fmt: skip
+        scores.append({each.choices: each.scores[:3] for each in found.candidates})
+    assert scores[0] == scores[1]
+
+
+SUBNETS = [[0, 0, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]]
+
+
+def observed_block():
+    return naspipe.Block([lambda: Observed(16, 16), lambda: nn.Linear(16, 16)])

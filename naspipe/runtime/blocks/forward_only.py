@@ -96,24 +96,22 @@ def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
 def lent_buffers(module: nn.Module) -> Iterator[None]:
     """Inside, the module has copies of its buffers; its own ones are not touched.
 
-    So the graphs of other passes, which may hold them, stay good.
+    So the graphs of other passes, which may hold them, stay good. A buffer that is registered or
+    dropped inside is so no longer afterwards.
     """
-    own = [
-        (part, name, buffer)
-        for part in module.modules()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    ]
-    lent: dict[int, torch.Tensor] = {}
+    own = [(part, dict(part._buffers)) for part in module.modules()]
+    lent: dict[int, torch.Tensor | None] = {id(None): None}
     try:
-        for part, name, buffer in own:
-            if id(buffer) not in lent:  # some have one buffer in two places
-                lent[id(buffer)] = buffer.clone()
-            part._buffers[name] = lent[id(buffer)]
+        for part, buffers in own:
+            for name, buffer in buffers.items():
+                if buffer is not None and id(buffer) not in lent:  # some are in two places
+                    lent[id(buffer)] = buffer.clone()
+                part._buffers[name] = lent[id(buffer)]
         yield
     finally:
-        for part, name, buffer in own:
-            part._buffers[name] = buffer
+        for part, buffers in own:
+            part._buffers.clear()
+            part._buffers.update(buffers)
 
 
 def _others(layer: BoundLayer) -> dict[str, torch.Tensor]:

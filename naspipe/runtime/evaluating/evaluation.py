@@ -184,6 +184,7 @@ class EvaluationCompute:
             raising_shortages(),
             torch.no_grad(),
             self._autocast(),
+            lent_buffers(stored.module),
             fresh_statistics(self.label(layer), stored.module, norms) as fresh,
             self._kept_parameters(layer, stored),
         ):
@@ -215,7 +216,8 @@ class EvaluationCompute:
                 seed_draws(block_seed(self._evaluation.seed, 0, layer.block, 0))
                 forward(0)
 
-            with raising_shortages(), self._autocast(), self._kept_parameters(layer, stored):
+            kept = self._kept_parameters(layer, stored)
+            with raising_shortages(), self._autocast(), lent_buffers(stored.module), kept:
                 found = find_norms(self.label(layer), stored.module, first)
             self._known_norms[layer, option] = found
         return self._known_norms[layer, option]
