@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,13 +135,20 @@ def test_what_a_module_was_is_there_again(tmp_path, run):
     assert json.loads((tmp_path / "out/model.json").read_text())["choices"] == [1, 0]
 
 
+@pytest.mark.parametrize(("text", "line"), [("first", 0), ("0", 0), ("1", 1), ("last", -1)])
+def test_subnets_of_the_stream(run, tmp_path, text, line):
+    rows = [[0, 0], [1, 1], [2, 0]]
+    stream = tmp_path / "stream.jsonl"
+    stream.write_text("".join(f"{row}\n" for row in rows))
+    recorded = SimpleNamespace(directory=SimpleNamespace(stream=stream), space=run.space)
+    assert list(find_choices(recorded, text)) == rows[line]
+
+
 @pytest.mark.parametrize(
-    ("text", "choices"),
-    [("first", None), ("1", None), ("0,1", (0, 1)), ("2,0,", (2, 0)), (" 1, 1", (1, 1))],
+    ("text", "choices"), [("0,1", (0, 1)), ("2,0,", (2, 0)), (" 1, 1", (1, 1))]
 )
-def test_subnets_by_name(run, text, choices):
-    stream = read_stream(run.directory.stream)
-    assert find_choices(run, text) == (choices or stream[int(text) if text.isdigit() else 0])
+def test_subnets_by_their_choices(run, text, choices):
+    assert find_choices(run, text) == choices
 
 
 @pytest.mark.parametrize("text", ["2", "best", "0,1,2", "5,0", "-1", "", "0,x"])
