@@ -43,6 +43,18 @@ def test_statistics_of_batch_norm_are_kept_without_a_look(compared):
     assert torch.equal(norm.running_mean, once), "computed again, they are as after the first time"
 
 
+def test_statistics_of_later_passes_stay_when_a_forward_is_computed_again():
+    """Another pass has used the layer between the forward and the backward of the first one."""
+    norm = nn.BatchNorm1d(3)
+    first, second = of(norm, Exact()), of(norm, Exact())
+    (output,) = first.forward()
+    second.forward()
+    both = [buffer.clone() for buffer in norm.buffers()]
+    first.backward([torch.ones_like(output)])
+    assert norm.num_batches_tracked == 2
+    assert all(map(torch.equal, norm.buffers(), both)), "the statistics of the second pass are lost"
+
+
 class Counts(nn.Module):
     """A buffer of its own, beside one that stays."""
 
