@@ -16,7 +16,7 @@ def test_bytes_the_name_and_the_directory_go_to_disk_in_this_order(tmp_path, mon
     sync, replace = os.fsync, Path.replace
 
     def noted_sync(descriptor):
-        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        done.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
         sync(descriptor)
 
     def noted_replace(self, target):
