@@ -51,7 +51,7 @@ from tests.equivalence.harness import oracle_of  # noqa: E402
 FORWARD, BACKWARD, OPTIMIZERS, DATA = "modules, forward", "autograd", "optimizers", "batches"
 MOVES = ("adopt", "load", "save", "settle", "take_finished")
 PARTS: tuple[tuple[str, object, tuple[str, ...]], ...] = (
-    (FORWARD, segment.Segment, ("_call",)),
+    (FORWARD, segment.Segment, ("_found",)),
     (BACKWARD, segment, ("backward_from",)),
     (OPTIMIZERS, stored_layer, ("take_step",)),
     (OPTIMIZERS, joint_steps.JointSteps, ("take",)),

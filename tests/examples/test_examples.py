@@ -44,9 +44,10 @@ def test_an_example_trains(example, tmp_path, name):
 def test_the_page_s_example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "data.md").read_text("utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, learned = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
     exec(compile(code, "docs/data.md", "exec"), names)
+    exec(compile(learned, "docs/data.md", "exec"), {})
     accurate = names["run"].metrics["accuracy"]
     assert len(accurate) == 60 and sum(accurate[-10:]) > sum(accurate[:10])
 
