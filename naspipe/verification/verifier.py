@@ -146,9 +146,11 @@ class Verifier:
         Raises VerificationError at a difference.
         """
         self._read(0.0)
-        if self._process is not None and time.monotonic() > self._deadline(MOST_SECONDS):
-            self._give_up(TOO_SLOW)
-        return not self._is_open or self._comparison.verified_until >= cut
+        if self._comparison.verified_until >= cut:
+            return True
+        if self._is_open and time.monotonic() > self._deadline(MOST_SECONDS):
+            self._give_up(NOT_REPORTED if self._process is None else TOO_SLOW)
+        return not self._is_open
 
     @property
     def _is_open(self) -> bool:
@@ -156,7 +158,7 @@ class Verifier:
         return not self._because and not self._comparison.is_complete
 
     def _deadline(self, seconds: float) -> float:
-        """When to give up: so long after the start, or after the last step of the plain loop."""
+        """When to give up: so long after the start, or after the last news of either side."""
         if self._step_seconds is None:
             return self._start + seconds
         return self._heard + self._step_seconds
@@ -171,12 +173,14 @@ class Verifier:
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
         """A stage reported a loss. Raises VerificationError at a difference."""
         if self._is_open:
+            self._heard = time.monotonic()
             self._comparison.add_loss(stream, sequence_id, bits)
             self._read(0.0)
 
     def take_layer(self, stream: int, sequence_id: int, label: str, digests: Digests) -> None:
         """A stage reported a layer that it wrote. Raises VerificationError at a difference."""
         if self._is_open:
+            self._heard = time.monotonic()
             self._comparison.add_layer(stream, sequence_id, label, digests)
             self._read(0.0)
 

@@ -121,6 +121,15 @@ def test_two_hosts_have_one_hosts_bits_and_a_cut_one_ends_both(tmp_path, whole, 
     assert_identical(whole, path)
 
 
+def test_the_first_steps_are_verified(tmp_path, whole):
+    """Each host is told up to where its stages report what they write."""
+    path = tmp_path / "run"
+    with ExitStack() as stack:
+        assert Workers(stack, path, 2, more=("--verify", "4")).join() == [0, 0]
+    assert json.loads((path / "manifest.json").read_text())["verified"] == {"steps": 4}
+    assert_identical(whole, path)
+
+
 def test_with_fewer_hosts_after_one_is_lost(tmp_path, whole):
     path = tmp_path / "run"
     with ExitStack() as stack:

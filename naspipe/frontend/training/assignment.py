@@ -40,6 +40,7 @@ def assign(training: Training, hosts: Hosts, job: TrainingJob) -> dict[str, Any]
         "token": hosts.token,
         "generation": job.generation,
         "first": [stream.first for stream in job.streams],
+        "verified_until": job.verified_until,
         "costs": [_rows(table) for table in job.costs],
         "plan": plan_digest(job),
         "facts": facts(training),
@@ -84,6 +85,7 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
         job,
         streams=tuple(streams),
         generation=assignment["generation"],
+        verified_until=assignment["verified_until"],
         execution=job.execution.changed(device=device),
     )
 
