@@ -87,7 +87,10 @@ def test_bits_of_a_run_that_begins_with_another(tmp_path):
     untrained = [label for label in ("0.0", "0.1", "1.0", "1.1", "2.0") if f"{label}.norm.weight"
                  not in given]  # fmt: skip
     assert untrained
-    path, how = tmp_path / "second", {"execution": {"checkpoint_every": 2}}
+    how = {
+        "execution": {"checkpoint_every": 2, "window": 2}
+    }  # the failure comes after a checkpoint
+    path = tmp_path / "second"
     with pytest.raises(npp.NaspipeError, match="injected"):
         train(path, first, data=Ends(spaces.vectors, 6, fail, tmp_path / "marker"), stages=2, **how)
     with pytest.raises(npp.ConfigError, match="is another run: its weights is"):

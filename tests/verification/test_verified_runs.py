@@ -106,7 +106,10 @@ def test_an_attempt_that_goes_on_is_verified_from_its_checkpoint(tmp_path, stage
     last = 8 * (2 if "passes" in more else 1)
     data = Ends(spaces.vectors, last, fail, tmp_path / "marker")
     with pytest.raises(npp.NaspipeError, match="injected"):
-        train(tmp_path / "run", data=data, checkpoint_every=2, verify="0", stages=stages, **more)
+        train(
+            tmp_path / "run", data=data, checkpoint_every=2, window=2, verify="0", stages=stages,
+            **more,
+        )  # fmt: skip
     data = Calm(spaces.vectors)
     run = train(tmp_path / "run", data=data, resume=True, verify="3", stages=stages, **more)
     found = run.manifest["verified"]
@@ -116,7 +119,7 @@ def test_an_attempt_that_goes_on_is_verified_from_its_checkpoint(tmp_path, stage
 def test_a_fault_after_a_checkpoint_stops_the_run(tmp_path, monkeypatch):
     data = Ends(spaces.vectors, 8, fail, tmp_path / "marker")
     with pytest.raises(npp.NaspipeError, match="injected"):
-        train(tmp_path / "run", data=data, checkpoint_every=2, verify="0")
+        train(tmp_path / "run", data=data, checkpoint_every=2, window=2, verify="0")
     dropped_gradient(monkeypatch)
     with pytest.raises(VerificationError, match=r"layer .* after step [46] differs"):
         train(tmp_path / "run", data=Calm(spaces.vectors), resume=True)
