@@ -143,11 +143,11 @@ class Writes:
 
     def wrote(self, layer: LayerId, version: Version) -> list[Command]:
         """A layer was written: the next WRITEs of it and of its kin may be due; as ``follow``."""
-        commands = self.follow(layer)
         has_ended = self._book.ends_step(layer, version)
-        for each in self._followers.wrote(layer, version) if has_ended else ():
-            commands += self.follow(each)
-        return commands
+        kin = self._followers.wrote(layer, version) if has_ended else []
+        # The kin are told first: a source's next WRITE, which bounded staleness lets be owed by
+        # now, must find that a follower's WRITE of this step is still to come.
+        return [command for each in (layer, *kin) for command in self.follow(each)]
 
     def _join(self, layer: LayerId) -> list[Command]:
         """Let sums, the oldest first, be joined by this stage's own gradients, when it is time."""

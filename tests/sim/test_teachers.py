@@ -9,7 +9,7 @@ import pytest
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Follows
+from naspipe.core.rules import Exact, Follows, Lag
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
@@ -22,16 +22,21 @@ from naspipe.stage.builder import build_admission, build_controller, new_history
 from scripts.teachers_simulated import Setting, utilisation
 
 BLOCKS, STEPS = 4, 8
+EXACT = Exact()
 
 
-def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=()):
+def broken(
+    seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=(), student=EXACT
+):  # fmt: skip
     """What the logs of a student and its momentum teacher show, under random times.
 
-    ``left_out`` are passes of a step that the teacher has not, the last ones.
+    ``left_out`` are passes of a step that the teacher has not, the last ones; ``student`` is the
+    rule of all layers of the student.
     """
     steps = Steps(passes, draws_each=candidates > 1)
-    rules = [[Exact()] * (BLOCKS + 1), [Follows(0, block, lag) for block in range(BLOCKS)]]
-    tap = Tap((1, BLOCKS - 1), (0, BLOCKS), TapRole.LESSON, ((0, 1), (1, 0)))
+    rules = [[student] * (BLOCKS + 1), [Follows(0, block, lag) for block in range(BLOCKS)]]
+    pairs = ((0, 1), (1, 0)) if passes > 1 else None
+    tap = Tap((1, BLOCKS - 1), (0, BLOCKS), TapRole.LESSON, pairs)
     wiring = Wiring(streams=(StreamWiring(), StreamWiring(is_trained=False, rank=1)), taps=(tap,))
     workers = stages * groups
     history = new_history(rules, wiring, steps=steps)
@@ -54,7 +59,8 @@ def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=()):
         return own, cut if own.chain else cut.without_blocks, None, stream == 0
 
     def admissions():
-        windows = (2 * passes, (lag + 2) * passes)
+        ahead = student.subnets if isinstance(student, Lag) else 0
+        windows = ((2 + ahead) * passes, (lag + 2 + ahead) * passes)
         count = STEPS * passes
         return [build_admission("csp", count, window=w, steps=Steps(passes)) for w in windows]
 
@@ -73,6 +79,14 @@ def broken(seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=()):
 def test_versions_are_those_of_the_definition(lag, candidates, groups):
     for seed in range(12):
         assert broken(seed, lag, groups=groups, candidates=candidates) == []
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("behind", [1, 3])
+def test_a_student_with_stale_reads_waits_for_its_follower(lag, behind):
+    """Its next WRITE is owed by the time that the one before it ends."""
+    for seed in range(12):
+        assert broken(seed, lag, passes=1, student=Lag(behind)) == []
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
