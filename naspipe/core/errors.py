@@ -54,7 +54,7 @@ _HINTS = {
     "that depends on no parameter and no input that requires one, as after detach(), under "
     "torch.no_grad(), of whole numbers or of frozen parameters",
 }
-"""What is said behind messages of torch's that name no cause, by a part of them."""
+"""Hints that are appended to messages of torch that name no cause, by a part of the message."""
 
 
 class ConfigError(NaspipeError):
@@ -104,7 +104,7 @@ class NotFiniteError(NaspipeError):
 
 
 class ObserverError(NaspipeError):
-    """The user's observer of a run has failed; the run ended with a checkpoint where it could."""
+    """The user's observer of a run raised an error; the run ended with a checkpoint if possible."""
 
 
 class StageFailedError(NaspipeError):

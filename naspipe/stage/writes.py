@@ -145,8 +145,8 @@ class Writes:
         """A layer was written: the next WRITEs of it and of its kin may be due; as ``follow``."""
         has_ended = self._book.ends_step(layer, version)
         kin = self._followers.wrote(layer, version) if has_ended else []
-        # The kin are told first: a source's next WRITE, which bounded staleness lets be owed by
-        # now, must find that a follower's WRITE of this step is still to come.
+        # Update the followers first. With bounded staleness, the next WRITE of a source may
+        # already be owed, and it has to wait for the follower's WRITE of this step.
         return [command for each in (layer, *kin) for command in self.follow(each)]
 
     def _join(self, layer: LayerId) -> list[Command]:

@@ -28,11 +28,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--steps", "3"), "verified: steps 0 to 2, 3 losses and 1 checkpoints, 0 bits differ"),
+        (("--steps", "3"), "verified: steps 0 to 2, 3 losses and 1 checkpoint, 0 bits differ"),
         (("--steps", "all"), "verified: steps 0 to 5, 6 losses and 3 checkpoints, 0 bits differ"),
         (
             ("--from", "4", "--steps", "9"),
-            "verified: steps 4 to 5, 2 losses and 1 checkpoints, 0 bits differ",
+            "verified: steps 4 to 5, 2 losses and 1 checkpoint, 0 bits differ",
         ),
     ],
 )

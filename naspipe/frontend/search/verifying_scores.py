@@ -1,4 +1,4 @@
-"""Which scores of a search are verified, and what is said of it."""
+"""Choose the scores of a search that are verified, and report the result."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from naspipe.verification.score_verifier import ScoreVerifier, VerifiedScores
 def verifier_of(
     job: EvaluationJob, recipe: EvaluationRecipe, checkpoint: Checkpoint, score: str
 ) -> AbstractContextManager[ScoreVerifier | None]:
-    """What computes scores again; it is entered before any stage is forked. None where nothing can
-    be compared, or nothing is to be.
+    """The verifier of a search, to be entered before any stage is forked; None if no score is to be
+    compared or none can be.
     """
     asked = job.execution.verification
     if asked.verify == "0" or not _judged_by_stages(score):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ from naspipe.frontend.training.verifying import longest_lag
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.workload import Workload, common
+from naspipe.runtime.wire.reports import NotesToStderr
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.losses_file import read_losses
 from naspipe.trace.results.run_directory import RunDirectory
@@ -57,10 +59,9 @@ class Compared:
         if self.difference:
             return self.difference
         last = self.first + self.steps - 1
-        return (
-            f"verified: steps {self.first} to {last}, {self.losses} losses and "
-            f"{self.checkpoints} checkpoints, 0 bits differ"
-        )
+        losses = f"{self.losses} loss{'es' * (self.losses != 1)}"
+        checkpoints = f"{self.checkpoints} checkpoint{'s' * (self.checkpoints != 1)}"
+        return f"verified: steps {self.first} to {last}, {losses} and {checkpoints}, 0 bits differ"
 
 
 def verify_finished(
@@ -102,7 +103,10 @@ def verify_finished(
         for workload in training.workloads:
             for attendant in workload.attendants:
                 stack.enter_context(attendant)
-        return Compared(**done_apart(work, "verify"))
+        path, last = training.path, first + steps - 1
+        slow = f"training steps {first} to {last} of {path} again in a plain loop"
+        say = partial(NotesToStderr().on_note, slow)
+        return Compared(**done_apart(work, "verify", say=say))
 
 
 def _first_step(training: Training, checkpoint: str | None) -> int:
@@ -169,7 +173,8 @@ def _compare(
                 found["losses"] += 1
         for number in written:
             folder = directories[number].checkpoints
-            if (checkpoint := _kept_at(folder, (step + 1) * passes)) is not None:
+            end = workloads[number].definition.num_passes
+            if (checkpoint := _kept_at(folder, (step + 1) * passes, end)) is not None:
                 if difference := _difference(loop, number, checkpoint):
                     where = f"{directories[number].path}, after step {step}"
                     return {**found, "difference": f"{where}: {difference}"}
@@ -198,14 +203,10 @@ def _without_left_out(workload: Workload, choices: Sequence[Choices]) -> list[Ch
     return [None if steps.pass_of(y) in left_out else each for y, each in enumerate(choices)]
 
 
-def _kept_at(folder: CheckpointFolder, cut: int) -> Checkpoint | None:
-    """The checkpoint that the run has kept at a cut."""
-    if cut in folder.cuts:
-        return read_checkpoint(folder.path / cut_name(cut))
-    final = folder.path / FINAL
-    if final.is_dir() and (checkpoint := read_checkpoint(final)).subnets == cut:
-        return checkpoint
-    return None
+def _kept_at(folder: CheckpointFolder, cut: int, end: int) -> Checkpoint | None:
+    """The checkpoint that the run has kept at a cut; the final one if that is its end."""
+    path = folder.path / (FINAL if cut == end else cut_name(cut))
+    return read_checkpoint(path) if path.is_dir() else None
 
 
 def _difference(loop: PlainLoop, number: int, checkpoint: Checkpoint) -> str:

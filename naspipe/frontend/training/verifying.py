@@ -1,4 +1,4 @@
-"""How steps of a run are verified: which of them, by which plain loop, and what is said of it."""
+"""Choose the steps of a run that are verified, and make the plain loop that trains them."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
 def lent_buffers(module: nn.Module) -> Iterator[None]:
     """Inside, the module has copies of its buffers; its own ones are not touched.
 
-    So the graphs of other passes, which may hold them, stay good. A buffer that is registered or
-    dropped inside is so no longer afterwards.
+    So the graphs of other passes, which may hold them, stay good. Buffers that
+    are registered or dropped inside are as before afterwards.
     """
     own = [(part, dict(part._buffers)) for part in module.modules()]
     lent: dict[int, torch.Tensor | None] = {id(None): None}

@@ -70,7 +70,7 @@ def launch(
         ConfigError: when a stage finds that the input cannot be used, or a port is in use.
         StorageError: when a file cannot be written.
         RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint.
-        ObserverError: when the observer has failed, behind a checkpoint.
+        ObserverError: if the observer raised an error; the run ended with a checkpoint.
     """
     first_steps = first_steps or NotCompared()
     execution, num_stages = job.execution, job.execution.workers
