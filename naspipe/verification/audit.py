@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
 
-from naspipe.runtime.layers.held_tensors import held_tensors
+from naspipe.runtime.layers.held_tensors import held_tensors, leaves_of
 from naspipe.verification.plain_layer import NORMS
 
 Hint = tuple[str, str]
@@ -68,7 +67,7 @@ class Audit:
             value: the loss of one pass.
             inside: the ``id`` of each parameter and buffer of the layers.
         """
-        outside = {id(leaf): leaf for leaf in _leaves(value) if id(leaf) not in inside}
+        outside = {id(leaf): leaf for leaf in leaves_of([value]) if id(leaf) not in inside}
         if not outside:
             return
         held = {id(tensor): path for path, tensor in held_tensors(loss, name)}
@@ -90,16 +89,3 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for key, buffer in part._buffers.items():
             if buffer is not None and not isinstance(part, NORMS):
                 yield f"buffer {prefix}.{key}" if prefix else f"buffer {key}", buffer
-
-
-def _leaves(value: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The leaves that a backward from a tensor would leave a gradient at."""
-    left: list[Any] = [value.grad_fn] if value.grad_fn is not None else []
-    seen: dict[int, Any] = {}
-    while left:
-        node = left.pop()
-        if id(node) not in seen:
-            seen[id(node)] = node  # kept, so that no other node gets its id
-            if (leaf := getattr(node, "variable", None)) is not None:
-                yield leaf
-            left += [each for each, _ in node.next_functions if each is not None]

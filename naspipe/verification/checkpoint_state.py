@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from naspipe.runtime.checkpoints.layer_bytes import from_raw
-from naspipe.trace.snapshots.shards import RawTensor
+from naspipe.runtime.checkpoints.layer_bytes import aligned
 from naspipe.trace.snapshots.snapshot import Checkpoint
 from naspipe.verification.plain_layer import LayerState
 
@@ -25,7 +23,7 @@ def states_of(checkpoint: Checkpoint, passes: int) -> dict[str, LayerState]:
     older: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(lambda: defaultdict(dict))
     for name, raw in checkpoint.tensors.items():
         _, label, rest = name.split("/", 2)
-        value = _tensor(raw, checkpoint.strides.get(name))
+        value = aligned(raw, checkpoint.strides.get(name))
         if rest.startswith("version/"):
             _, version, parameter = rest.split("/", 2)
             older[label][int(version)][parameter] = value
@@ -44,10 +42,3 @@ def states_of(checkpoint: Checkpoint, passes: int) -> dict[str, LayerState]:
             [(version // passes, older[label][version]) for version in versions],
         )
     return found
-
-
-def _tensor(raw: RawTensor, strides: Sequence[int] | None) -> torch.Tensor:
-    flat = from_raw(raw)
-    if strides is None:
-        return flat.clone()  # in memory that torch has aligned
-    return torch.empty_strided(flat.shape, tuple(strides), dtype=flat.dtype).copy_(flat)

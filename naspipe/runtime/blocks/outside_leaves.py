@@ -8,14 +8,13 @@ over the originals it would have been part of the training.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.runtime.layers.held_tensors import held_tensors
+from naspipe.runtime.layers.held_tensors import held_tensors, leaves_of
 
 
 class OutsideGradientError(ConfigError):
@@ -79,25 +78,6 @@ def _outside(
 ) -> dict[int, torch.Tensor]:
     known = {id(each) for each in inside}
     return {id(leaf): leaf for leaf in leaves_of(found) if id(leaf) not in known}
-
-
-def leaves_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The leaves that a backward from these tensors would leave a gradient at."""
-    left: list[Any] = []
-    for each in tensors:
-        if each.grad_fn is not None:
-            left.append(each.grad_fn)
-        elif each.requires_grad:
-            yield each
-    seen: dict[int, Any] = {}
-    while left:
-        node = left.pop()
-        if id(node) in seen:
-            continue
-        seen[id(node)] = node  # referred to, so that no other node gets its id
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf
-        left.extend(each for each, _ in node.next_functions if each is not None)
 
 
 def _named(

@@ -24,13 +24,13 @@ from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.blocks.outside_leaves import (
     check_layer_leaves,
     check_loss_leaves,
-    leaves_of,
 )
 from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import backward_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.edited_parameters import refused
+from naspipe.runtime.layers.held_tensors import leaves_of
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -45,6 +45,19 @@ def from_raw(raw: RawTensor) -> torch.Tensor:
     """A new tensor with these bytes."""
     data = torch.frombuffer(bytearray(raw.data), dtype=torch.uint8) if raw.data else torch.empty(0)
     return data.view(_DTYPES[raw.dtype]).reshape(raw.shape)
+
+
+def aligned(raw: RawTensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """The same in memory that torch has allocated, because alignment may decide over bits.
+
+    Args:
+        raw: the bytes.
+        strides: of a tensor that is not contiguous; None for any other.
+    """
+    flat = from_raw(raw)
+    if strides is None:
+        return flat.clone()
+    return torch.empty_strided(flat.shape, tuple(strides), dtype=flat.dtype).copy_(flat)
 
 
 def load_layer(

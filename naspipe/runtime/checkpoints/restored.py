@@ -14,7 +14,7 @@ from naspipe.core.events import KeptLayer
 from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, Version
 from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.capture_memory import Captured, checksum
-from naspipe.runtime.checkpoints.layer_bytes import from_raw, layer_key
+from naspipe.runtime.checkpoints.layer_bytes import aligned, layer_key
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.bound_layer import Gradients
 from naspipe.runtime.layers.buffers import drop_buffers, replace_buffer, slot_of
@@ -207,7 +207,7 @@ def _restore(stored: StoredLayer, state: _State) -> None:
         raise KeyError(min(missing))
     for name, raw in state.tensors.items():
         kind, _, rest = name.partition("/")
-        value = _tensor(raw, state.strides.get(name))
+        value = aligned(raw, state.strides.get(name))
         match kind:
             case "param":
                 _copy(value, stored.parameters[rest].detach())
@@ -233,14 +233,6 @@ def _read(stored: StoredLayer, name: str) -> torch.Tensor:
     """A parameter, or a buffer of a layer whose readers have their own."""
     parameter = stored.parameters.get(name)
     return parameter.detach() if parameter is not None else stored.module.get_buffer(name)
-
-
-def _tensor(raw: RawTensor, strides: Sequence[int] | None) -> torch.Tensor:
-    """In memory that torch has allocated, because alignment may decide over bits."""
-    flat = from_raw(raw)
-    if strides is None:
-        return flat.clone()
-    return torch.empty_strided(flat.shape, tuple(strides), dtype=flat.dtype).copy_(flat)
 
 
 def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

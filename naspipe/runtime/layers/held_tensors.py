@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -106,3 +106,22 @@ def variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
     yield from (function.__kwdefaults__ or {}).items()
     for name in sorted(globals_read(code) & function.__globals__.keys()):
         yield name, function.__globals__[name]
+
+
+def leaves_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The leaves that a backward from these tensors would leave a gradient at."""
+    left: list[Any] = []
+    for each in tensors:
+        if each.grad_fn is not None:
+            left.append(each.grad_fn)
+        elif each.requires_grad:
+            yield each
+    seen: dict[int, Any] = {}
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node  # referred to, so that no other node gets its id
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        left.extend(each for each, _ in node.next_functions if each is not None)
