@@ -13,15 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
 from naspipe.core.errors import VerificationError
-from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.search.scores import Scores
+from naspipe.verification.plain_process import PlainProcess
 from naspipe.verification.plain_scores import LEFT, RESET, PlainScore, PlainScores
-from naspipe.verification.verifier import SHARE, report_all
+from naspipe.verification.verifier import SHARE
 
 LEAST_SECONDS = 60.0
 """At the end of a search the launcher waits for the plain scores for :data:`SHARE` of the time that
@@ -73,22 +72,17 @@ class ScoreVerifier:
     ) -> None:
         self._patience = patience
         self._make = make
-        self._threads = threads
-        self._process: BaseProcess | None = None
-        self._connection: Connection | None = None
+        self._plain = PlainProcess(self._score, threads, "plain network")
         self._start = time.monotonic()
         self._waiting: dict[int, tuple[tuple[int, ...], Scores]] = {}
         self._verified: set[int] = set()
         self._because = because
 
+    def _score(self, launcher: Connection) -> Iterator[Mapping[str, Any]]:
+        return _answers(self._make(), launcher)
+
     def __enter__(self) -> Self:
-        self._connection, theirs = FORK.Pipe()
-        make = self._make
-        work = (lambda launcher: _answers(make(), launcher), self._threads, theirs)
-        self._process = FORK.Process(target=report_all, args=work, name="naspipe-verify")
-        with quiet_fork():
-            self._process.start()
-        theirs.close()
+        self._plain.start()
         return self
 
     def __exit__(
@@ -97,18 +91,15 @@ class ScoreVerifier:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end()
+        self._plain.end()
 
     def ask(self, subnet: int, choices: Sequence[int], scores: Scores) -> None:
         """Have the score of a subnet computed again. Each subnet is asked for once."""
-        if self._connection is None or subnet in self._waiting or subnet in self._verified:
+        if not self._plain.is_running or subnet in self._waiting or subnet in self._verified:
             return
         self._waiting[subnet] = tuple(choices), scores
         request = {"subnet": subnet, "choices": list(choices), "scores": _texts(scores)}
-        try:
-            self._connection.send_bytes(json.dumps(request).encode())
-        except OSError:  # why it ended is read from its answers
-            self.poll()
+        self._plain.send(request)
 
     def poll(self, seconds: float = 0.0) -> None:
         """Compare what has come, and wait for more for so long.
@@ -116,15 +107,7 @@ class ScoreVerifier:
         Raises:
             VerificationError: at a difference.
         """
-        while self._connection is not None and self._connection.poll(seconds):
-            seconds = 0.0
-            try:
-                answer = json.loads(self._connection.recv_bytes())
-            except (EOFError, ConnectionResetError):
-                process = self._process
-                assert process is not None, "it answers"
-                self._give_up(f"because of the plain network: {obituary(process)}")
-                return
+        for answer in self._plain.answers(seconds):
             if because := answer.get("because"):
                 self._give_up(because)
             else:
@@ -138,13 +121,13 @@ class ScoreVerifier:
         """
         share = max(LEAST_SECONDS, SHARE * (time.monotonic() - self._start))
         deadline = time.monotonic() + (share if self._patience is None else self._patience)
-        while self._waiting and self._process is not None:
+        while self._waiting and self._plain.is_running:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._give_up("because the plain network took too long")
             else:
                 self.poll(left)
-        self._end()
+        self._plain.end()
         return VerifiedScores(len(self._verified), self._because)
 
     def _compare(self, answer: Mapping[str, Any]) -> None:
@@ -167,15 +150,7 @@ class ScoreVerifier:
 
     def _give_up(self, because: str) -> None:
         self._because = because
-        self._end()
-
-    def _end(self) -> None:
-        if self._process is not None:
-            end_all([self._process])
-            self._process = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._plain.end()
 
 
 def bits_of(score: float) -> bytes:

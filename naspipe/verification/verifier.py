@@ -9,43 +9,18 @@ far, but never longer than a bound.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
-import sys
 import time
-import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
-from naspipe.core.errors import NaspipeError
 from naspipe.core.subnet import Subnet
-from naspipe.runtime.forking.fork import (
-    FORK,
-    end_all,
-    leave_signals_to_launcher,
-    obituary,
-    quiet_fork,
-)
-from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.verification.comparison import Comparison, Digests
-from naspipe.verification.records import NotVerifiable
-
-PRIORITY = 10
-"""What is added to the niceness of the plain loop's process."""
-
-GPU_SHARE = 0.25
-"""How much of a GPU's memory the plain loop may take, so that the run has the rest."""
+from naspipe.verification.plain_process import PlainProcess
 
 SHARE, LEAST_SECONDS, MOST_SECONDS = 0.1, 5.0, 60.0
 """With ``verify=auto`` the launcher waits for the plain loop for this share of the time since the
@@ -110,21 +85,16 @@ class Verifier:
     ) -> None:
         self._comparison = comparison
         self._records = records
-        self._threads = threads
         self._step_seconds = step_seconds
-        self._process: BaseProcess | None = None
-        self._connection: Connection | None = None
+        self._plain = PlainProcess(self._train, threads, "plain loop")
         self._because = ""
         self._start = self._heard = time.monotonic()
 
+    def _train(self, launcher: Connection) -> Iterator[Mapping[str, Any]]:
+        return self._records(_Proposals(launcher).of)
+
     def __enter__(self) -> Self:
-        self._connection, theirs = FORK.Pipe()
-        records = self._records
-        work = (lambda launcher: records(_Proposals(launcher).of), self._threads, theirs)
-        self._process = FORK.Process(target=report_all, args=work, name="naspipe-verify")
-        with quiet_fork():
-            self._process.start()
-        theirs.close()
+        self._plain.start()
         return self
 
     def __exit__(
@@ -133,7 +103,7 @@ class Verifier:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end()
+        self._plain.end()
 
     @property
     def end(self) -> int:
@@ -149,7 +119,7 @@ class Verifier:
         if self._comparison.verified_until >= cut:
             return True
         if self._is_open and time.monotonic() > self._deadline(MOST_SECONDS):
-            self._give_up(NOT_REPORTED if self._process is None else TOO_SLOW)
+            self._give_up(TOO_SLOW if self._plain.is_running else NOT_REPORTED)
         return not self._is_open
 
     @property
@@ -166,9 +136,8 @@ class Verifier:
     def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
         """A stream has grown by these subnets, whose sequence IDs begin with ``first``."""
         compared = [list(each.chain) for each in subnets][: max(0, self.end - first)]
-        if self._connection is not None and compared:
-            with suppress(BrokenPipeError):  # its end is found by the next reading
-                self._connection.send_bytes(json.dumps([stream, compared]).encode())
+        if compared:
+            self._plain.send([stream, compared])
 
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
         """A stage reported a loss. Raises VerificationError at a difference."""
@@ -188,7 +157,7 @@ class Verifier:
         """Wait until the plain loop is through, within the bound. Raises VerificationError."""
         passed = time.monotonic() - self._start
         patience = passed + min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * passed))
-        while self._process is not None:
+        while self._plain.is_running:
             left = self._deadline(patience) - time.monotonic()
             if left <= 0:
                 self._give_up(TOO_SLOW)
@@ -205,40 +174,18 @@ class Verifier:
 
     def _read(self, seconds: float) -> None:
         """Take what the plain loop has reported, and wait for more for so long."""
-        connection = self._connection
-        while self._process is not None and connection is not None and connection.poll(seconds):
-            seconds = 0.0
-            try:
-                answer = json.loads(connection.recv_bytes())
-            except (EOFError, ConnectionResetError):
-                self._give_up(f"because of the plain loop: {obituary(self._process)}")
-                return
+        for answer in self._plain.answers(seconds):
             if because := answer.get("because"):
                 self._give_up(because)
             elif answer.get("done"):
-                self._end()
+                self._plain.end()
             else:
                 self._heard = time.monotonic()
                 self._comparison.add_plain(answer["step"], answer["streams"])
 
     def _give_up(self, because: str) -> None:
         self._because = because
-        self._end()
-
-    def _end(self) -> None:
-        if self._process is not None:
-            end_all([self._process])
-            self._process = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-def _end_with_launcher() -> None:
-    """Have the kernel end this process when the launcher is killed."""
-    set_parent_death_signal = 1
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+        self._plain.end()
 
 
 class _Proposals:
@@ -259,58 +206,3 @@ class _Proposals:
                 other, chains = json.loads(self._connection.recv_bytes())
                 self._waiting[other] += chains
             yield self._waiting[stream].popleft()
-
-
-def _leave_resources_to_run() -> None:
-    """Take time and memory only if the run does not need them.
-
-    When memory runs short, the kernel ends this process first. The launcher then reports that the
-    run was not verified.
-    """
-    os.nice(PRIORITY)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def limit_gpu_memory(device: str) -> None:
-    """Let this process take at most :data:`GPU_SHARE` of the memory of each GPU."""
-    if device == "cuda":
-        for number in range(torch.cuda.device_count()):
-            torch.cuda.set_per_process_memory_fraction(GPU_SHARE, number)
-
-
-def report_all(
-    make: Callable[[Connection], Iterator[Mapping[str, Any]]], threads: int, connection: Connection
-) -> None:
-    """Send what a plain computation yields, in a forked process; then how it ended.
-
-    Args:
-        make: given the connection, the computation; it may receive from there.
-        threads: intra-op threads.
-        connection: to the launcher.
-    """
-    leave_signals_to_launcher()
-    _end_with_launcher()
-    _leave_resources_to_run()
-
-    def tell(answer: Mapping[str, Any]) -> None:
-        connection.send_bytes(json.dumps(answer).encode())
-
-    def work() -> None:
-        for record in make(connection):
-            tell(record)
-
-    try:
-        in_own_thread(threads, work)
-        tell({"done": True})
-    except NotVerifiable as error:
-        tell({"because": str(error)})
-    except torch.OutOfMemoryError:
-        tell(
-            {"because": f"because the plain loop needs more than {GPU_SHARE:.0%} of a GPU's memory"}
-        )
-    except NaspipeError as error:
-        tell({"because": f"because the plain loop ended with: {error}"})
-    except Exception as error:
-        where = traceback.format_exc().strip().splitlines()[-1]
-        tell({"because": f"because the plain loop failed with {type(error).__name__}: {where}"})

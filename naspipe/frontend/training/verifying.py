@@ -15,8 +15,9 @@ from naspipe.runtime.jobs.workload import Workload
 from naspipe.verification.checkpoint_state import states_of
 from naspipe.verification.comparison import Comparison
 from naspipe.verification.plain_loop import PlainLoop, with_teachers
+from naspipe.verification.plain_process import limit_gpu_memory
 from naspipe.verification.records import NotVerifiable, StepRecord
-from naspipe.verification.verifier import Proposed, Verifier, limit_gpu_memory
+from naspipe.verification.verifier import Proposed, Verifier
 
 Choices = Sequence[int] | None
 
