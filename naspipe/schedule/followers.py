@@ -23,17 +23,17 @@ class Followers:
 
     Args:
         rules: of each stream, the rule of each block of its chain.
-        newest: the newest version of a layer on this stage.
+        ended: the last step whose WRITEs of a layer are all over on this stage.
         steps: how passes form steps, in every stream.
     """
 
     def __init__(
         self,
         rules: Sequence[Sequence[BlockRule]],
-        newest: Callable[[LayerId], Version],
+        ended: Callable[[LayerId], int],
         steps: Steps = ONE_PASS,
     ) -> None:
-        self._newest = newest
+        self._ended = ended
         self._step = steps.step
         self._sources: dict[_Place, _Place] = {}
         self._followers: dict[_Place, list[_Place]] = {}
@@ -54,7 +54,7 @@ class Followers:
             source = LayerId(*self._sources[place], layer.candidate)
             return self._step(self._written.get(source, INITIAL)) == self._step(version)
         needed = self._step(self._written.get(layer, INITIAL))
-        return all(self._step(self._newest(each)) >= needed for each in self._of(layer))
+        return all(self._ended(each) >= needed for each in self._of(layer))
 
     def wrote(self, layer: LayerId, version: Version) -> list[LayerId]:
         """A step was written; returns the layers whose WRITEs may have waited for that."""

@@ -50,7 +50,8 @@ class Writes:
         order: DispatchOrder,
     ) -> None:
         self._book = book
-        self._followers = Followers(book.rules, book.newest, steps)
+        self._steps = steps
+        self._followers = Followers(book.rules, self._ended, steps)
         self._residency = residency
         self._gates = gates
         self._bases: dict[tuple[LayerId, Version], Version | None] = {}
@@ -148,6 +149,14 @@ class Writes:
         # Update the followers first. With bounded staleness, the next WRITE of a source may
         # already be owed, and it has to wait for the follower's WRITE of this step.
         return [command for each in (layer, *kin) for command in self.follow(each)]
+
+    def _ended(self, layer: LayerId) -> int:
+        """The last step of a layer whose WRITEs are all over.
+
+        A WRITE of one of the step's first passes only adds a gradient, but makes a version, too.
+        """
+        newest = self._book.newest(layer)
+        return self._steps.step(newest) - (not self._book.ends_step(layer, newest))
 
     def _join(self, layer: LayerId) -> list[Command]:
         """Let sums, the oldest first, be joined by this stage's own gradients, when it is time."""

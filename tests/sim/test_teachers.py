@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from naspipe.core.commands import LoadLayer
 from naspipe.core.errors import InvariantError
 from naspipe.core.ids import LayerId
 from naspipe.core.partition import Partition
@@ -13,6 +14,7 @@ from naspipe.core.rules import Exact, Follows, Lag
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
+from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.followers import Followers
 from naspipe.schedule.invariants import led, violations
@@ -25,13 +27,47 @@ BLOCKS, STEPS = 4, 8
 EXACT = Exact()
 
 
+class LateFollowers(AllResident):
+    """The teacher's layers are there to be read, and have to be loaded to be written."""
+
+    def __init__(self):
+        self._asked, self._loading, self._here = set(), set(), set()
+
+    def acquire(self, layers):
+        is_write = isinstance(layers, tuple)  # blocks of a run come as a list
+        if not is_write or layers[0].stream == 0:
+            return len(layers)
+        if layers[0] not in self._here:
+            self._asked.update(layers)
+            return 0
+        self._here.difference_update(layers)
+        return 1
+
+    def on_loaded(self, layer):
+        self._loading.remove(layer)
+        self._here.add(layer)
+
+    def plan(self, look_ahead, is_demanded=False, token=None):
+        begun, self._asked = self._asked - self._loading, set()
+        self._loading |= begun
+        return [LoadLayer(layer) for layer in sorted(begun)]
+
+
+class SlowCopies(RandomCosts):
+    """From host memory."""
+
+    def copy_ns(self, layer):
+        return super().copy_ns(layer) * 20
+
+
 def broken(
-    seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=(), student=EXACT
+    seed, lag, stages=2, groups=1, passes=2, candidates=1, left_out=(), student=EXACT,
+    is_late=False,
 ):  # fmt: skip
     """What the logs of a student and its momentum teacher show, under random times.
 
     ``left_out`` are passes of a step that the teacher has not, the last ones; ``student`` is the
-    rule of all layers of the student.
+    rule of all layers of the student; ``is_late``: see :class:`LateFollowers`.
     """
     steps = Steps(passes, draws_each=candidates > 1)
     rules = [[student] * (BLOCKS + 1), [Follows(0, block, lag) for block in range(BLOCKS)]]
@@ -41,9 +77,12 @@ def broken(
     workers = stages * groups
     history = new_history(rules, wiring, steps=steps)
     controllers = [
-        build_controller(stage, rules, history=history, wiring=wiring, steps=steps)
+        build_controller(
+            stage, rules, history=history, wiring=wiring, steps=steps,
+            residency=LateFollowers() if is_late else None,
+        )
         for stage in range(workers)
-    ]
+    ]  # fmt: skip
 
     def subnet(stream, number):
         length = BLOCKS + 1 - stream
@@ -64,7 +103,8 @@ def broken(
         count = STEPS * passes
         return [build_admission("csp", count, window=w, steps=Steps(passes)) for w in windows]
 
-    stages = simulate(admitted, controllers, RandomCosts(seed), admissions)
+    costs = SlowCopies(seed) if is_late else RandomCosts(seed)
+    stages = simulate(admitted, controllers, costs, admissions)
     logs = [[a for own in stages for a in own if a.layer.stream == n] for n in range(2)]
     own = [[subnet(n, y) for y in range(STEPS * passes)] for n in range(2)]
     found = list(violations(logs[0], rules[0], own[0], steps=steps, buffered=()))
@@ -87,6 +127,16 @@ def test_a_student_with_stale_reads_waits_for_its_follower(lag, behind):
     """Its next WRITE is owed by the time that the one before it ends."""
     for seed in range(12):
         assert broken(seed, lag, passes=1, student=Lag(behind)) == []
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("passes", [1, 2, 3])
+@pytest.mark.parametrize("student", [EXACT, Lag(2)])
+def test_a_follower_that_is_not_on_the_device_is_waited_for(lag, passes, student):
+    """What it has written of the step's first passes does not count."""
+    for seed in range(12):
+        found = broken(seed, lag, passes=passes, student=student, is_late=True)
+        assert found == []
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -121,13 +171,13 @@ def test_a_broken_rule_is_seen(monkeypatch, rule):
 
 def test_a_source_waits_for_its_follower():
     """Its next WRITE would change the version that the follower is made of."""
-    newest = {LayerId(0, 0, 0): 3, LayerId(1, 0, 0): -1}
-    followers = Followers([[Exact()], [Follows(0, 0, 1)]], newest.__getitem__)
-    source, follower = newest
+    ended = {LayerId(0, 0, 0): 3, LayerId(1, 0, 0): -1}
+    followers = Followers([[Exact()], [Follows(0, 0, 1)]], ended.__getitem__)
+    source, follower = ended
     assert not followers.may_end_step(follower, 3)
     assert followers.wrote(source, 3) == [follower]
     assert followers.may_end_step(follower, 3) and not followers.may_end_step(source, 7)
-    newest[follower] = 3
+    ended[follower] = 3
     assert followers.wrote(follower, 3) == [source]
     assert followers.may_end_step(source, 7)
 
