@@ -50,7 +50,7 @@ def measure(scenario: Scenario, pipeline: Pipeline) -> dict[str, float]:
         causal_bound(each.subnets, each.chain.rules, scenario.costs) for each in pipeline.streams
     ]
     found = {"bound": side_by_side(bounds).steady_bubble(STAGES)}
-    costs = scenario.timing(execution, None)
+    costs = scenario.timing(scenario.costs, execution, None)
 
     def copy_ns(layer: LayerId) -> int:
         return int(scenario.parameters(layer.block, layer.candidate) / BYTES_PER_NS)

@@ -32,7 +32,7 @@ from rich.table import Table  # noqa: E402
 
 from naspipe.core.config import Settings, apply_settings  # noqa: E402
 from naspipe.frontend.training.training import Training  # noqa: E402
-from naspipe.runtime.blocks import compute, pass_state, segment  # noqa: E402
+from naspipe.runtime.blocks import compute, pass_state, segment, split_backward  # noqa: E402
 from naspipe.runtime.checkpoints import checkpointer  # noqa: E402
 from naspipe.runtime.devices.determinism import deterministic_torch  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
@@ -53,6 +53,7 @@ MOVES = ("adopt", "load", "save", "settle", "take_finished")
 PARTS: tuple[tuple[str, object, tuple[str, ...]], ...] = (
     (FORWARD, segment.Segment, ("_found",)),
     (BACKWARD, segment, ("backward_from",)),
+    (BACKWARD, split_backward, ("backward_from",)),
     (OPTIMIZERS, stored_layer, ("take_step",)),
     (OPTIMIZERS, joint_steps.JointSteps, ("take",)),
     (DATA, pass_state.PassState, ("made_batch",)),

@@ -97,7 +97,8 @@ def table5_costs(space: Space, recompute: bool = True, link_ns: int = 0) -> Tabl
 
     A backward includes the forward that it computes again, unless ``recompute`` is False. A WRITE
     takes no time and a copy moves the parameters alone, once each way: the table has neither
-    optimizer steps nor buffers, so this is plain SGD on layers without buffers.
+    optimizer steps nor buffers, so this is plain SGD on layers without buffers. Half of a backward
+    counts as that of the weights.
 
     Args:
         space: as :func:`search_spaces.build` makes it, with its shared layers or without.
@@ -116,7 +117,11 @@ def table5_costs(space: Space, recompute: bool = True, link_ns: int = 0) -> Tabl
     for block, rows in enumerate(table5_rows(space)):
         for candidate, row in enumerate(rows):
             backward_ms = row.backward_ms + (row.forward_ms if recompute else 0.0)
-            costs[block, candidate] = LayerCost(_ns(row.forward_ms), _ns(backward_ms), 0)
+            weights_ns = _ns(row.backward_ms) // 2
+            costs[block, candidate] = LayerCost(
+                _ns(row.forward_ms), _ns(backward_ms), 0,
+                inputs_ns=_ns(backward_ms) - weights_ns, weights_ns=weights_ns,
+            )  # fmt: skip
     return TableCosts(
         table=CostTable(costs),
         link_ns=link_ns,

@@ -121,7 +121,7 @@ class StreamChain:
     _unwritten: dict[LayerId, int] = field(default_factory=dict)
     """When the gradients of the step so far could be there."""
     _step_ns: int = 0
-    """When the backwards of the step so far could end."""
+    """When the gradients of the step so far could all be there."""
     _probed_ns: int = 0
     """When the losses of the step's probes so far could be there: its other passes follow."""
 
@@ -139,12 +139,14 @@ class StreamChain:
             layers, chain = [], []
         for layer, cost in zip(reversed(layers), reversed(chain), strict=True):
             clock += cost.backward_ns
-            self.work_ns += cost.backward_ns
+            self.work_ns += cost.backward_ns + cost.owed_ns
+            known_ns = clock + cost.owed_ns
+            self._step_ns = max(self._step_ns, known_ns)
             if not isinstance(rule_of(self.rules, layer), Frozen):
-                self._unwritten[layer] = max(clock, self._unwritten.get(layer, 0))
+                self._unwritten[layer] = max(known_ns, self._unwritten.get(layer, 0))
         self.num_passes += 1
-        self.longest_ns = max(self.longest_ns, clock)
         self._step_ns = max(self._step_ns, clock)
+        self.longest_ns = max(self.longest_ns, self._step_ns)
         if self.steps.begins(self.num_passes):
             self._end_step()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,11 +25,30 @@ class LayerCost(NamedTuple):
     activation_bytes: int = 0
     """Held by one pass from the block's forward to its backward: its inputs and, unless they
     are computed again, the tensors that autograd saves. What blocks hand on counts in each."""
+    inputs_ns: int = 0
+    """Of a split backward, the part that computes the gradients that are handed on."""
+    weights_ns: int = 0
+    """Of a split backward, the part that is left until the WRITE: the gradients of the weights.
+    Both are 0 where the backward cannot be split."""
+    owed_ns: int = 0
+    """What ``backward_ns`` leaves until the WRITE: ``weights_ns`` where the backward is split."""
 
     @property
     def total_ns(self) -> int:
         """All of one pass, the making left out."""
-        return self.forward_ns + self.backward_ns + self.write_ns
+        return self.forward_ns + self.backward_ns + self.owed_ns + self.write_ns
+
+    def is_split_within(self, dearer: float) -> bool:
+        """Whether the parts of a split backward take at most so many times as long as a whole."""
+        parts_ns = self.inputs_ns + self.weights_ns
+        return 0 < parts_ns <= dearer * self.backward_ns
+
+    @property
+    def split(self) -> LayerCost:
+        """The cost with a split backward, where it can be split."""
+        if not self.inputs_ns and not self.weights_ns:
+            return self
+        return self._replace(backward_ns=self.inputs_ns, owed_ns=self.weights_ns)
 
 
 COLUMNS = ("block", "option", *LayerCost._fields)
@@ -56,6 +75,12 @@ class CostTable:
             sums = map(sum, zip(*rows, strict=True))
             self._means[block] = LayerCost(*(total // len(rows) for total in sums))
         return self._means[block]
+
+    def split(self, chosen: Container[tuple[int, int]]) -> CostTable:
+        """The table where the backwards of these options of blocks are split."""
+        return CostTable(
+            {place: cost.split if place in chosen else cost for place, cost in self.costs.items()}
+        )
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[int]]) -> CostTable:

@@ -134,10 +134,11 @@ def _levels(chain: Sequence[LayerCost], after_write: Sequence[int]) -> Prioritie
     write: list[int] = []
     longest = 0
     for cost, waits in zip(chain, after_write, strict=True):
-        written = cost.write_ns + waits
+        behind = cost.owed_ns + cost.write_ns
+        written = behind + waits
         longest = cost.backward_ns + max(longest, written)
         backward.append(longest)
-        write.append(written if cost.write_ns else longest)
+        write.append(written if behind else longest)
     forward: list[int] = []
     for cost in reversed(chain):
         longest += cost.forward_ns

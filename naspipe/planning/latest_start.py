@@ -272,11 +272,15 @@ class _StreamWays:
             self._stages[partition] = there + there[::-1] if trained else there
         chain = [self._stream.costs.of(*place) for place in enumerate(subnet.chain)]
         durations = [cost.forward_ns for cost in chain]
-        durations += [cost.backward_ns for cost in reversed(chain)] if trained else []
+        later = 0 if self._defers_writes else 1  # what is owed follows the backward at once
+        for cost in reversed(chain) if trained else ():
+            durations.append(cost.backward_ns + later * cost.owed_ns)
         return Way(self._number, subnet.sequence_id, self._stages[partition], durations)
 
     def _write_ns(self, step: Sequence[Subnet], place: int, layer: LayerId) -> int:
-        return self._stream.costs.of(layer.block, step[place].chain[layer.block]).write_ns
+        """Of the last pass; where WRITEs wait, so does what the backward leaves to them."""
+        cost = self._stream.costs.of(layer.block, step[place].chain[layer.block])
+        return cost.write_ns + (cost.owed_ns if self._defers_writes else 0)
 
     def _backward(self, way: Way, layer: LayerId) -> int:
         return len(way.stages) - 1 - layer.block

@@ -132,8 +132,10 @@ class _Graph:
         for block in reversed(blocks):
             layer = subnet.layer(block)
             cost = self.stream.costs.of(block, subnet.chain[block])
-            before = [self._add(cost.backward_ns, partition.stage_of(block), before)]
-            backwards[layer] += before
+            stage = partition.stage_of(block)
+            before = [self._add(cost.backward_ns, stage, before)]
+            owed = [self._add(cost.owed_ns, stage, list(before))] if cost.owed_ns else before
+            backwards[layer] += owed
         return before[0]
 
     def _add(self, duration_ns: int, stage: int, after: list[int]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Container
+from dataclasses import dataclass, replace
 
 from naspipe.core.layer_rules import BlockRule, with_stateless
 from naspipe.core.space import Space
@@ -40,6 +42,16 @@ class Chain:
         )
 
 
+class _Every:
+    """All options of all blocks."""
+
+    def __contains__(self, place: object) -> bool:
+        return True
+
+
+EVERY_OPTION: Container[tuple[int, int]] = _Every()
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One run of a pipeline, as far as its schedule depends on it."""
@@ -53,3 +65,17 @@ class Stream:
     """What its last block hands to other streams in a pass, where that matters."""
     is_sample: bool = False
     """Whether the subnets only stand for others, which are not known yet."""
+    split: Container[tuple[int, int]] = frozenset()
+    """Blocks, with those of their options whose backwards are split; ``costs`` know it."""
+
+    def splitting(self, dearer: float) -> Stream:
+        """The same stream with split backwards; see :meth:`Pipeline.splitting`."""
+        chosen: Container[tuple[int, int]] = EVERY_OPTION
+        if not math.isinf(dearer):
+            measured = self.costs.costs if self.costs else {}
+            chosen = {place for place, cost in measured.items() if cost.is_split_within(dearer)}
+        return self.split_at(chosen)
+
+    def split_at(self, chosen: Container[tuple[int, int]]) -> Stream:
+        """The same stream where the backwards of these options of blocks are split."""
+        return replace(self, costs=self.costs and self.costs.split(chosen), split=chosen)

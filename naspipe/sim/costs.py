@@ -108,11 +108,12 @@ class TableCosts:
             case AccessKind.BACKWARD:
                 return cost.backward_ns
             case AccessKind.WRITE:
-                return cost.write_ns
+                return cost.owed_ns + cost.write_ns
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
         """See :class:`Costs`."""
-        return int(ADDING * self.table.of(layer.block, layer.candidate).write_ns)
+        cost = self.table.of(layer.block, layer.candidate)
+        return cost.owed_ns + int(ADDING * cost.write_ns)
 
     def make_ns(self, layer: LayerId) -> int:
         """See :class:`Costs`."""

@@ -6,7 +6,7 @@ choose alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from naspipe.core.config import Execution
@@ -49,6 +49,16 @@ class Pipeline:
     wiring: Wiring = PLAIN
     """How the streams are joined."""
 
+    def splitting(self, dearer: float) -> Pipeline:
+        """The same with split backwards.
+
+        Args:
+            dearer: of the candidates whose parts take at most so many times as long as the whole
+                backward; of all, measured or not, where this is infinite.
+        """
+        streams = tuple(each.splitting(dearer) for each in self.streams)
+        return replace(self, streams=streams)
+
     @property
     def is_causal(self) -> bool:
         """Whether results do not depend on how it is carried out."""
@@ -76,6 +86,8 @@ class StreamPlan:
     """All that ``cut`` says; none where that is not known."""
     stateless: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
     """Block and candidate of the layers without parameters and buffers."""
+    split: Container[tuple[int, int]] = field(default=frozenset(), repr=False)
+    """Blocks, with those of their options whose backwards are split."""
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
@@ -139,6 +151,7 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
             cut,
             frozenset(of_stream if is_alike else ()),
             stream.chain.stateless,
+            stream.split,
         )
         for stream, of_stream, cut, is_alike in zip(
             pipeline.streams, cuts, cutters, alike, strict=True
@@ -155,6 +168,20 @@ def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
     """Whether the dispatch order can make a difference here."""
     is_ranked = all(s.costs is not None and not s.is_sample for s in pipeline.streams)
     return pipeline.is_causal and is_ranked and execution.workers > 1
+
+
+def may_split(pipeline: Pipeline, execution: Execution) -> bool:
+    """Whether backwards can be split.
+
+    What a split one leaves for later keeps what autograd saved, beside what a budget counts.
+    """
+    return pipeline.is_causal and not execution.memory.budget
+
+
+def as_planned(pipeline: Pipeline, plan: Plan) -> Pipeline:
+    """The pipeline with its backwards split as a plan says."""
+    pairs = zip(pipeline.streams, plan.streams, strict=True)
+    return replace(pipeline, streams=tuple(each.split_at(own.split) for each, own in pairs))
 
 
 def _check_known(pipeline: Pipeline, order: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from naspipe.core.config import Execution
 from naspipe.core.ids import LayerId, StageId, StreamId
@@ -17,7 +19,14 @@ from naspipe.sim.costs import PARCEL_NS, PAUSE_NS, StreamCosts, TableCosts
 from naspipe.sim.driver import Admitted, simulate_into
 from naspipe.sim.grown_lags import with_grown_lags
 from naspipe.sim.known_passes import KnownPasses
-from naspipe.sim.pipeline import RANKINGS, Pipeline, Plan, has_choice, plan_pipeline
+from naspipe.sim.pipeline import (
+    RANKINGS,
+    Pipeline,
+    Plan,
+    has_choice,
+    may_split,
+    plan_pipeline,
+)
 from naspipe.sim.ports import Costs
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.sim.virtual_clock import VirtualClock
@@ -34,8 +43,15 @@ WORTH = 1.03
 """Layers move from stage to stage where that is so many times as fast: simulations are not more
 exact."""
 
-Timing = Callable[[MemoryPlan | None], Costs]
+Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
 """What everything takes, under a plan of the memory."""
+
+SPLIT_DEARER = (1.1, 1.5)
+"""Candidates whose two parts of a backward take up to so many times as long as the whole one are
+split; what is faster is kept."""
+
+SPLIT_WORTH = 1.01
+"""Backwards are split where that is so many times as fast."""
 
 
 @dataclass(frozen=True)
@@ -162,26 +178,59 @@ def chosen_plan(
     Raises:
         ConfigError: as :func:`naspipe.sim.pipeline.plan_pipeline` does.
     """
+    backward = execution.pipeline.backward if may_split(pipeline, execution) else "whole"
+    if backward == "split":
+        pipeline = pipeline.splitting(math.inf)
+    best = _chosen(pipeline, execution, sizes, timing)
+    if backward != AUTO or best.takes_ns is None:
+        return best.plan
+    settled = execution.changed(order=best.plan.order, partition=best.partition)
+    wanted = best.takes_ns / SPLIT_WORTH
+    for dearer in SPLIT_DEARER:
+        split = pipeline.splitting(dearer)
+        found = _chosen(split, settled, sizes, timing)
+        if split != pipeline and found.takes_ns is not None and found.takes_ns < wanted:
+            best, wanted = found, found.takes_ns
+    return best.plan
+
+
+class _Chosen(NamedTuple):
+    """A plan, and what the simulation of the streams' beginnings says of it."""
+
+    plan: Plan
+    partition: str
+    takes_ns: int | None
+    """None where nothing was simulated."""
+
+
+def _chosen(
+    pipeline: Pipeline, execution: Execution, sizes: Sizes | None, timing: Timing
+) -> _Chosen:
+    """See :func:`chosen_plan`; backwards are as the pipeline says."""
     plan = plan_pipeline(pipeline, execution, sizes)
     way = execution.pipeline
     may_rotate = _may_rotate(pipeline, execution)
-    if not (way.order == AUTO or may_rotate) or not has_choice(pipeline, execution):
-        return plan
-    preview = _Preview(pipeline, execution, timing(plan.memory))
+    is_open = AUTO in (way.order, way.backward) or may_rotate
+    if not is_open or not has_choice(pipeline, execution):
+        return _Chosen(plan, way.partition, None)
+    preview = _Preview(pipeline, execution, timing(pipeline, plan.memory))
     first = preview.beginning(plan)
     orders = (plan.order, *RANKINGS) if way.order == AUTO else (plan.order,)
     took = {order: preview.takes_ns(first, order) for order in orders}
     best = min(orders, key=took.__getitem__)
+    partition, fastest = way.partition, took[best]
     if may_rotate:
+        partition = "balanced"
         asked = execution.changed(partition=ROTATED)
         order = LATEST_START if way.order == AUTO else best
         rotated = plan_pipeline(preview.pipeline, asked, sizes)
         goes_round = any(cut.stages for each in rotated.streams for cut in each.partitions)
-        gain = took[best] / preview.takes_ns(rotated, order) if goes_round else 0.0
-        if gain > WORTH:
+        turning = preview.takes_ns(rotated, order) if goes_round else 0
+        if turning and (gain := fastest / turning) > WORTH:
+            partition, fastest = ROTATED, turning
             note = f"partition=auto: rotated, simulated {gain:.2f} times as fast as balanced"
             plan, best = replace(plan_pipeline(pipeline, asked, sizes), chosen=note), order
-    return _ranked(plan, best, pipeline)
+    return _Chosen(_ranked(plan, best, pipeline), partition, fastest)
 
 
 def _may_rotate(pipeline: Pipeline, execution: Execution) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -92,7 +91,7 @@ def chosen(sampler, **execution):
     scenario = table5_scenario("nlp.c3", with_shared=False)
     how = Execution(**{"stages": 4, "window": 32, "recompute": True, **execution})
     pipeline = scenario.pipeline(sampler, 0, 60)
-    plan = chosen_plan(pipeline, how, scenario.sizes, partial(scenario.timing, how))
+    plan = scenario.plan(pipeline, how)
     bubble = scenario.run(pipeline, how, plan).summary.bubble_ratio
     return any(each.stages for each in plan.streams[0].partitions), bubble
 
@@ -125,7 +124,9 @@ def test_it_is_not_chosen_where_nothing_could_go_round(monkeypatch):
         subnets = [Subnet(0, y, (0, *[y % 3] * 6, 0)) for y in range(9)]
         pipeline = Pipeline(streams=(Stream(chain, tuple(subnets), COSTS),))
         how = Execution(stages=2)
-        plan = chosen_plan(pipeline, how, None, partial(measured_timing, pipeline, how))
+        plan = chosen_plan(
+            pipeline, how, None, lambda one, memory, how=how: measured_timing(one, how, memory)
+        )
         chosen.append(bool(plan.chosen))
     assert chosen == [False, True]
 

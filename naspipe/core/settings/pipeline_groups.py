@@ -104,6 +104,16 @@ class PipelineSettings:
         flag=Flag(),
         example="true",
     )
+    backward: str = setting(
+        "auto",
+        "whole (a block's backward computes all its gradients), split (first those that are "
+        "handed on; those of weights before the layer's update, so that other stages wait less) "
+        "or auto (split where the simulation says that it is faster). With a memory budget it is "
+        "whole: what a split backward leaves keeps memory.",
+        one_of("auto", "whole", "split"),
+        flag=Flag(),
+        example="split",
+    )
     reduction_launch: str = setting(
         "layer",
         "when the sum of a layer's gradients leaves a group: behind the last pass's backward of "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from naspipe.core.config import Execution, first_gpu
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import Wiring
 from naspipe.planning.cost import CostTable
-from naspipe.planning.memory import DeviceSizes, StreamSizes
+from naspipe.planning.memory import DeviceSizes, MemoryPlan, StreamSizes
 from naspipe.runtime.devices.gpus import find_gpus
 from naspipe.runtime.jobs.workload import Workload, common, wiring_of
 from naspipe.runtime.measuring.profile_apart import profile_apart
@@ -18,6 +17,7 @@ from naspipe.runtime.measuring.profile_cache import cached_profile
 from naspipe.runtime.measuring.stateless_layers import stateless_layers
 from naspipe.runtime.sketching.layer_sizes import buffered_layers, measure_sizes
 from naspipe.sim.chains import Chain, Stream
+from naspipe.sim.costs import StreamCosts
 from naspipe.sim.pipeline import Pipeline, Plan
 from naspipe.sim.simulation import chosen_plan, measured_timing
 
@@ -97,7 +97,10 @@ def make_plan(
     if costs is None:
         costs = planning_costs(workloads, execution)
     pipeline = make_pipeline(workloads, execution, subnets, costs, wiring, samples)
-    timing = partial(measured_timing, pipeline, execution)
+
+    def timing(pipeline: Pipeline, memory: MemoryPlan | None) -> StreamCosts:
+        return measured_timing(pipeline, execution, memory)
+
     return chosen_plan(pipeline, execution, _sizes(workloads, execution), timing)
 
 

@@ -18,6 +18,7 @@ from naspipe.planning.joint_placements import Pieces, moved_bytes
 from naspipe.planning.size import SizeTable
 from naspipe.runtime.jobs.workload import Workload, wiring_of
 from naspipe.runtime.sketching.layer_sizes import measure_sizes
+from naspipe.sim.pipeline import as_planned
 from naspipe.sim.simulation import measured_timing, simulate_run
 
 PLACEMENTS = ("free", "pairs", "packed", "layers")
@@ -96,7 +97,7 @@ def _simulated(
     wiring = wiring_of(workloads, taught.taps)
     pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
     plan = make_plan(workloads, execution, subnets, costs, wiring)
-    timing = measured_timing(pipeline, execution, plan.memory)
+    timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
     summary = simulate_run(pipeline, plan, execution, timing).summary
     passes = pipeline.steps.passes
     placed = [[each.partition for each in own.planned[:passes]] for own in plan.streams]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
@@ -44,8 +44,8 @@ class Scenario:
 
     space: Space
     costs: CostTable
-    timing: Callable[[Execution, MemoryPlan | None], Costs]
-    """What everything takes under a way of execution and its memory plan."""
+    timing: Callable[[CostTable, Execution, MemoryPlan | None], Costs]
+    """What everything takes under a way of execution and its memory plan, with these costs."""
     sizes: DeviceSizes | None
     """Bytes of every layer; None where they are not known."""
     costs_from: str
@@ -119,14 +119,19 @@ class Scenario:
         Raises:
             ConfigError: for more stages than blocks, or a budget below the least that works.
         """
-        return chosen_plan(pipeline, execution, self.sizes, partial(self.timing, execution))
+
+        def timing(pipeline: Pipeline, memory: MemoryPlan | None) -> Costs:
+            return self.timing(pipeline.streams[0].costs or self.costs, execution, memory)
+
+        return chosen_plan(pipeline, execution, self.sizes, timing)
 
     def run(
         self, pipeline: Pipeline, execution: Execution, plan: Plan | None = None
     ) -> SimulatedRun:
         """Simulate streams, under the plan they would have unless another is given."""
         plan = plan or self.plan(pipeline, execution)
-        return simulate_run(pipeline, plan, execution, self.timing(execution, plan.memory))
+        costs = self.costs.split(plan.streams[0].split)
+        return simulate_run(pipeline, plan, execution, self.timing(costs, execution, plan.memory))
 
     def _draw(self, stream: StreamId, sampler: str, seed: int, steps: int) -> tuple[Subnet, ...]:
         drawn = draw_subnets(sampler, self.space, seed, num_draws(self.steps, steps))
@@ -154,7 +159,7 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
         (costs,) = measured_costs([workload], execution, copies)
         return {
             "costs": costs,
-            "timing": lambda how, memory: table_timing(costs, how, memory, parameters),
+            "timing": lambda table, how, memory: table_timing(table, how, memory, parameters),
         }
 
     return Scenario(
@@ -209,7 +214,7 @@ def table5_scenario(
     return Scenario(
         space=space,
         costs=costs.table,
-        timing=lambda how, memory: costs,
+        timing=lambda table, how, memory: replace(costs, table=table),
         sizes=DeviceSizes(sizes, space.rules),
         costs_from="table5",
         parameters=lambda *layer: sizes.of(*layer).parameter_bytes,

@@ -26,7 +26,7 @@ from naspipe.frontend.teaching.taught import (
 )
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, wiring_of
-from naspipe.sim.pipeline import Plan
+from naspipe.sim.pipeline import Plan, as_planned
 from naspipe.sim.simulation import measured_timing, simulate_run
 from naspipe.trace.reading.metrics import Summary
 from naspipe.tutoring.rates import teachers_needed
@@ -147,7 +147,7 @@ def _run(
 ) -> tuple[Plan, Summary]:
     pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
     plan = make_plan(workloads, execution, subnets, costs, wiring)
-    timing = measured_timing(pipeline, execution, plan.memory)
+    timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
     return plan, simulate_run(pipeline, plan, execution, timing).summary
 
 

@@ -109,7 +109,10 @@ def stream_job(
         directory: where it is recorded.
         unit: of one that is drawn beside the training: sequence IDs that become known together.
     """
-    job = StreamJob(workload=workload, planned=(), directory=directory, stateless=plan.stateless)
+    job = StreamJob(
+        workload=workload, planned=(), directory=directory, stateless=plan.stateless,
+        split=plan.split,
+    )  # fmt: skip
     if unit and plan.cut is not None:
         drawn = DrawnSource(workload, number, plan.cut, unit, directory.stream)
         return replace(job, cuts=plan.cuts, source=drawn)

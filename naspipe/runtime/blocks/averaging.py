@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 
 from naspipe.core.errors import ConfigError, NotFiniteError
-from naspipe.runtime.blocks.segment import Gradient
+from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Workload, field_of

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.task import Task, TaskKind
 from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
+from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.blocks.averaging import Averaging, first_gradient
+from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.blocks.forward_only import forward_only, probe
 from naspipe.runtime.blocks.objectives import (
     Ending,
@@ -20,8 +22,9 @@ from naspipe.runtime.blocks.objectives import (
 )
 from naspipe.runtime.blocks.pass_state import PassState, StepStates, TappedOutputs
 from naspipe.runtime.blocks.ports import BlockResult
-from naspipe.runtime.blocks.segment import Gradient, Segment
+from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import SegmentSpec, spec_of
+from naspipe.runtime.blocks.split_backward import Splits
 from naspipe.runtime.blocks.updates import Passes, StageUpdates
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed
@@ -50,6 +53,7 @@ class StageCompute:
         placement: where layers and tensors live.
         restored: of each stream, the checkpoint that it goes on from, if there is one.
         wiring: how the streams are joined.
+        splits: of each stream, blocks with those of their options whose backwards are split.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class StageCompute:
         placement: Placement,
         restored: Sequence[Restored | None] = (),
         wiring: Wiring = PLAIN,
+        splits: Sequence[Container[tuple[int, int]]] = (),
     ) -> None:
         self.placement = placement
         self.memory_retry = MemoryRetry(self.free_memory)
@@ -87,6 +92,8 @@ class StageCompute:
             for each in (w.wiring.sections(len(w.space)) for w in workloads)
         ]
         """Of each stream, by the block that a backward begins in."""
+        chosen = splits or [()] * len(workloads)
+        self._splits = Splits(chosen, [first_of_kind(each.space) for each in workloads])
         self._forms: dict[tuple[StreamId, int, int], _Form] = {}
         """By stream, block and option."""
 
@@ -134,7 +141,9 @@ class StageCompute:
             return loss
         segment = state.segments[layer.block]
         try:
-            gradients = segment.backward(state.gradients[task.section])
+            gradients = segment.backward(
+                state.gradients[task.section], self._splits.of(layer, option, segment.has_end)
+            )
         except torch.OutOfMemoryError:
             segment.undo_backward()
             raise
@@ -144,6 +153,8 @@ class StageCompute:
         apart = self.placement.apart(layer, own.values())
         state.parameter_gradients[layer] = dict(zip(own, apart, strict=True))
         state.options[layer] = option
+        if segment.owed is not None:
+            state.owed[layer] = segment.owed
         self.placement.finish_block()
         return None
 
@@ -165,7 +176,10 @@ class StageCompute:
         return explain_shortage(error, doing, self.placement.layer_use(stored), self.kept_bytes)
 
     def free_memory(self) -> None:
-        """Give up every graph that a backward can do without."""
+        """Give up every graph that a backward can do without, and those that only wait for one."""
+        for state in self._passes.values():
+            for layer in list(state.owed):
+                state.settle(layer)
         segments = (each for state in self._passes.values() for each in state.segments.values())
         for segment in segments if self.placement.may_lose_graphs else ():
             segment.drop_graph()

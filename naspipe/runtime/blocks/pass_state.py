@@ -14,9 +14,11 @@ from naspipe.core.steps import Steps
 from naspipe.core.user_code import called
 from naspipe.core.wiring import InputName, Tap, TapRole
 from naspipe.data.keyed.batch_digest import short_digest
+from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.blocks.ports import PassSum
-from naspipe.runtime.blocks.segment import Gradient, Segment
+from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import Tensors
+from naspipe.runtime.blocks.split_backward import Owed
 from naspipe.runtime.blocks.sums import REDUCTIONS, GradientSum
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.bound_layer import Gradients
@@ -36,6 +38,8 @@ class PassState:
     gradients: dict[int, tuple[Gradient, ...]] = field(default_factory=dict)
     """By section, what goes back along the chain."""
     parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
+    owed: dict[LayerId, Owed] = field(default_factory=dict)
+    """Gradients that backwards have left to be computed later."""
     options: dict[LayerId, int] = field(default_factory=dict)
     """By which they were used."""
     statistics: dict[LayerId, Statistics] = field(default_factory=dict)
@@ -60,6 +64,14 @@ class PassState:
         """Tapped outputs that are held: to be handed on, or for this pass. A credit is none."""
         return len(self.tapped) + sum(map(bool, self.arrived.values()))
 
+    def settle(self, layer: LayerId) -> None:
+        """Compute the gradients of a layer that its backward has left for later, if any."""
+        if (owed := self.owed.get(layer)) is None:
+            return
+        found = {**self.parameter_gradients[layer], **owed.compute()}
+        self.parameter_gradients[layer] = owed.in_order(found)
+        del self.owed[layer]
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """All on the device but those that only autograd knows of."""
         yield from self.inputs
@@ -70,6 +82,8 @@ class PassState:
         yield from self.fields.values()
         for named in (*self.parameter_gradients.values(), *self.statistics.values()):
             yield from named.values()
+        for owed in self.owed.values():
+            yield from owed.tensors
         for segment in self.segments.values():
             yield from segment.kept
 
@@ -139,6 +153,7 @@ class StepState:
 
     def gather(self, layer: LayerId, sequence_id: SequenceId, state: PassState) -> None:
         """Take over what a pass on this stage has left of a layer, once."""
+        state.settle(layer)
         gradients = state.parameter_gradients.pop(layer, None)
         if gradients is None:
             return

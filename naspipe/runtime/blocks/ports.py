@@ -22,7 +22,7 @@ from naspipe.core.commands import Contribute, JoinSum, WriteLayer
 from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
 from naspipe.core.wiring import InputName
-from naspipe.runtime.blocks.segment import Gradient
+from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.blocks.sums import GradientSum, Part
 from naspipe.runtime.devices.out_of_memory import DeviceFullError
 from naspipe.runtime.layers.bound_layer import Gradients

@@ -20,12 +20,14 @@ from naspipe.core.rules import Exact
 from naspipe.core.user_code import add_call, called
 from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.runtime.blocks.edits import Edits
+from naspipe.runtime.blocks.engine import Gradient, backward_from
 from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.blocks.outside_leaves import (
     check_layer_leaves,
     check_loss_leaves,
 )
 from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
+from naspipe.runtime.blocks.split_backward import Graph, Owed, SplitBackward
 from naspipe.runtime.devices.determinism import backward_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer
@@ -33,8 +35,6 @@ from naspipe.runtime.layers.edited_parameters import refused
 from naspipe.runtime.layers.held_tensors import leaves_of
 from naspipe.runtime.layers.norm_statistics import KNOWN, Statistics, collected
 from naspipe.runtime.memory.shortages import raising_shortages
-
-Gradient = torch.Tensor | None
 
 
 class _Absent:
@@ -77,6 +77,8 @@ class Segment:
         """Those that the forward has changed, as they were before it."""
         self.statistics: Statistics = {}
         """Of the forward, where they are deferred."""
+        self.owed: Owed | None = None
+        """What the backward has left to be computed before the layer's update."""
         self._keeps_graph = keeps_graph
         self._may_recompute = may_lose_graph or not keeps_graph
 
@@ -112,10 +114,13 @@ class Segment:
             self._outputs = outputs
         return tuple(_leaf(output) for output in outputs)
 
-    def backward(self, gradients: Sequence[Gradient]) -> tuple[Gradient, ...]:
+    def backward(
+        self, gradients: Sequence[Gradient], split: SplitBackward | None = None
+    ) -> tuple[Gradient, ...]:
         """Take the gradients of the outputs; returns those of the inputs, absent ones as None.
 
-        The parameters' gradients are left in the bound layer, in memory that no other has.
+        The parameters' gradients are left in the bound layer, in memory that no other has. Those
+        that ``split`` leaves for later are in ``owed``.
 
         Raises:
             torch.OutOfMemoryError: when memory was short; see :meth:`undo_backward`.
@@ -128,13 +133,27 @@ class Segment:
                 if output.requires_grad and gradient is not None
             ]
             if roots:
-                seed_draws(backward_seed(self._spec.seed))
-                with called(lambda: f"in the backward of {self._name}"):
-                    backward_from(roots)
+                seed = backward_seed(self._spec.seed)
+                seed_draws(seed)
+                with called(self._told_backward):
+                    if split is None or self._layer.edited:
+                        backward_from(roots)
+                    else:
+                        self.owed = split.run(
+                            Graph(
+                                roots, self._inputs, self._arrived, self._layer, seed,
+                                self._told_backward(),
+                            )
+                        )  # fmt: skip
                 self._layer.part_gradients((*gradients, *self._arrived))
         found = tuple(self._arrived)
         self._arrived[:] = [None] * len(found)
         return found
+
+    @property
+    def has_end(self) -> bool:
+        """Whether a loss arises in it."""
+        return self._spec.finish is not None
 
     @property
     def kept(self) -> Iterator[torch.Tensor]:
@@ -289,29 +308,15 @@ class Segment:
         given = form_text(form_of((*self._inputs, *self._spec.fields)))
         return f"in {self._name}, called with {given}"
 
+    def _told_backward(self) -> str:
+        return f"in the backward of {self._name}"
+
     def _block_name(self) -> str:
         return f"block {self._spec.label} ({type(self._layer.module).__name__})"
 
     @property
     def _name(self) -> str:
         return f"layer {self._spec.label} ({type(self._layer.module).__name__})"
-
-
-def backward_from(roots: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """What ``torch.autograd.backward`` does of outputs and gradients that are known to fit.
-
-    It compares their sizes one by one in Python, and the engine compares them again. On a small
-    block that takes as long as a kernel. A subclass of tensors may have a backward of its own.
-    """
-    outputs, gradients = zip(*roots, strict=True)
-    if _ENGINE is None or any(type(each) is not torch.Tensor for each in outputs):
-        torch.autograd.backward(outputs, gradients)
-    else:
-        _ENGINE(outputs, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-_ENGINE = getattr(torch.autograd.graph, "_engine_run_backward", None)
-"""Torch's own, as ``torch.autograd`` calls it: keeps no graph, makes none, for all leaves."""
 
 
 def _put_back(buffers: _Buffers) -> None:

@@ -18,9 +18,9 @@ from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Versio
 from naspipe.core.space import Space
 from naspipe.core.task import Task
 from naspipe.core.wiring import InputName
+from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.blocks.forward_only import lent_buffers
 from naspipe.runtime.blocks.ports import BlockResult
-from naspipe.runtime.blocks.segment import Gradient
 from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.devices.determinism import block_seed, seed_draws

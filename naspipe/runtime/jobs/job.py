@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,8 @@ class StreamJob:
     """How the supernet is validated on the way, where it is."""
     stateless: frozenset[tuple[int, int]] = frozenset()
     """Block and candidate of the layers without parameters and buffers."""
+    split: Container[tuple[int, int]] = frozenset()
+    """Blocks, with those of their options whose backwards are split."""
 
     @property
     def rules(self) -> tuple[BlockRule, ...]:

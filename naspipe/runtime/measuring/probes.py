@@ -18,6 +18,7 @@ from naspipe.planning.cost import LayerCost
 from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
+from naspipe.runtime.blocks.split_backward import SplitBackward
 from naspipe.runtime.devices.ports import Clock
 from naspipe.runtime.layers.bound_layer import BoundLayer
 from naspipe.runtime.layers.following import follow
@@ -92,8 +93,8 @@ class Probe(ABC):
 
     def cost(self) -> LayerCost:
         """Medians over the rounds."""
-        forward, backward, write = (int(median(row)) for row in zip(*self.samples, strict=True))
-        return LayerCost(forward, backward, write, self.make_ns, self.activation_bytes)
+        forward, backward, write, *split = map(int, map(median, zip(*self.samples, strict=True)))
+        return LayerCost(forward, backward, write, self.make_ns, self.activation_bytes, *split)
 
 
 @dataclass(slots=True)
@@ -102,6 +103,7 @@ class TrainedProbe(Probe):
 
     keeps_graph: bool
     option: int
+    split: SplitBackward = field(default_factory=SplitBackward, init=False)
 
     def warm(self) -> Tensors:
         """The first round, left out of the costs: sees what is kept; returns the outputs."""
@@ -115,12 +117,12 @@ class TrainedProbe(Probe):
                 raise
             outputs = segment.forward()  # what it saves is not seen, and counts as nothing
         self.activation_bytes = kept.nbytes(self.keeps_graph)
-        segment.backward(tuple(torch.ones_like(output) for output in outputs))
+        segment.backward(tuple(torch.ones_like(output) for output in outputs), self.split)
         self._write(segment)
         return outputs
 
     def run(self) -> None:
-        """Measure one round."""
+        """Measure one round; where a split backward has the bits of a whole one, both of them."""
         segment, clock = self._segment(), self.clock
         marks = [clock.mark()]
         outputs = segment.forward()
@@ -129,7 +131,22 @@ class TrainedProbe(Probe):
         marks.append(clock.mark())
         self._write(segment)
         marks.append(clock.mark())
-        self.samples.append(clock.between_ns(marks))
+        self.samples.append([*clock.between_ns(marks), *self._run_split()])
+
+    def _run_split(self) -> Sequence[int]:
+        """What the two parts of a split backward take; nothing where it stays whole."""
+        if self.split.why_whole or not self.stored.parameters:
+            return ()
+        segment, clock = self._segment(), self.clock
+        outputs = segment.forward()
+        marks = [clock.mark()]
+        segment.backward(tuple(torch.ones_like(output) for output in outputs), self.split)
+        marks.append(clock.mark())
+        if segment.owed is not None:
+            segment.owed.compute()
+        marks.append(clock.mark())
+        segment.take_gradients()
+        return clock.between_ns(marks)
 
     def _segment(self) -> Segment:
         bound: BoundLayer = self.stored.bind(self.stored.version)
@@ -139,6 +156,8 @@ class TrainedProbe(Probe):
         version = SequenceId(self.stored.version + 1)
         step = self.stored.own_step.every - 1  # one that changes the layer
         gradients = segment.take_gradients()
+        if segment.owed is not None:
+            gradients |= segment.owed.compute()
         options = frozenset([self.option])
         self.stored.write(gradients, version, self.stored.version, False, step, 0.0, options)
 

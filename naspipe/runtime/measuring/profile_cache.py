@@ -26,7 +26,7 @@ from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.runtime.sketching.structures import without_addresses
 from naspipe.trace.storage.whole_files import write_json
 
-FORMAT = 1
+FORMAT = 2
 """Of the file and of what is measured; a file of another format is measured anew."""
 
 _LARGEST = 1 << 62

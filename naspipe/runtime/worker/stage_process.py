@@ -97,7 +97,8 @@ class StageRun:
             restored = [stream.restored for stream in job.streams]
             is_alone = job.positions.num_workers == 1
             workloads = job.workloads if is_alone else watched(job.workloads, self._reporter)
-            compute = StageCompute(workloads, self._placement, restored, job.wiring)
+            splits = [stream.split for stream in job.streams]
+            compute = StageCompute(workloads, self._placement, restored, job.wiring, splits)
             for stream, store in zip(job.streams, compute.stores, strict=True):
                 store.stateless = stream.stateless
             sources = LateFields(job, stage, compute, self._wakeup, self._reporter)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from naspipe.core.rules import Exact, Lag
-from naspipe.runtime.blocks import segment
+from naspipe.runtime.blocks import engine, segment
 from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import SegmentSpec
 from naspipe.runtime.layers.bound_layer import BoundLayer
@@ -126,10 +126,10 @@ def test_backwards_are_those_of_torch(monkeypatch):
     def by_torch(roots):
         torch.autograd.backward([o for o, _ in roots], [g for _, g in roots])
 
-    assert segment._ENGINE is not None
-    assert torch.equal(gradients(segment.backward_from), gradients(by_torch))
-    monkeypatch.setattr(segment, "_ENGINE", None)
-    assert torch.equal(gradients(segment.backward_from), gradients(by_torch))
+    assert engine._ENGINE is not None
+    assert torch.equal(gradients(engine.backward_from), gradients(by_torch))
+    monkeypatch.setattr(engine, "_ENGINE", None)
+    assert torch.equal(gradients(engine.backward_from), gradients(by_torch))
 
 
 def test_a_subclass_of_tensors_keeps_its_own_backward():
@@ -144,7 +144,7 @@ def test_a_subclass_of_tensors_keeps_its_own_backward():
     leaf = torch.ones(2).as_subclass(Noted).requires_grad_()
     output = leaf * 2
     calls.clear()
-    segment.backward_from([(output, torch.ones(2))])
+    engine.backward_from([(output, torch.ones(2))])
     assert torch.autograd.backward in calls
 
 

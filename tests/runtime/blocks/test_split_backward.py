@@ -1,0 +1,287 @@
+"""A backward in two parts: which gradients wait, and that the bits are those of a whole one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from naspipe.core.rules import Exact, Lag
+from naspipe.runtime.blocks import split_backward
+from naspipe.runtime.blocks.segment import Segment
+from naspipe.runtime.blocks.specs import SegmentSpec
+from naspipe.runtime.blocks.split_backward import SplitBackward
+from naspipe.runtime.layers.bound_layer import BoundLayer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WIDTH = 8
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.attention(y, y, y, need_weights=False)[0]
+
+
+class Feedforward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(WIDTH), nn.Parameter(torch.ones(WIDTH))
+        self.up, self.down = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return x + self.scale * self.drop(self.down(self.up(self.norm(x)).relu()))
+
+
+class Separable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.depth = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.point, self.norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.point(self.depth(x.relu())))
+
+
+class UsedTwice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.twice, self.once = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.once(self.twice(self.twice(x).relu()))
+
+
+class Normalised(nn.Module):
+    """The weight is computed of two parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Two(nn.Module):
+    """Two tensors come in, and two go out."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x, y):
+        return self.left(x) + y, self.right(y)
+
+
+def texts():
+    return (torch.randn(3, 5, WIDTH),)
+
+
+CASES = {
+    "attention": (Attention, texts, {"attention.in_proj_weight", "attention.out_proj.weight"}),
+    "feedforward": (Feedforward, texts, {"up.weight", "down.weight"}),
+    "separable": (
+        Separable, lambda: (torch.randn(3, 4, 6, 6),),
+        {"depth.weight", "depth.bias", "point.weight", "point.bias"},
+    ),
+    "weight norm": (
+        Normalised, texts,
+        {f"linear.parametrizations.weight.original{n}" for n in range(2)},
+    ),
+    "used twice": (UsedTwice, texts, {"once.weight"}),
+    "two inputs": (Two, lambda: (*texts(), *texts()), {"left.weight", "right.weight"}),
+}  # fmt: skip
+
+
+def segment(module, inputs, *, wants=True, rule=None, recompute=False, precision="fp32"):
+    spec = SegmentSpec("it", rule or Exact(), seed=3, precision=precision)
+    parameters = dict(module.named_parameters())
+    version = None
+    if rule is not None:
+        version = [(each, each.detach() + 1) for each in parameters.values()]
+    layer = BoundLayer(module, module, parameters, version=version)
+    leaves = tuple(each.clone().requires_grad_(wants) for each in inputs)
+    return Segment(spec, layer, leaves, keeps_graph=not recompute)
+
+
+def gradients(module, inputs, split=None, **how):
+    """Of the inputs, of the parameters that are there at once, and of those that are owed."""
+    made = segment(module, inputs, **how)
+    torch.manual_seed(5)
+    found = made.backward([torch.randn_like(each) for each in made.forward()], split)
+    return found, made.take_gradients(), made.owed.compute() if made.owed else {}
+
+
+def assert_alike(whole, parts):
+    (inputs, own, _), (found, early, late) = whole, parts
+    assert all(torch.equal(a, b) for a, b in zip(inputs, found, strict=True) if a is not None)
+    both = {**early, **late}
+    assert both.keys() == own.keys()
+    for name, gradient in own.items():
+        assert gradient.stride() == both[name].stride()
+        assert torch.equal(gradient, both[name]), name
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("how", ["kept", "recompute", "lag", "bf16"])
+def test_the_bits_are_those_of_a_whole_backward(name, how):
+    made, data, late = CASES[name]
+    torch.manual_seed(0)
+    module, inputs, split = made(), data(), SplitBackward()
+    more = {
+        "kept": {}, "recompute": {"recompute": True}, "lag": {"rule": Lag(1)},
+        "bf16": {"precision": "bf16"},
+    }[how]  # fmt: skip
+    if how == "lag" and name == "separable":
+        module.norm = nn.Identity()  # its statistics are no matter of a rule but exact
+    whole = gradients(module, inputs, **more)
+    first = gradients(module, inputs, split, **more)
+    assert split.why_whole == "" and first[2] == {}, "the first backward runs whole, too"
+    second = gradients(module, inputs, split, **more)
+    assert set(second[2]) == late
+    for parts in (first, second):
+        assert_alike(whole, parts)
+
+
+def test_a_block_whose_inputs_want_nothing_owes_all_of_its_backward():
+    module, inputs, split = Feedforward(), texts(), SplitBackward()
+    whole = gradients(module, inputs, wants=False)
+    found, early, late = gradients(module, inputs, split, wants=False)
+    assert early == {} and found == (None,)
+    assert_alike(whole, (found, early, late))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+class Own(nn.Linear):
+    def forward(self, x):
+        return Square.apply(super().forward(x))
+
+
+def with_hook():
+    module = nn.Linear(WIDTH, WIDTH)
+    module.weight.register_hook(lambda gradient: gradient * 2)
+    return module
+
+
+def with_late_hook():
+    module = nn.Linear(WIDTH, WIDTH)
+    module.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    return module
+
+
+def with_module_hook():
+    module = nn.Linear(WIDTH, WIDTH)
+    module.register_full_backward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: Own(WIDTH, WIDTH), "function of its own"),
+        (with_module_hook, "backward hook"),
+        (with_hook, "parameter has a hook"),
+        (with_late_hook, "parameter has a hook"),
+        (lambda: nn.LayerNorm(WIDTH), "no weight"),
+    ],
+)
+def test_what_cannot_be_split_stays_whole_and_says_why(made, why):
+    module, inputs, split = made(), texts(), SplitBackward()
+    whole = gradients(module, inputs)
+    for _ in range(2):
+        found, early, late = gradients(module, inputs, split)
+        assert late == {} and why in split.why_whole
+        assert_alike(whole, (found, early, late))
+
+
+def test_a_candidate_with_other_bits_stays_whole(monkeypatch):
+    kept = split_backward._keep
+    monkeypatch.setattr(
+        split_backward, "_keep",
+        lambda own, number, given: kept(own, number, tuple(each * 3 for each in given)),
+    )  # fmt: skip
+    module, inputs, split = nn.Linear(WIDTH, WIDTH), texts(), SplitBackward()
+    whole = gradients(module, inputs)
+    assert_alike(whole, gradients(module, inputs, split))
+    assert split.why_whole == "the gradient of weight has other bits"
+    assert_alike(whole, gradients(module, inputs, split))
+
+
+class Deciding(nn.Module):
+    """What it computes depends on its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        first = x.detach()[0, 0, 0]
+        if first > 0:
+            return self.other(self.one(x))
+        if first > -3:
+            return self.one(self.other(x))
+        return self.one(self.one(self.other(x)))
+
+
+def test_passes_whose_graph_is_another_one_have_their_own_bits():
+    torch.manual_seed(0)
+    module, split = Deciding(), SplitBackward()
+    usual, swapped, longer = (torch.ones(1, 2, WIDTH) * scale for scale in (1, -2, -5))
+    gradients(module, (usual,), split)
+    for inputs, owes in ((usual, True), (swapped, False), (longer, False)):
+        whole = gradients(module, (inputs,))
+        parts = gradients(module, (inputs,), split)
+        assert bool(parts[2]) == owes
+        assert_alike(whole, parts)
+
+
+def test_each_join_has_a_call_of_its_own():
+    """In one call, what is behind two joins would be counted twice."""
+    module, inputs, split = Feedforward(), texts(), SplitBackward()
+    whole = gradients(module, inputs)
+    gradients(module, inputs, split)
+    made = segment(module, inputs)
+    torch.manual_seed(5)
+    made.backward([torch.randn_like(each) for each in made.forward()], split)
+    roots = [root for roots, _ in made.owed._pieces for root in roots]
+    parameters = [each for _, own in made.owed._pieces for each in own]
+    split_backward.backward_from(roots, parameters, keeps_graph=True)
+    assert not torch.equal(module.up.weight.grad, whole[1]["up.weight"])
+
+
+def test_a_second_try_where_memory_was_short(monkeypatch):
+    module, inputs, split = Feedforward(), texts(), SplitBackward()
+    whole = gradients(module, inputs)
+    gradients(module, inputs, split)
+    made = segment(module, inputs)
+    torch.manual_seed(5)
+    found = made.backward([torch.randn_like(each) for each in made.forward()], split)
+    early, usual, calls = made.take_gradients(), split_backward.backward_from, []
+
+    def short(*given, **more):
+        calls.append(given)
+        usual(*given, **more)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("short")
+
+    monkeypatch.setattr(split_backward, "backward_from", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        made.owed.compute()
+    assert_alike(whole, (found, early, made.owed.compute()))
