@@ -32,6 +32,8 @@ examples:
   naspipe profile nlp.c1 --recompute --json     every candidate, for a program
 
 Each cell is the median over a kind's candidates, and below it the least and the greatest.
+Where a split backward has the bits of a whole one, inputs' and weights' are what its two parts
+take; see backward=split.
 Costs depend on what `--set` and `--recompute` change; give the same as to `naspipe train`.
 """
 
@@ -205,7 +207,8 @@ def _print_table(kinds: Sequence[KindCosts]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("kind", overflow="fold")
     for name in (
-        "measured", "forward\nms", "backward\nms", "write\nms", "state\nMiB", "activations\nMiB",
+        "measured", "forward\nms", "backward\nms", "inputs'\nms", "weights'\nms", "write\nms",
+        "state\nMiB", "activations\nMiB",
     ):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True)
     for kind in kinds:
@@ -224,10 +227,19 @@ def _cells(kind: KindCosts) -> tuple[str, ...]:
         f"{len(costs)} of {len(kind.sizes)}",
         _spread([cost.forward_ns for cost in costs], 1e6),
         _spread([cost.backward_ns for cost in costs], 1e6),
+        *_parts([cost for cost in costs if cost.split != cost]),
         _spread([cost.write_ns for cost in costs], 1e6),
         _spread([size.state_bytes for size in kind.sizes], 1 << 20),
         _spread([cost.activation_bytes for cost in costs], 1 << 20),
     )
+
+
+def _parts(costs: Sequence[LayerCost]) -> tuple[str, str]:
+    """What the parts of a split backward take, of the candidates that can be split."""
+    if not costs:
+        return "whole", "whole"
+    parts = [cost.inputs_ns for cost in costs], [cost.weights_ns for cost in costs]
+    return _spread(parts[0], 1e6), _spread(parts[1], 1e6)
 
 
 def _spread(values: Sequence[int], unit: float) -> str:

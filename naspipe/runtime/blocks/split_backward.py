@@ -286,7 +286,7 @@ def plan_of(graph: Graph) -> Plan | str:
     joins = _joins(parents, leaves)
     if not joins:
         return "no weight of it can be left for later"
-    numbers = {node: number for number, node in enumerate(nodes)}
+    numbers: dict[Any, int] = {node: number for number, node in enumerate(nodes)}
     joining: dict[int, list[str]] = {}
     for node, join in joins.items():
         joining.setdefault(numbers[join], []).append(str(leaves[node]))

@@ -113,4 +113,4 @@ def test_every_flag_says_what_it_is() -> None:
         assert each.brief and each.help[0].islower() and each.help.endswith("."), each.key
         assert each.example and "\n" not in each.help, each.key
         assert (each.kind in (int, float)) <= bool(each.allowed), f"{each.key} has no bounds"
-    assert len(flags(Execution)) == 16
+    assert len(flags(Execution)) == 17

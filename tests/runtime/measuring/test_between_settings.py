@@ -40,4 +40,4 @@ def test_nothing_lies_outside_of_what_was_measured():
     measured = {(1, 0): LayerCost(100, 200, 3), (1, 1): LayerCost(400, 800, 3)}
     found = with_settings_between(made, measured)
     assert all(100 <= each.forward_ns <= 400 and each.write_ns == 3 for each in found.values())
-    assert with_settings_between(made, {(1, 0): LayerCost(1, 1, 1)}) == {(1, 0): (1, 1, 1, 0, 0)}
+    assert with_settings_between(made, {(1, 0): LayerCost(1, 1, 1)}) == {(1, 0): LayerCost(1, 1, 1)}

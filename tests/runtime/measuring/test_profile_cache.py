@@ -19,11 +19,16 @@ from naspipe.data.cache import default_root
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring import profile_cache
-from naspipe.runtime.measuring.profile_cache import ProfileCache, cached_profile, fingerprint
+from naspipe.runtime.measuring.profile_cache import (
+    FORMAT,
+    ProfileCache,
+    cached_profile,
+    fingerprint,
+)
 
 TABLE = CostTable(
     {
-        (0, 0): LayerCost(1, 2, 3, 4, 5),
+        (0, 0): LayerCost(1, 2, 3, 4, 5, 6, 7),
         **{(block, 0): LayerCost(10, 20, 30) for block in (1, 2)},
         **{(block, 2): LayerCost(11, 21, 31, 41, 1 << 40) for block in (1, 2)},
     }
@@ -72,8 +77,8 @@ def test_measured_once(tmp_path: Path) -> None:
     assert [*path.parent.iterdir()] == [path]
     assert path.name == f"{fingerprint(workload())}.json"
     assert json.loads(path.read_text())["layers"]["1"] == [
-        [0, 10, 20, 30, 0, 0],
-        [2, 11, 21, 31, 41, 1 << 40],
+        [0, 10, 20, 30, 0, 0, 0, 0, 0],
+        [2, 11, 21, 31, 41, 1 << 40, 0, 0, 0],
     ]
 
 
@@ -110,7 +115,7 @@ OTHERS: dict[str, Callable[[], str]] = {
 def test_the_fingerprint_knows_what_costs_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {name: other() for name, other in OTHERS.items()}
     found["this"] = fingerprint(workload())
-    monkeypatch.setattr(profile_cache, "FORMAT", 2)
+    monkeypatch.setattr(profile_cache, "FORMAT", FORMAT + 1)
     found["format"] = fingerprint(workload())
     monkeypatch.undo()
     real = profile_cache.describe_environment()
@@ -138,28 +143,28 @@ def test_the_fingerprint_ignores_what_costs_do_not_depend_on() -> None:
     assert len(kept) == 100
 
 
-ROW = "[0, 1, 2, 3, 4, 5]"
+ROW = "[0, 1, 2, 3, 4, 5, 6, 7, 0]"
 
 
-def content(first: str = f"[{ROW}]", second: str = f"[{ROW}]", form: int = 1) -> str:
+def content(first: str = f"[{ROW}]", second: str = f"[{ROW}]", form: int = FORMAT) -> str:
     return f'{{"format": {form}, "layers": {{"0": {first}, "1": {second}}}}}'
 
 
 DAMAGED = [
     *("", "{", "null", "[]", "3", "{}", "[" * 100_000, "\udcff", content()[:-1]),
-    '{"format": 1}',
-    '{"format": 1, "layers": []}',
-    f'{{"format": 1, "layers": {{"0": [{ROW}]}}}}',
+    f'{{"format": {FORMAT}}}',
+    f'{{"format": {FORMAT}, "layers": []}}',
+    f'{{"format": {FORMAT}, "layers": {{"0": [{ROW}]}}}}',
     content()[:-2] + ', "9": []}}',
-    content(form=2),
+    content(form=FORMAT - 1),
     content(second="[]"),
     content(second="{}"),
     content(second="[3]"),
     content(second=f"[{ROW}, {ROW}]"),
     content(second="[[0, 1, 2, 3, 4]]"),
-    content(second="[[3, 1, 2, 3, 4, 5]]"),
+    content(second="[[3, 1, 2, 3, 4, 5, 6, 7, 0]]"),
     *(
-        content(second=f"[[0, 1, 2, 3, 4, {value}]]")
+        content(second=f"[[0, 1, 2, 3, 4, {value}, 6, 7, 0]]")
         for value in ("-5", "5.0", "true", "null", '"5"', "1e999", "NaN", "9" * 25, "9" * 5000)
     ),
 ]
@@ -180,7 +185,9 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
     """What the damaged ones above were made from."""
     cache = ProfileCache(workload(), tmp_path)
     cache.path.write_text(content())
-    assert cache.read() == CostTable({(block, 0): LayerCost(1, 2, 3, 4, 5) for block in range(3)})
+    assert cache.read() == CostTable(
+        {(block, 0): LayerCost(1, 2, 3, 4, 5, 6, 7) for block in range(3)}
+    )
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "directory"])
