@@ -174,10 +174,11 @@ class _Choice(NamedTuple):
         """The figures, without the lag that is enough."""
         from naspipe.sim.bottlenecks import bottlenecks
         from naspipe.sim.outcome import bound_of, outcome_of
+        from naspipe.sim.pipeline import as_planned
 
         way, (sampler, passes, streams) = self.execution.pipeline, self.stream
         pipeline, found = self.simulated(self.scenario, self.execution, self.passes)
-        bound = bound_of(pipeline)
+        bound = bound_of(as_planned(pipeline, found.plan))
         outcome = outcome_of(found, pipeline, bound)
         labels, budget = self.scenario.space.labels, self.execution.memory.budget or "none"
         reasons = bottlenecks(pipeline, labels, bound, found.plan, outcome, way.groups)

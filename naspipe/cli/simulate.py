@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print the figures; returns the exit status."""
     from naspipe.core.errors import ConfigError
     from naspipe.sim.outcome import bound_of, outcome_of
+    from naspipe.sim.pipeline import as_planned
     from naspipe.sim.run_record import write_simulated
 
     if (arguments.space is None) == (arguments.like is None):
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     directories = _directories(arguments)
     simulated = scenario.run(pipeline, execution)
-    outcome = outcome_of(simulated, pipeline, bound_of(pipeline))
+    outcome = outcome_of(simulated, pipeline, bound_of(as_planned(pipeline, simulated.plan)))
     for number, directory in enumerate(directories):
         definition = {**_definition(arguments, scenario), "seed": arguments.seed + number}
         stream = pipeline.streams[number]
