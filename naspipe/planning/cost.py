@@ -38,10 +38,13 @@ class LayerCost(NamedTuple):
         """All of one pass, the making left out."""
         return self.forward_ns + self.backward_ns + self.owed_ns + self.write_ns
 
-    def is_split_within(self, dearer: float) -> bool:
-        """Whether the parts of a split backward take at most so many times as long as a whole."""
-        parts_ns = self.inputs_ns + self.weights_ns
-        return 0 < parts_ns <= dearer * self.backward_ns
+    @property
+    def split_ratio(self) -> float:
+        """How long both parts of a split backward take, over the whole one; 0 for no parts.
+
+        Of a measured cost, whose ``backward_ns`` is that of the whole one.
+        """
+        return (self.inputs_ns + self.weights_ns) / max(1, self.backward_ns)
 
     @property
     def split(self) -> LayerCost:

@@ -73,7 +73,7 @@ class Stream:
         chosen: Container[tuple[int, int]] = EVERY_OPTION
         if not math.isinf(dearer):
             measured = self.costs.costs if self.costs else {}
-            chosen = {place for place, cost in measured.items() if cost.is_split_within(dearer)}
+            chosen = {place for place, cost in measured.items() if 0 < cost.split_ratio <= dearer}
         return self.split_at(chosen)
 
     def split_at(self, chosen: Container[tuple[int, int]]) -> Stream:

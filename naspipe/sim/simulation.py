@@ -188,8 +188,10 @@ def chosen_plan(
     wanted = best.takes_ns / SPLIT_WORTH
     for dearer in SPLIT_DEARER:
         split = pipeline.splitting(dearer)
+        if split == pipeline:
+            continue
         found = _chosen(split, settled, sizes, timing)
-        if split != pipeline and found.takes_ns is not None and found.takes_ns < wanted:
+        if found.takes_ns is not None and found.takes_ns < wanted:
             best, wanted = found, found.takes_ns
     return best.plan
 

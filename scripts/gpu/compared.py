@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import naspipe
+from naspipe.planning.cost import first_of_kind
+from naspipe.runtime.measuring.profile_apart import profile_apart
 from scripts.gpu.findings import Findings
 from scripts.gpu.runs import synthetic
 from tests.gpu.bits import cases
@@ -41,21 +43,45 @@ def compare_real(arguments: argparse.Namespace, findings: Findings) -> None:
 def verify_real(arguments: argparse.Namespace, findings: Findings) -> None:
     """Real spaces on 1 and 2 stages, each run verified by its own plain loop on the device."""
     rows: list[dict[str, Any]] = []
-    steps = 2 if arguments.toy else 8
     wanted = [(name, stages) for name in ("nlp.c3", "cv.c3") for stages in (1, 2)]
     for name, stages in wanted[: 1 if arguments.toy else None]:
+        rows.append(_verified(name, stages, arguments, "auto"))
+        _put(rows, findings)
+
+
+def split_real(arguments: argparse.Namespace, findings: Findings) -> None:
+    """Real spaces whose backwards are split, and how much longer that takes, by candidate."""
+    rows: list[dict[str, Any]] = []
+    for name in ("nlp.c3", "cv.c3")[: 1 if arguments.toy else None]:
+        rows.append(_verified(name, 2, arguments, "split"))
         named = synthetic(name, "tiny")
-        with tempfile.TemporaryDirectory(prefix="naspipe-verify-") as scratch:
-            run = naspipe.train(
-                named.space, named.data, named.loss, steps=steps, lr=0.01, stages=stages,
-                device=arguments.device, verify="all", run_dir=Path(scratch) / "run",
-                progress=False,
-            )  # fmt: skip
-            rows.append({"space": name, "stages": stages, "verified": run.manifest["verified"]})
-        good = sum(row["verified"] == {"steps": steps} for row in rows)
-        findings.put(
-            is_good=good == len(rows), summary=f"{good} of {len(rows)} verified", runs=rows
-        )
+        costs = profile_apart(named, 60, arguments.device).costs
+        rows[-1]["over_whole"] = {
+            named.space.option_label(*place): round(ratio, 2)
+            for place in sorted(costs)
+            if place[0] in first_of_kind(named.space) and (ratio := costs[place].split_ratio)
+        }
+        _put(rows, findings)
+
+
+def _verified(
+    name: str, stages: int, arguments: argparse.Namespace, backward: str
+) -> dict[str, Any]:
+    """A run of a real space, and what its plain loop says of it."""
+    named, steps = synthetic(name, "tiny"), 2 if arguments.toy else 8
+    with tempfile.TemporaryDirectory(prefix="naspipe-verify-") as scratch:
+        run = naspipe.train(
+            named.space, named.data, named.loss, steps=steps, lr=0.01, stages=stages,
+            device=arguments.device, verify="all", run_dir=Path(scratch) / "run",
+            backward=backward, progress=False,
+        )  # fmt: skip
+        verified = run.manifest["verified"]
+    return {"space": name, "stages": stages, "verified": verified, "steps": steps}
+
+
+def _put(rows: list[dict[str, Any]], findings: Findings) -> None:
+    good = sum(row["verified"] == {"steps": row["steps"]} for row in rows)
+    findings.put(is_good=good == len(rows), summary=f"{good} of {len(rows)} verified", runs=rows)
 
 
 def _compare(chosen: dict[str, Any], device: str, findings: Findings) -> None:

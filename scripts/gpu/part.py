@@ -15,6 +15,7 @@ OTHERS: dict[str, Callable[[argparse.Namespace, Findings], None]] = {
     "tests": tested.run_tests,
     "bits": compared.compare_real,
     "verify": compared.verify_real,
+    "split": compared.split_real,
     "copies": measured.measure_copies,
     "plain": measured.compare_plain,
     "paper": measured.train_paper,

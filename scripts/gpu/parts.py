@@ -28,6 +28,7 @@ PARTS = {
     "teachers": Part("teachers that are frozen or follow, and blockwise distillation", 115),
     "bits": Part("bits of real spaces on 1, 2 and 4 stages, on random data", 115),
     "verify": Part("runs of real spaces that compare every step with their plain loop", 60),
+    "split": Part("split backwards: bits beside a plain loop, and what both parts take", 90),
     "swap": Part("speed with a budget over that without", 80),
     "plain": Part("speed of one stage over a plain loop", 110),
     "copies": Part("bytes per second of copies, pinned and pageable", 20),

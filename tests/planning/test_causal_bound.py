@@ -128,6 +128,20 @@ def test_streams_share_nothing():
     assert both.chain_ns == alone.chain_ns and both.work_ns == 2 * alone.work_ns
 
 
+def test_a_split_backward_frees_an_exact_layer_at_the_front_sooner():
+    """Its next READ waits for seven backwards of others, and no longer for their weights."""
+    cost = LayerCost(10, 20, 0, inputs_ns=10, weights_ns=10)
+    costs = CostTable({(block, c): cost for block in range(8) for c in range(9)})
+    chains = [(0, *(number % 9 for _ in range(7))) for number in range(9)]
+    whole, split = (
+        causal_bound(stream_of(0, chains), [Exact()] * 8, each)
+        for each in (costs, costs.split(costs.costs))
+    )
+    assert whole.steady_parallelism == pytest.approx(1.0)
+    assert split.steady_parallelism == pytest.approx(24 / 17)
+    assert whole.work_ns == split.work_ns
+
+
 def test_one_step_behind_the_other():
     """Only block 1 conflicts: its READ to WRITE is 30 of 60, so two stages can be busy.
 

@@ -25,6 +25,16 @@ def test_stream_means_count_the_making_once_and_fill_in_what_was_not_measured() 
     assert LayerCost(1, 2, 3).total_ns == 6
 
 
+def test_a_split_backward_leaves_a_part_of_it_to_the_write() -> None:
+    cost, whole = LayerCost(10, 20, 3, inputs_ns=12, weights_ns=10), LayerCost(1, 2, 3)
+    assert cost.split[:3] == (10, 12, 3) and cost.split.owed_ns == 10
+    assert (cost.total_ns, cost.split.total_ns) == (33, 35)
+    assert cost.split_ratio == 1.1 and whole.split_ratio == 0 and whole.split == whole
+    table = CostTable({(0, 0): cost, (0, 1): cost, (1, 0): whole})
+    assert table.split([(0, 1), (1, 0)]).costs == {**table.costs, (0, 1): cost.split}
+    assert CostTable.of_rows(table.rows) == table
+
+
 def test_blocks_of_one_kind_are_measured_once() -> None:
     two, three = [int] * 2, [int] * 3
     space = Space(

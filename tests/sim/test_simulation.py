@@ -20,7 +20,13 @@ from naspipe.schedule.invariants import violations
 from naspipe.sim.bottlenecks import bottlenecks
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.outcome import bound_of, outcome_of
-from naspipe.sim.pipeline import Pipeline, by_critical_path, by_latest_start, plan_pipeline
+from naspipe.sim.pipeline import (
+    Pipeline,
+    as_planned,
+    by_critical_path,
+    by_latest_start,
+    plan_pipeline,
+)
 from naspipe.sim.simulation import chosen_plan, measured_timing, simulate_run
 from naspipe.stage.builder import ORDERS
 from naspipe.streams.samplers import draw_stream
@@ -125,6 +131,37 @@ def test_auto_takes_the_fastest_order(sampler):
     assert (latest < paper) == (sampler == "uniform")
     best = by_latest_start(plan, pipeline) if latest < paper else plan
     assert chosen_plan(pipeline, how, None, lambda _, memory: timing) == best
+
+
+@pytest.mark.parametrize(("dearer", "is_split"), [(1.0, True), (1.3, True), (2.0, False)])
+def test_auto_splits_backwards_where_that_is_faster(dearer, is_split):
+    half = {"inputs_ns": int(dearer * 10**8), "weights_ns": int(dearer * 10**8)}
+    costs = CostTable({place: LayerCost(10**8, 2 * 10**8, 0, **half) for place in COSTS.costs})
+    pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream("uniform", 60)), costs),))
+
+    def timing(one, memory):
+        return measured_timing(one, how, memory)
+
+    found = {}
+    for backward in ("whole", "auto", "split"):
+        how = Execution(stages=4, order="latest-start", partition="balanced", backward=backward)
+        plan = chosen_plan(pipeline, how, None, timing)
+        planned = as_planned(pipeline, plan)
+        run = simulate_run(pipeline, plan, how, measured_timing(planned, how, None))
+        assert list(violations(run.accesses, CHAIN.rules, stream("uniform", 60))) == []
+        assert run.makespan_ns >= bound_of(planned).least_makespan_ns(4)
+        found[backward] = run.makespan_ns
+    assert found["auto"] == found["split" if is_split else "whole"]
+    assert (found["split"] < found["whole"]) == is_split
+
+
+def test_a_memory_budget_keeps_backwards_whole():
+    cost = LayerCost(10**8, 2 * 10**8, 0, 0, 10, 10**8, 10**8)
+    costs = CostTable(dict.fromkeys(COSTS.costs, cost))
+    pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream("uniform")), costs),))
+    how = Execution(stages=2, backward="split", memory_budget="4x")
+    plan = chosen_plan(pipeline, how, SIZES, lambda one, memory: measured_timing(one, how, memory))
+    assert (0, 0) not in plan.streams[0].split
 
 
 def test_auto_leaves_the_paper_s_order_where_no_other_is_faster():
