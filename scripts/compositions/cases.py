@@ -506,8 +506,8 @@ def _of_executions(case: Case) -> None:
 def _of_relays(case: Case, part: str) -> None:
     """What blocks with teachers of their own can be carried out like."""
     _drop(case, f"{part}.teacher_cuts", f"{part}.groups")
-    if get(case, f"{part}.relay") == "barrier":
-        _drop(case, f"{part}.teacher_window")
+    if "barrier" in (get(case, "run.relay"), get(case, "then.relay")):
+        _drop(case, "run.teacher_window", "then.teacher_window")  # what is not set again stays
     if part == "then" and "apart" in (get(case, "run.relay"), get(case, "then.relay")):
         case["then.relay"] = get(case, "run.relay")  # one with, one without cannot take turns
     blocks = get(case, "blockwise.blocks") if case["family"] == "blockwise" else 3
