@@ -66,7 +66,10 @@ def test_few_parts_are_far_from_each_other(in_parts, parts, stages, expected):
 def test_as_many_parts_as_are_fastest(monkeypatch):
     """Blocks of cv.c3 are few and unequal: parts of few of them are more so."""
     scenario = table5_scenario("cv.c3", with_shared=False)
-    how = Execution(stages=8, window=32, recompute=True, partition="rotated", order="latest-start")
+    how = Execution(
+        stages=8, window=32, recompute=True, partition="rotated", order="latest-start",
+        backward="whole",
+    )  # fmt: skip
     pipeline = scenario.pipeline("fair", 0, 240)
 
     def found():
@@ -89,7 +92,9 @@ def test_parts_with_shared_layers_stay():
 
 def chosen(sampler, **execution):
     scenario = table5_scenario("nlp.c3", with_shared=False)
-    how = Execution(**{"stages": 4, "window": 32, "recompute": True, **execution})
+    how = Execution(
+        **{"stages": 4, "window": 32, "recompute": True, "backward": "whole", **execution}
+    )
     pipeline = scenario.pipeline(sampler, 0, 60)
     plan = scenario.plan(pipeline, how)
     bubble = scenario.run(pipeline, how, plan).summary.bubble_ratio
@@ -133,7 +138,10 @@ def test_it_is_not_chosen_where_nothing_could_go_round(monkeypatch):
 
 def test_rounds_of_improvement_make_it_faster_and_pieces_hardly_slower(monkeypatch):
     scenario = table5_scenario("cv.c3", with_shared=False)
-    how = Execution(stages=8, window=32, recompute=True, partition="rotated", order="latest-start")
+    how = Execution(
+        stages=8, window=32, recompute=True, partition="rotated", order="latest-start",
+        backward="whole",
+    )  # fmt: skip
     pipeline = scenario.pipeline("fair", 0, 240)
     found = []
     for rounds, piece in ((0, 1024), (8, 1024), (8, 80)):
