@@ -11,6 +11,7 @@ from typing import NamedTuple
 from naspipe.core.config import Execution
 from naspipe.core.ids import LayerId, StageId, StreamId
 from naspipe.core.ports import Admission
+from naspipe.planning.causal_bound import causal_bound, side_by_side
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan, Sizes
 from naspipe.schedule.participation import participants
@@ -46,9 +47,9 @@ exact."""
 Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
 """What everything takes, under a plan of the memory."""
 
-SPLIT_DEARER = (1.1, 1.5)
-"""Candidates whose two parts of a backward take up to so many times as long as the whole one are
-split; what is faster is kept."""
+SPLIT_DEARER = 1.25
+"""Candidates are split whose two parts of a backward take up to so many times as long as the whole
+one."""
 
 SPLIT_WORTH = 1.01
 """Backwards are split where that is so many times as fast."""
@@ -182,18 +183,17 @@ def chosen_plan(
     if backward == "split":
         pipeline = pipeline.splitting(math.inf)
     best = _chosen(pipeline, execution, sizes, timing)
-    if backward != AUTO or best.takes_ns is None:
+    # Where a step waits for all its gradients, what is owed runs before a gate of which the
+    # simulation knows nothing.
+    if backward != AUTO or best.takes_ns is None or pipeline.steps.is_gated:
+        return best.plan
+    split, wanted_ns = pipeline.splitting(SPLIT_DEARER), best.takes_ns / SPLIT_WORTH
+    if split == pipeline or _least_ns(split, execution.workers) > wanted_ns:
         return best.plan
     settled = execution.changed(order=best.plan.order, partition=best.partition)
-    wanted = best.takes_ns / SPLIT_WORTH
-    for dearer in SPLIT_DEARER:
-        split = pipeline.splitting(dearer)
-        if split == pipeline:
-            continue
-        found = _chosen(split, settled, sizes, timing)
-        if found.takes_ns is not None and found.takes_ns < wanted:
-            best, wanted = found, found.takes_ns
-    return best.plan
+    found = _chosen(split, settled, sizes, timing)
+    is_faster = found.takes_ns is not None and found.takes_ns < wanted_ns
+    return found.plan if is_faster else best.plan
 
 
 class _Chosen(NamedTuple):
@@ -249,17 +249,37 @@ def _ranked(plan: Plan, order: str, pipeline: Pipeline) -> Plan:
     return plan if order == plan.order else RANKINGS[order](plan, pipeline)
 
 
+def _num_shown(pipeline: Pipeline) -> int:
+    """Subnets of each stream that are simulated: whole steps."""
+    size = pipeline.steps.passes
+    return max(1, PREVIEW_SUBNETS // size) * size
+
+
+def _beginning(pipeline: Pipeline) -> Pipeline:
+    """The first subnets of all streams, with the lags that they have later on."""
+    shown = _num_shown(pipeline)
+    streams = with_grown_lags(pipeline).streams
+    return replace(
+        pipeline, streams=tuple(replace(each, subnets=each.subnets[:shown]) for each in streams)
+    )
+
+
+def _least_ns(pipeline: Pipeline, workers: int) -> float:
+    """How long the beginning takes in any schedule: no less than its trained streams."""
+    bounds = [
+        causal_bound(stream.subnets, stream.chain.rules, stream.costs, pipeline.steps)
+        for number, stream in enumerate(_beginning(pipeline).streams)
+        if stream.costs is not None and pipeline.wiring.of(number).is_trained
+    ]
+    return side_by_side(bounds).least_makespan_ns(workers) if bounds else 0.0
+
+
 class _Preview:
     """Simulates the beginning of all streams, as if they ended there."""
 
     def __init__(self, pipeline: Pipeline, execution: Execution, timing: Costs) -> None:
-        size = pipeline.steps.passes
-        self._shown = max(1, PREVIEW_SUBNETS // size) * size
-        streams = with_grown_lags(pipeline).streams
-        self.pipeline = replace(
-            pipeline,
-            streams=tuple(replace(each, subnets=each.subnets[: self._shown]) for each in streams),
-        )
+        self.pipeline = _beginning(pipeline)
+        self._shown = _num_shown(pipeline)
         self._execution, self._timing = execution, timing
 
     def beginning(self, plan: Plan) -> Plan:

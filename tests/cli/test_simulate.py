@@ -11,7 +11,6 @@ import pytest
 from naspipe.cli import main as cli
 from naspipe.frontend.simulation.scenario import Scenario
 from naspipe.planning.cost import COLUMNS, CostTable, LayerCost
-from naspipe.sim.costs import TableCosts
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.reading.metrics import causal_bound, summarize
 from tests.cli.refusals import MODULE
@@ -134,8 +133,7 @@ def test_rows_are_planned_with_what_layers_cost_on_so_many_workers(
     def on_workers(scenario: Scenario, count: int) -> Scenario:
         costs = scenario.costs.costs
         times = {place: LayerCost(*(count * ns for ns in cost)) for place, cost in costs.items()}
-        slower = TableCosts(table=CostTable(times), link_ns=0)
-        made = replace(scenario, beside=lambda _: {"timing": lambda how, memory: slower})
+        made = replace(scenario, beside=lambda _: {"costs": CostTable(times)})
         return real(made, count)
 
     real = Scenario.on_workers

@@ -105,7 +105,7 @@ class PipelineSettings:
         example="true",
     )
     backward: str = setting(
-        "auto",
+        "whole",
         "whole (a block's backward computes all its gradients), split (first those that are "
         "handed on; those of weights before the layer's update, so that other stages wait less) "
         "or auto (split where the simulation says that it is faster). With a memory budget it is "

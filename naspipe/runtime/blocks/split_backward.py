@@ -175,6 +175,11 @@ class SplitBackward:
         """Why the candidate's backward stays whole; empty where it does not, or is not known."""
         self._plan: Plan | None = None
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether the bits of a split backward were seen to be those of a whole one."""
+        return self._plan is not None and not self.why_whole
+
     def run(self, graph: Graph) -> Owed | None:
         """Compute B; returns W, or None where the parameters have all their gradients."""
         if not any(leaf.requires_grad for leaf in graph.inputs):

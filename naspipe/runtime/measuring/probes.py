@@ -104,6 +104,8 @@ class TrainedProbe(Probe):
     keeps_graph: bool
     option: int
     split: SplitBackward = field(default_factory=SplitBackward, init=False)
+    is_split: bool = field(default=False, init=False)
+    """Whether the backward can be split: known after the first round."""
 
     def warm(self) -> Tensors:
         """The first round, left out of the costs: sees what is kept; returns the outputs."""
@@ -118,6 +120,7 @@ class TrainedProbe(Probe):
             outputs = segment.forward()  # what it saves is not seen, and counts as nothing
         self.activation_bytes = kept.nbytes(self.keeps_graph)
         segment.backward(tuple(torch.ones_like(output) for output in outputs), self.split)
+        self.is_split = self.split.is_proven or segment.owed is not None
         self._write(segment)
         return outputs
 
@@ -135,7 +138,7 @@ class TrainedProbe(Probe):
 
     def _run_split(self) -> Sequence[int]:
         """What the two parts of a split backward take; nothing where it stays whole."""
-        if self.split.why_whole or not self.stored.parameters:
+        if not self.is_split:
             return ()
         segment, clock = self._segment(), self.clock
         outputs = segment.forward()
