@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, zip_longest
 from statistics import median
 
 import torch
@@ -20,7 +20,7 @@ from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.blocks.split_backward import SplitBackward
 from naspipe.runtime.devices.ports import Clock
-from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.layers.following import follow
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.teaching.momentum_update import MomentumUpdate
@@ -81,7 +81,8 @@ class Probe(ABC):
     make_ns: int
     clock: Clock
     activation_bytes: int = field(default=0, init=False)
-    samples: list[Sequence[int]] = field(default_factory=list, init=False)
+    samples: list[Sequence[int | None]] = field(default_factory=list, init=False)
+    """Of each round: forward, backward and WRITE, and the two parts of a split backward."""
 
     @abstractmethod
     def warm(self) -> Tensors:
@@ -93,7 +94,9 @@ class Probe(ABC):
 
     def cost(self) -> LayerCost:
         """Medians over the rounds."""
-        forward, backward, write, *split = map(int, map(median, zip(*self.samples, strict=True)))
+        columns = zip_longest(*self.samples)
+        rows = [[value for value in column if value is not None] for column in columns]
+        forward, backward, write, *split = (int(median(row)) for row in rows)
         return LayerCost(forward, backward, write, self.make_ns, self.activation_bytes, *split)
 
 
@@ -121,48 +124,42 @@ class TrainedProbe(Probe):
         self.activation_bytes = kept.nbytes(self.keeps_graph)
         segment.backward(tuple(torch.ones_like(output) for output in outputs), self.split)
         self.is_split = self.split.is_proven or segment.owed is not None
-        self._write(segment)
+        self._write(_gradients(segment))
         return outputs
 
     def run(self) -> None:
-        """Measure one round; where a split backward has the bits of a whole one, both of them."""
+        """Measure one round; every other one with a split backward, where that has the bits."""
         segment, clock = self._segment(), self.clock
+        split = self.split if self.is_split and len(self.samples) % 2 else None
         marks = [clock.mark()]
         outputs = segment.forward()
         marks.append(clock.mark())
-        segment.backward(tuple(torch.ones_like(output) for output in outputs))
+        segment.backward(tuple(torch.ones_like(output) for output in outputs), split)
         marks.append(clock.mark())
-        self._write(segment)
+        gradients = _gradients(segment)
         marks.append(clock.mark())
-        self.samples.append([*clock.between_ns(marks), *self._run_split()])
-
-    def _run_split(self) -> Sequence[int]:
-        """What the two parts of a split backward take; nothing where it stays whole."""
-        if not self.is_split:
-            return ()
-        segment, clock = self._segment(), self.clock
-        outputs = segment.forward()
-        marks = [clock.mark()]
-        segment.backward(tuple(torch.ones_like(output) for output in outputs), self.split)
+        self._write(gradients)
         marks.append(clock.mark())
-        if segment.owed is not None:
-            segment.owed.compute()
-        marks.append(clock.mark())
-        segment.take_gradients()
-        return clock.between_ns(marks)
+        forward, backward, owed, write = clock.between_ns(marks)
+        self.samples.append(
+            (forward, None, write, backward, owed) if split else (forward, backward, write)
+        )
 
     def _segment(self) -> Segment:
         bound: BoundLayer = self.stored.bind(self.stored.version)
         return Segment(self.spec, bound, self.inputs, self.keeps_graph)
 
-    def _write(self, segment: Segment) -> None:
+    def _write(self, gradients: Gradients) -> None:
         version = SequenceId(self.stored.version + 1)
         step = self.stored.own_step.every - 1  # one that changes the layer
-        gradients = segment.take_gradients()
-        if segment.owed is not None:
-            gradients |= segment.owed.compute()
         options = frozenset([self.option])
         self.stored.write(gradients, version, self.stored.version, False, step, 0.0, options)
+
+
+def _gradients(segment: Segment) -> Gradients:
+    """Of the parameters, all of them."""
+    found = segment.take_gradients()
+    return found if segment.owed is None else {**found, **segment.owed.compute()}
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from naspipe.core.config import Definition, Recipe
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.rules import Exact, Frozen, Lag
 from naspipe.core.space import Block, Shared, Space
+from naspipe.planning.cost import LayerCost
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.measuring import profiler
@@ -136,7 +137,7 @@ def test_medians_leave_slow_moments_out() -> None:
     probe = TrainedProbe(None, None, (), 7, None, True, 0)  # type: ignore[arg-type]
     probe.activation_bytes = 8
     probe.samples = [[10, 1000, 3], [11, 20, 4], [999, 21, 5]]
-    assert probe.cost() == (11, 21, 4, 7, 8)
+    assert probe.cost() == LayerCost(11, 21, 4, 7, 8)
 
 
 def chain_of(*blocks: Block | Shared) -> Space:
@@ -165,6 +166,15 @@ class Twice(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * x.view(4, 8) * x.view(8, 4).view(4, 8)
+
+
+def test_both_parts_of_a_split_backward_are_measured_where_it_can_be_split() -> None:
+    """In every other round. The first block has no input that wants a gradient: all of it waits."""
+    shared = [Shared(name, lambda: nn.Linear(8, 8)) for name in ("first", "linear")]
+    made = Space("s", [*shared, Shared("norm", lambda: nn.LayerNorm(8))])
+    first, linear, norm = (cost for _, cost in sorted(profile(workload(made)).costs.items()))
+    assert first.inputs_ns < first.weights_ns and linear.inputs_ns > 0 < linear.weights_ns
+    assert (norm.inputs_ns, norm.weights_ns, linear.owed_ns) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
