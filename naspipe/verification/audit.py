@@ -40,10 +40,10 @@ class Audit:
         """Note the hooks of a layer's modules and parameters."""
         for name, part in module.named_modules():
             if any(getattr(part, each, None) for each in _HOOKS):
-                self._note(label, f"module {name or type(part).__name__} has a hook")
+                self.note(label, f"module {name or type(part).__name__} has a hook")
         for name, parameter in module.named_parameters():
             if parameter._backward_hooks:
-                self._note(label, f"parameter {name} has a hook")
+                self.note(label, f"parameter {name} has a hook")
 
     @contextmanager
     def forward(self, label: str, module: nn.Module) -> Iterator[None]:
@@ -52,9 +52,9 @@ class Audit:
         yield
         for name, each in _tensors(module):
             if before.pop(name, None) != (id(each), each._version):
-                self._note(label, f"its forward changes {name}")
+                self.note(label, f"its forward changes {name}")
         for name in before:
-            self._note(label, f"its forward removes {name}")
+            self.note(label, f"its forward removes {name}")
 
     def look_at_loss(
         self, name: str, loss: object, value: torch.Tensor, inside: Collection[int]
@@ -74,9 +74,10 @@ class Audit:
         for key, leaf in outside.items():
             where = held.get(key, "something outside the layers and the loss")
             shape = list(leaf.shape)
-            self._note("", f"a gradient reaches a tensor of shape {shape} held by {where}")
+            self.note("", f"a gradient reaches a tensor of shape {shape} held by {where}")
 
-    def _note(self, label: str, text: str) -> None:
+    def note(self, label: str, text: str) -> None:
+        """Note something of a layer, or of the loss where the label is empty."""
         if (label, text) not in self._known:
             self._known.add((label, text))
             self._new.append((label, text))

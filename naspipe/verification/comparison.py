@@ -48,6 +48,8 @@ class Comparison:
         self._plain: dict[int, list[_Side]] = {}
         self._hints: list[list[tuple[str, str]]] = [[] for _ in self._names]
         """Of each stream, what the plain loop has observed: labels of layers, and of what."""
+        self._remembered: dict[str, str] = {}
+        """By the label of a layer, the first attribute of it that no checkpoint holds."""
         self.verified_steps = 0
         """How many steps, from the first one on, both sides have reported with equal bits."""
 
@@ -65,6 +67,20 @@ class Comparison:
     def is_complete(self) -> bool:
         """Whether every step that is compared is equal."""
         return self.verified_steps == self.steps
+
+    @property
+    def note(self) -> str:
+        """A line about layers that remember what no checkpoint holds; empty if none does."""
+        if not self._remembered:
+            return ""
+        label, attribute = min(self._remembered.items())
+        count = len(self._remembered) - 1
+        others = f" (and {count} other layer{'s' * (count > 1)})" if count else ""
+        return (
+            f"layer {label}{others}: its forward changes its attribute {attribute}, which no "
+            f"checkpoint holds; nothing in the verified steps depends on it, and if anything does "
+            f"later, register_buffer({attribute.rpartition('.')[2]!r}, ...) keeps it"
+        )
 
     def add_loss(self, stream: int, sequence_id: int, bits: str) -> None:
         """The run has the loss of a pass.
@@ -107,13 +123,17 @@ class Comparison:
             step: its number.
             streams: of each stream ``losses``, bits in the order of the passes, ``layers``,
                 digests of the layers that the step wrote, and ``hints``, what was observed that
-                may explain a difference.
+                may explain a difference, and ``remembered``, attributes of layers that a forward
+                changes and no checkpoint holds.
 
         Raises:
             VerificationError: if something of the step differs.
         """
         streams = list(streams)
         for hints, each in zip(self._hints, streams, strict=True):
+            for label, attribute in each.get("remembered", ()):
+                self._remembered.setdefault(label, attribute)
+                hints.append((label, f"its forward changes its attribute {attribute}"))
             hints += [(label, text) for label, text in each.get("hints", ())]
         self._plain[step] = [
             _Side(

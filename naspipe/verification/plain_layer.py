@@ -101,6 +101,12 @@ class PlainLayer:
             self._versions = [(step, dict(read)) for step, read in state.older]
             self._versions.append((state.step, self._version()))
 
+    @property
+    def state(self) -> LayerState:
+        """What a checkpoint would hold of the layer now."""
+        step = self._versions[-1][0] if self._versions else -1
+        return LayerState(dict(self.tensors()), step, self._versions[:-1])
+
     def _restore_buffer(self, name: str, value: torch.Tensor) -> None:
         owner, _, key = name.rpartition(".")
         buffers = self.module.get_submodule(owner)._buffers

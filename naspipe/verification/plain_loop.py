@@ -30,11 +30,13 @@ from naspipe.core.recipe import Recipe
 from naspipe.core.rules import Follows, Frozen
 from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.wiring import Tap, TapRole
+from naspipe.runtime.jobs.users_code import has_users_code
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MomentumUpdate
 from naspipe.verification.audit import Audit
 from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
 from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits
+from naspipe.verification.rehearsal import HINT, STEPS_BEFORE, changed_attributes, disturb
 
 Tensors = tuple[torch.Tensor, ...]
 Place = tuple[int, int]
@@ -77,7 +79,7 @@ class PlainLoop:
         ]
         self._ordered = _by_taps(self._streams, taps)
         self._take_originals()
-        self._next_step = 0
+        self._next_step, self._remakes_at = 0, STEPS_BEFORE
         self.steps = max(workload.definition.steps for workload in workloads)
         """How many steps the longest of the streams has."""
 
@@ -88,7 +90,7 @@ class PlainLoop:
             step: the first one to train. ``subnets`` begins with those of this step.
             states: of each stream, the layers that earlier steps have used, by label.
         """
-        self._next_step = step
+        self._next_step, self._remakes_at = step, step + STEPS_BEFORE
         for stream, own in zip(self._streams, states, strict=True):
             for label, state in own.items():
                 place = stream.workload.space.layer(label)[1:]
@@ -105,6 +107,9 @@ class PlainLoop:
         step, self._next_step = self._next_step, self._next_step + 1
         tapped: Tapped = {}
         under_way = [each for each in self._ordered if step < each.workload.definition.steps]
+        for stream in under_way if step == self._remakes_at else ():
+            if stream.workload.is_trained:
+                stream.make_again(step)
         for stream in under_way:
             stream.compute(step, tapped)
         for stream in under_way:
@@ -140,6 +145,7 @@ class PlainLoop:
                     original = getattr(factory, "original", None)
                     if original is not None:
                         parts = set(_identities(original))
+                        stream.keep_spare((block, candidate), original)
                         stream.make((block, candidate), in_place=not parts & taken)
                         taken |= parts
 
@@ -234,6 +240,12 @@ class _Stream:
         self.layers: dict[Place, PlainLayer] = {}
         self.used: set[Place] = set()
         """Those of them that a pass has used, other than a probe."""
+        self._spares: dict[Place, nn.Module] = {}
+        """Copies of users' modules as these were before the loop trained them."""
+        self._earlier: dict[Place, PlainLayer] = {}
+        """In a step before which layers were made again: those that they replaced."""
+        self._is_disturbed = False
+        """Whether the step under way calls user code for another batch in between."""
         self._subnets, self._device = subnets, device
         self._seed, self._recipe = workload.definition.seed, workload.recipe
         self._passes = workload.recipe.steps.trained
@@ -251,13 +263,42 @@ class _Stream:
         self._uses: dict[Place, _Use] = {}
         self._losses: list[torch.Tensor] = []
         self._written: list[PlainLayer] = []
+        self._remembered: list[tuple[str, str]] = []
+
+    def keep_spare(self, place: Place, original: nn.Module) -> None:
+        """Copy a module with user code before the first step changes it."""
+        block = self.workload.space.blocks[place[0]]
+        if self.workload.is_trained and has_users_code(block, original):
+            self._spares[place] = self._made(place)
+
+    def _made(self, place: Place, in_place: bool = False) -> nn.Module:
+        factory: Any = self.workload.space.blocks[place[0]].candidates[place[1]]
+        start_draws(f"{self._seed}/layer/{place[0]}/{place[1]}")
+        module: nn.Module = factory.in_place() if in_place else factory()
+        return module
 
     def make(self, place: Place, in_place: bool = False) -> PlainLayer:
         """Make a layer with its own draws; ``in_place`` from the user's module itself."""
+        return self._wrap(place, self._made(place, in_place))
+
+    def make_again(self, step: int) -> None:
+        """Make the layers that run user code again, from what a checkpoint would hold of them."""
+        has_own_optimizer = isinstance(self._recipe.optimizer, GivenCode)
+        for place in sorted(self.used):
+            layer, block = self.layers[place], self.workload.space.blocks[place[0]]
+            if not has_own_optimizer and not has_users_code(block, layer.module):
+                continue
+            self._earlier[place] = layer
+            module = self._spares[place] if place in self._spares else self._made(place)
+            changed = changed_attributes(layer.module, module)
+            self._remembered += [(layer.label, name) for name in changed]
+            self._wrap(place, module).restore(layer.state)
+        self._spares.clear()
+        self._is_disturbed = True
+        self._audit.note("", HINT.format(step=step))
+
+    def _wrap(self, place: Place, module: nn.Module) -> PlainLayer:
         block = self.workload.space.blocks[place[0]]
-        factory: Any = block.candidates[place[1]]
-        start_draws(f"{self._seed}/layer/{place[0]}/{place[1]}")
-        module: nn.Module = factory.in_place() if in_place else factory()
         label = self.workload.space.label(*place)
         self._audit.look_at_hooks(label, module)
         trains = self.workload.runs_in_training_mode
@@ -331,6 +372,8 @@ class _Stream:
         joint: Any = self.workload.loss
         with self._autocast():
             loss: torch.Tensor = joint.joined(flat, list(lessons))
+            if self._is_disturbed:
+                disturb(lambda *other: joint.joined(list(other), list(lessons)), *flat)
         self._losses += [loss.detach()] * self._passes
         self._look_at_loss(loss)
         if not self._has_backward(step, loss):
@@ -345,6 +388,8 @@ class _Stream:
         """Run one pass; returns the outputs of the last block, or the loss if there is one."""
         workload = self.workload
         batch = workload.data(self._seed, self._batch_of(step, number))
+        if self._is_disturbed:  # a stage may make batches ahead
+            disturb(lambda: workload.data(self._seed, self._batch_of(step, number) + 1))
         tensors: Tensors = ()
         before = 0
         last = len(chain) - 1
@@ -365,12 +410,18 @@ class _Stream:
                 with watched, self._statistics(use) as statistics:
                     found = use.layer.call(option, *aliases, *fields)
                     tensors = found if isinstance(found, tuple) else (found,)
+                    earlier = self._earlier.get(place)
+                    if earlier is not None:
+                        disturb(partial(earlier.call, option), *aliases, *fields)
                     if block in self._tapped_blocks:
                         own = tuple(tensor.detach() for tensor in tensors)
                         tapped[self.number, block, number] = own
                     if ends:
                         lessons = self._tapped_by(block, number, TapRole.LESSON, tapped)
+                        last_module = (earlier or use.layer).module
                         loss = self._loss(use.layer.module, tensors, lessons, loss_fields)
+                        if self._is_disturbed:
+                            self._disturb_loss(last_module, tensors, lessons, loss_fields)
                         tensors = (loss,)
                 if ends and tensors[0].requires_grad:
                     hook = partial(_start_backward, key)
@@ -380,6 +431,16 @@ class _Stream:
             use.statistics.append(statistics)
             before = key
         return tensors
+
+    def _disturb_loss(
+        self, last: nn.Module, outputs: Tensors, lessons: Tensors, fields: Tensors
+    ) -> None:
+        ends = len(outputs), len(outputs) + len(lessons)
+
+        def call(*other: torch.Tensor) -> None:
+            self._loss(last, other[: ends[0]], other[ends[0] : ends[1]], other[ends[1] :])
+
+        disturb(call, *outputs, *lessons, *fields)
 
     def _look_at_loss(self, loss: torch.Tensor) -> None:
         modules = [layer.module for layer in self.layers.values()]
@@ -514,8 +575,9 @@ class _Stream:
         """What the step has left; forgets all but the layers."""
         losses = tuple(map(loss_bits, self._losses))
         layers = {layer.label: layer.digests() for layer in self._written}
-        record = StreamRecord(losses, layers, self._audit.take())
+        record = StreamRecord(losses, layers, self._audit.take(), tuple(self._remembered))
         self._uses, self._losses, self._written = {}, [], []
+        self._earlier, self._is_disturbed, self._remembered = {}, False, []
         return record
 
     def _tapped_by(self, block: int, number: int, role: TapRole, tapped: Tapped) -> Tensors:

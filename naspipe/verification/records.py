@@ -30,6 +30,8 @@ class StreamRecord:
     """The layers that the step wrote, by label."""
     hints: tuple[tuple[str, str], ...] = ()
     """What was observed of layers, by label, and of the loss, that may explain a difference."""
+    remembered: tuple[tuple[str, str], ...] = ()
+    """Labels of layers, and attributes of theirs that no checkpoint holds and a forward changes."""
 
 
 @dataclass(frozen=True, slots=True)

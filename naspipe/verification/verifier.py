@@ -47,6 +47,8 @@ class Verified:
     """Why they are not more, or none; empty if all were compared that were asked for."""
     first: int = 0
     """The first of these steps: 0, or that at which the last attempt of the run began."""
+    note: str = ""
+    """A line about layers that remember what no checkpoint holds; empty if none does."""
 
     def __str__(self) -> str:
         if not self.steps:
@@ -170,7 +172,8 @@ class Verifier:
     def result(self) -> Verified:
         """How far the run was verified by now."""
         because = NOT_REPORTED if self._is_open else self._because
-        return Verified(self._comparison.verified_steps, because, self._comparison.first)
+        compared = self._comparison
+        return Verified(compared.verified_steps, because, compared.first, compared.note)
 
     def _read(self, seconds: float) -> None:
         """Take what the plain loop has reported, and wait for more for so long."""

@@ -195,24 +195,3 @@ def test_what_a_run_cannot_honour_is_refused(tmp_path, more, said):
             run_dir=tmp_path / "run", **more,
         )  # fmt: skip
     assert not (tmp_path / "run").exists()
-
-
-class Counts:
-    """Scales by how often it was called, which no checkpoint keeps."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, gradient):
-        self.calls += 1
-        return gradient * self.calls
-
-
-def test_a_hook_that_remembers_is_refused(tmp_path):
-    modules = nets(lambda layer: layer.weight.register_hook(Counts()))
-    with pytest.raises(ConfigError, match=r"^layer 1\.0 .*expected the same outputs and gradients"):
-        npp.train(
-            npp.chain(modules), data, nn.CrossEntropyLoss(), steps=2, progress=False,
-            run_dir=tmp_path / "run",
-        )  # fmt: skip
-    assert not (tmp_path / "run").exists()

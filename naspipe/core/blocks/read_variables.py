@@ -6,7 +6,6 @@ over. So what it read as its block was made is kept.
 
 from __future__ import annotations
 
-import dis
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
@@ -45,7 +44,7 @@ def _function(factory: object) -> FunctionType | None:
 
 
 def _reads(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Variables with plain values; what a function writes itself is its own."""
+    """Variables around a function with plain values, by the names that occur in it."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
         try:
@@ -55,9 +54,8 @@ def _reads(function: FunctionType) -> Iterator[tuple[str, object]]:
         if _is_plain(value):
             yield name, value
     known = function.__globals__
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
-    if names := {name for name in names & known.keys() if _is_plain(known[name])}:
-        for name in sorted(names & globals_read(function.__code__)):
+    for name in sorted(names_in(function.__code__) & known.keys()):
+        if _is_plain(known[name]):
             yield name, known[name]
 
 
@@ -67,25 +65,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    """Of a function, and of those that are written in it."""
-    for part in _codes(code):
-        yield from dis.get_instructions(part)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def globals_read(code: CodeType) -> set[str]:
-    """Names of the globals that a function, or one written in it, reads and does not write."""
-    found, written = set[str](), set[str]()
-    for each in instructions(code):
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            found.add(str(each.argval))
-        elif each.opname == "STORE_GLOBAL":
-            written.add(str(each.argval))
-    return found - written
+def names_in(code: CodeType) -> set[str]:
+    """Names of globals and attributes in a function, and in those that are written in it."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(names_in, inner))

@@ -26,7 +26,6 @@ from naspipe.runtime.jobs.losses import (
     name_of_loss,
     not_one_number,
 )
-from naspipe.runtime.jobs.steady_values import SteadyValues
 from naspipe.runtime.jobs.workload import Workload, field_of
 from naspipe.runtime.sketching.layer_sizes import sketch
 from naspipe.runtime.sketching.watched_calls import WatchedCalls
@@ -143,8 +142,7 @@ def check_loss(workload: Workload) -> None:
         return  # which may have no processes of its own
 
     def tried(_: Callable[[], None]) -> dict[str, Any]:
-        steady = SteadyValues([workload])
-        _try_all(workload.space, batch, functions, fields, steady)
+        _try_all(workload.space, batch, functions, fields)
         return {}
 
     with suppress(StageFailedError, TransportError, OSError):
@@ -156,17 +154,14 @@ def _try_all(
     batch: Mapping[str, Any],
     functions: Mapping[str, Metric],
     fields: Sequence[str],
-    steady: SteadyValues,
 ) -> None:
     """In a process of its own: what layers and functions count or keep there is gone afterwards."""
     outputs = _outputs(space, batch)
-    steady.check("the forward of a layer")
     given = tuple(field_of(batch, name, 0).to("meta") for name in fields)
     for what, function in sorted(functions.items()):
         _check_arguments(what, function, tuple(fields), len(outputs) if outputs else None)
         if outputs:
             _try(what, function, outputs, given)
-            steady.check(what)
 
 
 def _check_trains_nothing(loss: Loss) -> None:

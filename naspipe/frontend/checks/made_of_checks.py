@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,9 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.space import Space
 from naspipe.core.user_code import is_same_name
+from naspipe.frontend.checks.code_digests import users_digests
 from naspipe.runtime.jobs.captured import captured
 from naspipe.runtime.jobs.loss_values import described
-from naspipe.runtime.jobs.reached_code import reached_code
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.structures import structures
 from naspipe.trace.access.labels import describe_space
@@ -54,11 +53,11 @@ def check_made_of(directory: RunDirectory, workload: Workload) -> None:
 
 
 def changed_code_note(directory: RunDirectory, workload: Workload) -> str | None:
-    """A line about functions of the user's that a run which goes on has otherwise now."""
+    """A line about files of the user's that have changed since a run began."""
     earlier = read_made_of(directory.made_of)
     if earlier is None:
         return None
-    names = otherwise_written(earlier, earlier._replace(**_code(workload)))
+    names = otherwise_written(earlier, earlier._replace(code=users_digests([workload])))
     if not names:
         return None
     more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
@@ -133,15 +132,8 @@ def _made_of(workload: Workload) -> dict[str, Any]:
     said: Mapping[str, Any] = {
         whose: captured(function).values for whose, function in _functions(workload)
     }
-    return {**structures(workload.space), "captured": said, **_code(workload)}
-
-
-def _code(workload: Workload) -> dict[str, Any]:
-    """What is told of it, and whose bytecode that is of."""
-    layers = [each for block in workload.space.blocks for each in block.candidates]
-    functions = [function for _, function in _functions(workload)]
-    code = reached_code([*layers, *functions, workload.data])
-    return {"code": code, "python": sys.implementation.cache_tag}
+    code = users_digests([workload])
+    return {**structures(workload.space), "captured": said, "code": code}
 
 
 def _functions(workload: Workload) -> Iterator[tuple[str, object]]:

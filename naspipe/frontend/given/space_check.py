@@ -28,15 +28,16 @@ from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.forking.own_thread import in_own_thread
 from naspipe.runtime.jobs.batches_apart import batch_apart, first_batch
 from naspipe.runtime.jobs.losses import is_joined
+from naspipe.runtime.jobs.users_code import has_users_class
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.edited_parameters import known_edit, obstacle_to_edits, refused
 from naspipe.runtime.layers.layer_store import made_before, shared
 from naspipe.runtime.sketching.alike_candidates import alike_note, changed_reads_note
 from naspipe.runtime.sketching.first_blocks import FirstBlocks, FirstBlocksError
 from naspipe.runtime.sketching.followed_shapes import ShapeFollower, Suspected
-from naspipe.runtime.sketching.layer_notes import evaluating_note, remembering_note
-from naspipe.runtime.sketching.repeats import Place, Repeats, has_users_class, users_layers
+from naspipe.runtime.sketching.layer_notes import evaluating_note
 from naspipe.runtime.sketching.sketched import SketchedLayers
+from naspipe.runtime.sketching.tried_layers import Place, TriedLayers, users_layers
 from naspipe.streams.samplers import FILES
 
 MOST_TRIED = 4
@@ -154,7 +155,7 @@ def looked(look: Look, say: Callable[[str], None]) -> list[str]:
         found = _check_fits(look, say)
         notes += found["notes"]
         if not look.only_subnets and ((users := found["users"]) or look.has_users_loss):
-            notes += done_apart(partial(look.repeat, users), what, TRYING_SECONDS)["notes"]
+            done_apart(partial(look.call, users), what, TRYING_SECONDS)
     return notes
 
 
@@ -192,10 +193,8 @@ class Look:
             tries = [self._told(each, layers) for each in suspected]
             users = users_layers(space, layers) if self.workload.is_trained else []
             others = (
-                alike_note(space, layers),
-                changed_reads_note(space),
-                export_note(space, layers),
-            )
+                alike_note(space, layers), changed_reads_note(space), export_note(space, layers)
+            )  # fmt: skip
             notes = filter(None, (*others, in_eval))
             return {"suspected": tries, "notes": list(notes), "users": users}
 
@@ -214,17 +213,16 @@ class Look:
         with _quiet(), deterministic_torch(threads):
             return in_own_thread(threads, tried)
 
-    def repeat(self, users: Sequence[Place], go_on: Callable[[], None]) -> dict[str, Any]:
-        """Notes; raises ConfigError for a layer or a loss that gives other bits for the same."""
+    def call(self, users: Sequence[Place], go_on: Callable[[], None]) -> dict[str, Any]:
+        """Raises ConfigError for a layer or a loss that a run cannot carry."""
         workload, threads = self.workload, self.workload.recipe.threads
         wanted = {(block, candidate) for block, candidate in users}
-        repeats = Repeats(
+        tried = TriedLayers(
             workload, self.batch, wanted, self.has_users_loss, self.edit_obstacle, self.has_budget
         )
         with _quiet(), deterministic_torch(threads):
-            in_own_thread(threads, lambda: repeats.follow(self._chains(), go_on))
-        note = remembering_note(workload.space, repeats.remembers)
-        return {"notes": [note] if note else []}
+            in_own_thread(threads, lambda: tried.follow(self._chains(), go_on))
+        return {}
 
     @property
     def has_users_loss(self) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import StageId, StreamId, WorkerId
+from naspipe.frontend.checks.code_digests import code_digests
 from naspipe.frontend.checks.data_checks import first_digests
 from naspipe.frontend.given.drawn_source import draw_stream
 from naspipe.frontend.given.run_plan import make_plan
-from naspipe.frontend.training.code_digests import code_digests
 from naspipe.frontend.training.training import Training
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.checkpoints.restored import Restored

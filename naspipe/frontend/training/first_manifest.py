@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.config import Execution
+from naspipe.frontend.checks.code_digests import code_digest, code_digests
 from naspipe.frontend.checks.data_checks import first_digests
 from naspipe.frontend.checks.input_checks import check_proof
-from naspipe.frontend.training.code_digests import code_digest, code_digests
 from naspipe.frontend.training.validation_plan import describe
 from naspipe.runtime.jobs.job import StreamJob
 from naspipe.runtime.jobs.workload import Workload

@@ -10,7 +10,6 @@ from typing import Any, Self
 from naspipe.core.errors import ConfigError
 from naspipe.core.settings.run_groups import RecordSettings
 from naspipe.frontend.training.recording import Recording
-from naspipe.runtime.jobs.steady_values import SteadyValues
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.wire.endpoints import check_ports
 from naspipe.runtime.wire.ports import LaunchObserver
@@ -59,9 +58,8 @@ def recorded(
     """What records a run as it goes, tells an observer of it, and answers Prometheus."""
     definitions = [workload.definition for workload in workloads]
     names = [str(directory.path) for directory in directories]
-    steady = SteadyValues(workloads)
     with (
-        Recording(directories, definitions, observer, records.tensorboard, steady) as recording,
+        Recording(directories, definitions, observer, records.tensorboard) as recording,
         MetricsServer(records, names, recording.vitals),
     ):
         yield recording

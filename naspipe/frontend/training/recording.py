@@ -14,7 +14,6 @@ from naspipe.core.steps import Steps
 from naspipe.frontend.training.ports import METRICS, ScalarFile, Values
 from naspipe.frontend.training.tensorboard_file import TensorBoardFile
 from naspipe.frontend.training.vitals import Pulse, ResidentMemory
-from naspipe.runtime.jobs.steady_values import SteadyValues
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.trace.results.metrics_file import MetricsFile
 from naspipe.trace.results.run_directory import RunDirectory
@@ -38,7 +37,6 @@ class Recording:
         definitions: of each stream.
         observer: the other one.
         tensorboard: write TensorBoard's files, too.
-        steady: what no observer may change.
     """
 
     def __init__(
@@ -47,12 +45,11 @@ class Recording:
         definitions: Sequence[Definition],
         observer: LaunchObserver,
         tensorboard: bool,
-        steady: SteadyValues,
     ) -> None:
         self._directories = tuple(directories)
         self._definitions = tuple(definitions)
         self._observer = observer
-        self._tensorboard, self._steady = tensorboard, steady
+        self._tensorboard = tensorboard
         self._open = ExitStack()
         self._files: list[list[ScalarFile]] = []
         self._next: list[int] = []
@@ -75,11 +72,6 @@ class Recording:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if exception[0] is None and (found := self._steady.changed()):
-            self._observer.on_note(
-                f"a layer or the loss reads {found}: it changed while the run went on, so its "
-                f"bits depend on the number of stages"
-            )
         self._pulse.__exit__(*exception)
         self._open.close()
 
@@ -113,7 +105,6 @@ class Recording:
 
         Raises:
             StorageError: when a file cannot be written.
-            ConfigError: when what the loss or a layer reads was changed by now.
         """
         self._done += 1
         self._step_time[stream] = time.time()
@@ -124,8 +115,6 @@ class Recording:
                 self._loss[stream] = values["loss"]
             self._next[stream] += 1
         self._observer.on_loss(stream, sequence_id, loss)
-        if self._done & (self._done - 1) == 0:  # at 1, 2, 4, 8, ...
-            self._steady.check("the data, a hook, a layer, a metric or an observer")
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
         """See :class:`LaunchObserver`."""

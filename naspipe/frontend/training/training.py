@@ -205,6 +205,8 @@ class Training:
         job = lives.job
         if lives.verified is not None:
             self.observer.on_note(str(lives.verified))
+            if lives.verified.note:
+                self.observer.on_note(lives.verified.note)
         measured: dict[str, Any] = {"seconds": seconds, "stages": stages}
         if lives.has_whole_logs:
             measured |= check_and_measure(job)

@@ -101,6 +101,7 @@ def _as_dict(record: StepRecord, count: int) -> Mapping[str, Any]:
             "losses": each.losses,
             "layers": {label: dict(digests) for label, digests in each.layers.items()},
             "hints": each.hints,
+            "remembered": each.remembered,
         }
         for each in record.streams[:count]
     ]

@@ -1,24 +1,9 @@
-"""Lines about what layers do and a run does not keep: memories, parts in evaluation mode."""
+"""Lines about layers that a run does not keep as they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from naspipe.core.space import Space
 from naspipe.runtime.sketching.sketched import SketchedLayers
-
-
-def remembering_note(space: Space, found: Mapping[tuple[int, int], str]) -> str | None:
-    """A line about the first such layer; None where there is none."""
-    if not found:
-        return None
-    (block, candidate), attribute = min(found.items())
-    more = f" (and {len(found) - 1} more layers)" if len(found) > 1 else ""
-    return (
-        f"layer {space.label(block, candidate)}{more}: its forward changes its attribute "
-        f"{attribute} each time, which no checkpoint keeps and no other stage is told; if anything "
-        f"depends on it, register_buffer({attribute.rpartition('.')[2]!r}, ...) keeps it"
-    )
 
 
 def evaluating_note(space: Space, layers: SketchedLayers) -> str | None:

@@ -1,9 +1,8 @@
 """What a run's layers and functions are made of, as ``made_of.json`` has it, and where two differ.
 
 It has ``texts``, each once; ``layers``, for each block the number of each candidate's text; and
-``captured``, by ``loss``, ``optimizer`` or a metric what the function captures. ``code`` has, by
-full names, what :mod:`naspipe.runtime.jobs.reached_code` tells of all of them, and ``python`` whose
-bytecode it is of.
+``captured``, by ``loss``, ``optimizer`` or a metric what the function captures. ``code`` has a
+digest of each of the user's files that they are in.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class MadeOf(NamedTuple):
     captured: Mapping[str, Mapping[str, str]]
     code: Mapping[str, str]
     """Empty where it was not recorded, as of earlier runs."""
-    python: str
 
 
 class Unlike(NamedTuple):
@@ -56,7 +54,7 @@ def as_made_of(values: Any, where: Path) -> MadeOf:
         code = dict(values.get("code", {}).items())
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{where} is damaged: {error!r:.80}") from error
-    return MadeOf(layers, captured, code, str(values.get("python", "")))
+    return MadeOf(layers, captured, code)
 
 
 def read_made_of(path: Path) -> MadeOf | None:
@@ -101,8 +99,8 @@ def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike
 
 
 def otherwise_written(one: MadeOf, other: MadeOf) -> list[str]:
-    """Full names of functions and globals that two runs have otherwise; none across Pythons."""
-    if one.python != other.python or not (one.code and other.code):
+    """Names of files that two runs have with other contents."""
+    if not (one.code and other.code):
         return []
     names = one.code.keys() | other.code.keys()
     return sorted(name for name in names if one.code.get(name) != other.code.get(name))

@@ -11,8 +11,8 @@ import pytest
 import naspipe as npp
 from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import ConfigError, StageFailedError
+from naspipe.frontend.checks.code_digests import code_digest, code_digests
 from naspipe.frontend.training.assignment import check_facts
-from naspipe.frontend.training.code_digests import code_digest, code_digests
 from naspipe.frontend.training.generations import check_resumable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.trace.results.run_directory import RunDirectory

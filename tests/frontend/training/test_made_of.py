@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -254,18 +256,19 @@ def test_a_run_is_searched_with_its_own_loss(trained):
     assert not list(run.path.glob("search-*"))
 
 
-def test_changed_code_is_noted(begun, monkeypatch):
+def test_changed_code_is_noted(begun, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "own_loss.py"
+
     def with_rate(text):
-        names = {"__name__": __name__}
-        exec(f"rate = {text}\ndef loss(output, target): return output.mean() * rate", names)
-        return workload(candidates(), names["loss"])
+        module.write_text(f"rate = {text}\ndef loss(output, target): return output.mean() * rate")
+        sys.modules.pop("own_loss", None)
+        return workload(candidates(), importlib.import_module("own_loss").loss)
 
     directory = begun(with_rate("1.0"))
     assert changed_code_note(directory, with_rate("1.0")) is None
-    said = changed_code_note(directory, with_rate("2.0"))
-    assert f"was begun with other code: {__name__}.rate changed since; where that" in said
-    monkeypatch.setattr("sys.implementation.cache_tag", "another-python")
-    assert changed_code_note(directory, with_rate("2.0")) is None
+    said = changed_code_note(directory, with_rate("2.00"))
+    assert "was begun with other code: own_loss.py changed since; where that" in said
 
 
 def test_earlier_runs_told_less_of_values(begun):
@@ -278,7 +281,7 @@ def test_earlier_runs_told_less_of_values(begun):
     assert "loss's scale was of type Setting" in refused(
         directory, workload(candidates(), scaled(setting))
     )
-    del recorded["code"], recorded["python"]
+    del recorded["code"]
     directory.made_of.write_text(json.dumps(recorded))
     check_made_of(directory, workload(candidates(), scaled(setting)))
 
@@ -287,7 +290,8 @@ def test_compare_names_what_is_written_otherwise(trained, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(trained[1].path, copy)
     values = json.loads((copy / "made_of.json").read_text())
-    name = next(name for name in values["code"] if name.endswith("scaled.<locals>.loss"))
+    (name,) = values["code"]
+    assert name == "test_made_of.py"
     values["code"][name] = "another"
     (copy / "made_of.json").write_text(json.dumps(values))
     (found,) = compare_runs(trained[1].path, copy)

@@ -57,23 +57,6 @@ def test_an_observer_that_fails_at_the_last_loss_leaves_a_whole_run(tmp_path):
     assert train(tmp_path, resume=True).manifest["status"] == "complete"
 
 
-READ = {"now": 1.0}
-
-
-def scaled(output, target):
-    return READ["now"] * LOSS(output, target)
-
-
-def test_what_changes_without_an_observer_is_not_blamed_on_one_alone(tmp_path):
-    def cooling(seed, number):
-        READ["now"] = 0.9**number
-        return data(seed, number)
-
-    said = r"^the data, a hook, a layer, a metric or an observer changes .*READ, which was"
-    with pytest.raises(ConfigError, match=said):
-        train(tmp_path, data=cooling, loss=scaled)
-
-
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_missing_field_is_named_with_what_asks_for_it(tmp_path, stages):
     def later(seed, number):

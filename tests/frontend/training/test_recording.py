@@ -19,7 +19,6 @@ from naspipe.core.errors import StorageError
 from naspipe.core.recipe import learning_rate
 from naspipe.frontend.training import metrics_server
 from naspipe.frontend.training.recording import Recording
-from naspipe.runtime.jobs.steady_values import SteadyValues
 from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.results.heartbeat_file import read_heartbeat
 from naspipe.trace.results.metrics_file import MetricsFile, read_metrics
@@ -153,9 +152,7 @@ def test_probes_have_numbers_of_their_own(tmp_path):
 def recording(path, observer=None, **recipe):
     path.mkdir()
     definition = Definition(space="s", steps=9, recipe=Recipe(**recipe))
-    return Recording(
-        [RunDirectory(path)], [definition], observer or Observer(), False, SteadyValues([])
-    )
+    return Recording([RunDirectory(path)], [definition], observer or Observer(), False)
 
 
 def test_steps_are_written_in_order_whatever_order_they_come_in(tmp_path):

@@ -15,10 +15,13 @@ from naspipe.runtime.jobs.workload import Workload
 
 def code_digests(workloads: Sequence[Workload]) -> dict[str, str]:
     """Of each file, by its name: from its package on, or from its folder where it has none."""
-    own = _own()
-    others = {path for path in _users(workloads) if path not in own}
-    found = dict(own.values())
-    return dict(sorted((found | {path.name: _digest(path) for path in others}).items()))
+    return dict(sorted((dict(_own().values()) | users_digests(workloads)).items()))
+
+
+def users_digests(workloads: Sequence[Workload]) -> dict[str, str]:
+    """The same of the user's files alone."""
+    others = {path for path in _users(workloads) if path not in _own()}
+    return {path.name: _digest(path) for path in sorted(others)}
 
 
 def code_digest(digests: Mapping[str, str]) -> str:

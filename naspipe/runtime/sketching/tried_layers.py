@@ -1,0 +1,218 @@
+"""Call layers with user code, and the loss, on a few items, to refuse what a run cannot carry.
+
+These are gradients for tensors outside of the layers, forwards that change their own parameters,
+buffers that grow in swapped layers, and values that a layer or the loss keeps outside of parameters
+and buffers. The stages or the verification of a run refuse them too, but only when the run has
+begun.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.core.errors import ConfigError
+from naspipe.core.space import Elastic, Space
+from naspipe.runtime.blocks.loss_state import LossState
+from naspipe.runtime.blocks.outside_leaves import OutsideGradientError, check_loss_leaves
+from naspipe.runtime.blocks.segment import Segment, autocast
+from naspipe.runtime.blocks.specs import Tensors, spec_of
+from naspipe.runtime.devices.determinism import layer_seed, seed_draws
+from naspipe.runtime.devices.tensor_bytes import same_bits
+from naspipe.runtime.jobs.losses import check_one_number, name_of_loss
+from naspipe.runtime.jobs.users_code import has_users_code
+from naspipe.runtime.jobs.workload import Workload, field_of
+from naspipe.runtime.layers.bound_layer import BoundLayer
+from naspipe.runtime.layers.buffers import SwappedBufferError, buffer_bytes, check_sizes
+from naspipe.runtime.layers.edited_parameters import EditedParameterError
+from naspipe.runtime.sketching.sketched import SketchedLayers
+
+ITEMS = 4
+"""Of a batch; the whole batch where a layer does not take so few."""
+
+MOST_SECONDS = 2.0
+"""For all calls; the layers that are left then are not called."""
+
+Batch = Mapping[str, Any]
+Place = tuple[int, int]
+"""Block and candidate."""
+
+
+class NotRepeatedError(ConfigError):
+    """A layer or the loss gives something else for the same inputs, weights and draws."""
+
+
+def users_layers(space: Space, layers: SketchedLayers) -> list[Place]:
+    """The layers with user code; of blocks that are alike, those of the first one."""
+    known: dict[Hashable, Place] = {}
+    for block, each in enumerate(space.blocks):
+        for candidate in range(len(each.candidates)):
+            module = layers.module(block, candidate)
+            hooked = layers.has_tensor_hooks(block, candidate)
+            if module is None or hooked or has_users_code(each, module):
+                known.setdefault(layers.key(block, candidate), (block, candidate))
+    return list(known.values())
+
+
+@dataclass(slots=True)
+class TriedLayers:
+    """Calls layers and the loss of a workload, in a process that is kept for nothing else."""
+
+    workload: Workload
+    batch: Batch
+    wanted: set[Place]
+    """The layers that are to be called; a layer that was called is removed."""
+    wants_loss: bool
+    edit_obstacle: str = ""
+    """What in the run does not carry parameters that a forward changes."""
+    has_budget: bool = False
+    """Whether layers are swapped."""
+
+    def follow(self, chains: Iterable[Sequence[int]], go_on: Callable[[], None]) -> None:
+        """Call the layers of these subnets, while any are wanted and there is time.
+
+        Args:
+            chains: an option of each block.
+            go_on: called between layers.
+
+        Raises:
+            OutsideGradientError: for a gradient of a tensor outside of the layers.
+            EditedParameterError: for a layer whose forward changes its own parameters, if the run
+                does not carry that.
+            SwappedBufferError: for a layer whose buffers grow, if layers are swapped.
+            NotRepeatedError: for a layer or a loss that gives something else when it is called
+                again, and other items were computed in between.
+        """
+        end = time.monotonic() + MOST_SECONDS
+        for options in chains:
+            if not (self.wanted or self.wants_loss) or time.monotonic() > end:
+                return
+            for batch in _parts(self.batch):
+                try:
+                    self._follow(options, batch, end, go_on)
+                    break
+                except (
+                    OutsideGradientError, EditedParameterError, SwappedBufferError, NotRepeatedError
+                ):  # fmt: skip
+                    raise
+                except Exception:  # it cannot be called so; the run says what is wrong
+                    continue
+            self.wants_loss = False
+
+    def _follow(
+        self, options: Sequence[int], batch: Batch, end: float, go_on: Callable[[], None]
+    ) -> None:
+        workload, blocks = self.workload, self.workload.space.blocks
+        places = [(block, blocks[block].candidate(option)) for block, option in enumerate(options)]
+        wanted = [block for block, place in enumerate(places) if place in self.wanted]
+        count = len(places) if self.wants_loss else max(wanted, default=-1) + 1
+        has_loss = self.wants_loss and len(places) == len(blocks) and not workload.has_loss_layer
+
+        def called(other: Batch | None) -> Iterator[Tensors]:
+            tensors = others = workload.tapped(batch) if workload.tapped else ()
+            if other and workload.tapped:
+                others = workload.tapped(other)
+            for block, option in enumerate(options[:count]):
+                go_on()
+                tensors = self._call(block, option, batch, tensors)
+                if other:
+                    others = self._call(block, option, other, others, is_original=True)
+                yield tensors
+            if has_loss:
+                yield (self._call_loss(batch, tensors),)
+
+        first: list[Tensors] = []
+        for outputs in called(None):
+            if time.monotonic() > end:
+                return
+            first.append(outputs)
+        self.wanted.difference_update(places[:count])
+        for block, (before, after) in enumerate(zip(first, called(_other(batch)), strict=True)):
+            if not all(map(same_bits, before, after)):
+                raise self._refused(block, options)
+            if time.monotonic() > end:
+                return
+
+    def _refused(self, block: int, options: Sequence[int]) -> NotRepeatedError:
+        workload = self.workload
+        if block < len(options):
+            who = f"layer {workload.space.option_label(block, options[block])}"
+            expected = "output for the same inputs, weights and draws"
+        else:
+            who = f"loss {name_of_loss(workload.loss)}"
+            expected = "number for the same outputs and batch"
+        return NotRepeatedError(
+            f"{who}: expected the same {expected}, found another when it was called again and "
+            f"other items were computed in between; a run keeps parameters and buffers alone, so "
+            f"use register_buffer for what a call changes, return what another layer or the loss "
+            f"needs beside the output, and draw from torch's global generator"
+        )
+
+    def _call(
+        self, block: int, option: int, batch: Batch, inputs: Tensors, is_original: bool = False
+    ) -> Tensors:
+        """The outputs of a new layer, or of the module itself that the factory copies."""
+        workload, space = self.workload, self.workload.space
+        own, candidate = space.blocks[block], space.blocks[block].candidate(option)
+        factory: Any = own.candidates[candidate]
+        seed_draws(layer_seed(workload.definition.seed, block, candidate))
+        has_original = is_original and getattr(factory, "original", None) is not None
+        module: nn.Module = factory.in_place() if has_original else factory()
+        own.set_mode(module, workload.runs_in_training_mode)
+        apply = own.apply if isinstance(own, Elastic) else None
+        call = module if apply is None else partial(apply, module)
+        layer = BoundLayer(module, call, dict(module.named_parameters()), is_first=True)
+        spec = spec_of(space, workload.recipe, block, option)._replace(
+            edit_obstacle=self.edit_obstacle,
+            fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
+        )
+        if spec.computes_loss:
+            spec = spec._replace(finish=partial(self._loss, module, batch))
+        made = buffer_bytes(module)
+        outputs = Segment(spec, layer, inputs, keeps_graph=True).forward()
+        if self.has_budget:
+            check_sizes(space.label(block, candidate), module, made)
+        return outputs
+
+    def _loss(self, module: nn.Module, batch: Batch, outputs: Tensors) -> Tensors:
+        workload = self.workload
+        fields = [field_of(batch, name, 0) for name in workload.loss_fields]
+        found = workload.objective_of(module)(*outputs, *fields)
+        check_one_number(f"loss {type(module).__name__}", found)
+        return (found,)
+
+    def _call_loss(self, batch: Batch, outputs: Tensors) -> torch.Tensor:
+        workload, loss = self.workload, self.workload.loss
+        fields = [field_of(batch, name, 0) for name in workload.loss_fields]
+        leaves = [each.detach().requires_grad_(each.requires_grad) for each in outputs]
+        seed_draws(0)
+        with torch.enable_grad(), autocast(workload.recipe.precision, "cpu"):
+            try:
+                with LossState(loss).left_as_it_is():
+                    found = workload.objective(*leaves, *fields)
+            except ConfigError as error:
+                raise NotRepeatedError(str(error)) from error
+            if isinstance(found, torch.Tensor):
+                check_loss_leaves(name_of_loss(loss), loss, (found,), (*leaves, *fields))
+        return found.detach()
+
+
+def _parts(batch: Batch) -> Iterator[Batch]:
+    """A few items, if the batch has so many, and then all of them."""
+    tensors = {n: each for n, each in batch.items() if torch.is_tensor(each) and each.dim()}
+    counts = {len(each) for each in tensors.values()}
+    if len(counts) == 1 and min(counts) > ITEMS:
+        yield {**batch, **{name: each[:ITEMS] for name, each in tensors.items()}}
+    yield batch
+
+
+def _other(batch: Batch) -> Batch:
+    """The same items in another order."""
+    return {n: each.flip(0) if torch.is_tensor(each) and each.dim() else each
+            for n, each in batch.items()}  # fmt: skip
