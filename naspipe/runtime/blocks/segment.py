@@ -22,6 +22,7 @@ from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.runtime.blocks.edits import Edits
 from naspipe.runtime.blocks.engine import Gradient, backward_from
 from naspipe.runtime.blocks.forms import form_of, form_text
+from naspipe.runtime.blocks.graph_hooks import hook_calls, hooks_since
 from naspipe.runtime.blocks.outside_leaves import (
     check_layer_leaves,
     check_loss_leaves,
@@ -79,6 +80,8 @@ class Segment:
         """Of the forward, where they are deferred."""
         self.owed: Owed | None = None
         """What the backward has left to be computed before the layer's update."""
+        self._hooks = ""
+        """What the last forward has put on its graph; see :class:`Graph`."""
         self._keeps_graph = keeps_graph
         self._may_recompute = may_lose_graph or not keeps_graph
 
@@ -142,7 +145,7 @@ class Segment:
                         self.owed = split.run(
                             Graph(
                                 roots, self._inputs, self._arrived, self._layer, seed,
-                                self._told_backward(),
+                                self._told_backward(), self._hooks,
                             )
                         )  # fmt: skip
                 self._layer.part_gradients((*gradients, *self._arrived))
@@ -260,12 +263,14 @@ class Segment:
         """The outputs of the layer, or the loss if it arises in this block."""
         spec, layer = self._spec, self._layer
         edits = Edits(self._inputs, spec.fields, layer.is_first)
+        before = hook_calls()
         try:
             outputs = as_tuple(layer.call(*aliases, *spec.fields, **spec.setting), spec)
         except Exception as error:
             add_call(error, self._told)
             edits.explain(error, self._block_name)
             raise
+        self._hooks = hooks_since(before)
         edits.check(self._block_name)
         if layer.is_first:
             inside = (*self._inputs, *spec.fields, *layer.parameters.values())
@@ -276,6 +281,7 @@ class Segment:
         with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
             finish = partial(layer.run, spec.finish) if spec.computes_loss else spec.finish
             found: Tensors = finish(outputs)
+        self._hooks = hooks_since(before)
         if not any(each.requires_grad for each in found):
             self._check_learns(outputs)
         if layer.is_first:

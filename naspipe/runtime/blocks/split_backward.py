@@ -13,7 +13,8 @@ backward on the same tensors, so the bits are the same:
 - A block none of whose inputs wants a gradient has nothing to hand on: all of it is W.
 
 The first backward of each candidate runs both whole and split, and the candidate stays whole if one
-bit differs. Later passes run split as long as their graph is the one that was proved.
+bit differs. Later passes run split as long as their graph is the one that was proved. A candidate
+whose forward puts hooks on tensors is whole from that pass on: hooks would be called again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch.autograd.graph import GradientEdge, Node
 from naspipe.core.ids import LayerId, StreamId
 from naspipe.core.user_code import add_call
 from naspipe.runtime.blocks.engine import Gradient, Root, backward_from
+from naspipe.runtime.blocks.graph_hooks import watch_hooks
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
@@ -55,6 +57,8 @@ class Graph(NamedTuple):
     """Of random draws in the backward."""
     told: str
     """What is computed, for messages."""
+    hooks: str = ""
+    """What the forward has put on the graph that must be called once; empty if nothing."""
 
 
 class Owed:
@@ -171,6 +175,7 @@ class SplitBackward:
     """The backward of one candidate: split, once it was seen that this leaves its bits."""
 
     def __init__(self) -> None:
+        watch_hooks()
         self.why_whole = ""
         """Why the candidate's backward stays whole; empty where it does not, or is not known."""
         self._plan: Plan | None = None
@@ -183,17 +188,19 @@ class SplitBackward:
     def run(self, graph: Graph) -> Owed | None:
         """Compute B; returns W, or None where the parameters have all their gradients."""
         if not any(leaf.requires_grad for leaf in graph.inputs):
+            # One call of the engine runs every node once, so hooks are called once and checkpoints
+            # are recomputed once. The layer's next reader waits for it, as for a whole backward.
             trained = [each for each in graph.layer.parameters.values() if each.requires_grad]
             return Owed(graph, [(graph.roots, trained)], is_whole=True)
-        if self.why_whole or self._plan is None:
-            if self.why_whole or not self._prove(graph):
-                backward_from(graph.roots)
+        self.why_whole = self.why_whole or graph.hooks or _parameter_hooks(graph.layer)
+        if not self.why_whole and self._plan is None and self._prove(graph):
             return None
-        joins = self._plan.find(graph)
-        if joins is None:
+        plan = None if self.why_whole else self._plan
+        joins = None if plan is None else plan.find(graph)
+        if plan is None or joins is None:
             backward_from(graph.roots)
             return None
-        return _split(graph, joins, self._plan.early)
+        return _split(graph, joins, plan.early)
 
     def _prove(self, graph: Graph) -> bool:
         """See whether the bits of a split backward are those of a whole one.
@@ -208,7 +215,11 @@ class SplitBackward:
         if joins is None:
             self.why_whole = "its graph is not found again"
             return False
+        buffers = _buffer_copies(graph.layer)
         backward_from(graph.roots, keeps_graph=True)
+        self.why_whole = _changed_buffer(graph.layer, buffers)
+        if self.why_whole:
+            return True
         whole, arrived = graph.layer.take_gradients(), list(graph.arrived)
         graph.arrived[:] = [None] * len(arrived)
         seed_draws(graph.seed)
@@ -277,8 +288,6 @@ def plan_of(graph: Graph) -> Plan | str:
     nodes, parents = _walked(roots)
     if any(isinstance(node, BackwardCFunction) for node in nodes):
         return "it has an autograd function of its own, or a backward hook"
-    if any(map(_has_hooks, graph.layer.parameters.values())):
-        return "a parameter has a hook"
     names: dict[int, str | int] = {id(each): n for n, each in enumerate(graph.inputs)}
     names |= {id(each): name for name, each in graph.layer.parameters.items()}
     leaves: dict[Node, str | int] = {}
@@ -308,9 +317,27 @@ def plan_of(graph: Graph) -> Plan | str:
     )
 
 
+def _parameter_hooks(layer: BoundLayer) -> str:
+    has_hooks = any(map(_has_hooks, layer.parameters.values()))
+    return "a parameter has a hook" if has_hooks else ""
+
+
 def _has_hooks(parameter: torch.Tensor) -> bool:
     late = getattr(parameter, "_post_accumulate_grad_hooks", None)
     return bool(parameter._backward_hooks or late)
+
+
+def _buffer_copies(layer: BoundLayer) -> dict[str, torch.Tensor]:
+    named = layer.module.named_buffers(remove_duplicate=False)
+    return {name: buffer.clone() for name, buffer in named}
+
+
+def _changed_buffer(layer: BoundLayer, copies: Mapping[str, torch.Tensor]) -> str:
+    """Say which buffer a backward has changed, as a hook on a node may; empty if none."""
+    buffers = dict(layer.module.named_buffers(remove_duplicate=False))
+    names = (name for name, copy in copies.items() if not same_bits(buffers.get(name), copy))
+    name = next(names, None) or next(iter(buffers.keys() - copies.keys()), None)
+    return "" if name is None else f"its backward changes the buffer {name}"
 
 
 def _walked(roots: Sequence[Node]) -> tuple[list[Node], dict[Node, list[Node]]]:
@@ -390,6 +417,8 @@ class Splits:
         self, chosen: Sequence[Container[tuple[int, int]]], kinds: Sequence[Sequence[int]]
     ) -> None:
         self._chosen, self._kinds = tuple(chosen), tuple(kinds)
+        if any(self._chosen):
+            watch_hooks()  # before the first forward
         self._known: dict[tuple[StreamId, int, int, bool], SplitBackward] = {}
 
     def of(self, layer: LayerId, option: int, has_end: bool) -> SplitBackward | None:

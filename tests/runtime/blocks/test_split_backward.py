@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from naspipe.core.rules import Exact, Lag
 from naspipe.runtime.blocks import split_backward
@@ -209,6 +210,145 @@ def test_what_cannot_be_split_stays_whole_and_says_why(made, why):
         found, early, late = gradients(module, inputs, split)
         assert late == {} and why in split.why_whole
         assert_alike(whole, (found, early, late))
+
+
+class Hooked(nn.Module):
+    """From some forward on, it does something with a tensor between its two linear layers."""
+
+    def __init__(self, since, hook):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(()))
+        self.since, self.hook, self.listed, self.forwards = since, hook, [], 0
+
+    def count(self, *_):
+        self.calls += 1
+        self.listed.append(1)
+
+    def forward(self, x):
+        y = self.first(x)
+        if self.forwards >= self.since:
+            self.hook(self, y)
+        self.forwards += 1
+        return self.second(y.relu())
+
+
+HOOKS = {
+    "tensor": (lambda self, y: y.register_hook(self.count), "puts a hook on a tensor"),
+    "several tensors": (
+        lambda self, y: torch.autograd.graph.register_multi_grad_hook((y,), self.count),
+        "puts a hook on a tensor",
+    ),
+    "parameter": (
+        lambda self, y: self.listed or self.first.weight.register_hook(self.count),
+        "puts a hook on a tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("since", [0, 1, 3])
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("wants", [True, False])
+def test_a_hook_that_a_forward_puts_on_a_tensor_is_called_once_for_each_pass(since, name, wants):
+    hook, why = HOOKS[name]
+    modules = [Hooked(since, hook) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    split, inputs = SplitBackward(), texts()
+    for number in range(5):
+        whole = gradients(modules[0], inputs, wants=wants)
+        parts = gradients(modules[1], inputs, split, wants=wants)
+        assert_alike(whole, parts)
+        if wants:
+            assert (why in split.why_whole) == (number >= since)
+            assert bool(parts[2]) == (0 < number < since)
+    assert len(modules[1].listed) == len(modules[0].listed) == 5 - since
+    assert torch.equal(modules[1].calls, modules[0].calls)
+
+
+def test_a_hook_of_the_loss_counts_as_one_of_the_forward():
+    module, inputs, split, calls = Feedforward(), texts(), SplitBackward(), []
+
+    def loss(outputs):
+        outputs[0].register_hook(calls.append)
+        return (outputs[0].sum(),)
+
+    for number in range(3):
+        made = segment(module, inputs)
+        made._spec = made._spec._replace(finish=loss)
+        made.backward([torch.ones_like(each) for each in made.forward()], split)
+        assert made.owed is None and len(calls) == number + 1
+    assert split.why_whole == "its forward puts a hook on a tensor"
+
+
+def test_a_gradient_that_a_forward_has_kept_is_not_added_up():
+    kept = []
+
+    def keep(self, y):
+        y.retain_grad()
+        kept.append(y)
+
+    module, inputs, split = Hooked(0, keep), texts(), SplitBackward()
+    gradients(module, inputs)
+    for _ in range(2):
+        gradients(module, inputs, split)
+    assert all(torch.equal(each.grad, kept[0].grad) for each in kept)
+    assert split.why_whole == "its forward keeps the gradient of a tensor"
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, since):
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(5)
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.since, self.forwards, self.computed = since, 0, 0
+
+    def part(self, x):
+        self.computed += 1
+        return self.norm(self.first(x)).relu()
+
+    def forward(self, x):
+        self.forwards += 1
+        if self.forwards <= self.since:
+            return self.last(self.part(x))
+        return self.last(checkpoint(self.part, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("since", [0, 2])
+@pytest.mark.parametrize("wants", [True, False])
+def test_a_checkpoint_is_recomputed_once_for_each_pass(since, wants):
+    modules = [Checkpointed(since) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    split, inputs = SplitBackward(), texts()
+    for _ in range(4):
+        whole = gradients(modules[0], inputs, wants=wants)
+        assert_alike(whole, gradients(modules[1], inputs, split, wants=wants))
+    assert modules[1].computed == modules[0].computed == 8 - since
+    for one, other in zip(modules[0].buffers(), modules[1].buffers(), strict=True):
+        assert torch.equal(one, other)
+    assert ("as checkpoints do" in split.why_whole) == wants
+
+
+def test_hooks_of_others_are_none_of_the_forward():
+    module, inputs, split = Feedforward(), texts(), SplitBackward()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        gradients(module, inputs, split)
+    made = segment(module, inputs)
+    outputs = made.forward()
+    torch.ones(1, requires_grad=True).register_hook(lambda _: None)
+    made.backward([torch.randn_like(each) for each in outputs], split)
+    assert split.why_whole == "" and made.owed is not None
+
+
+def test_a_candidate_whose_backward_changes_a_buffer_stays_whole():
+    """Hooks on nodes are not seen, but what they do to buffers is."""
+    modules = [Hooked(0, lambda self, y: y.grad_fn.register_hook(self.count)) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    split, inputs = SplitBackward(), texts()
+    for number in range(3):
+        assert_alike(gradients(modules[0], inputs), gradients(modules[1], inputs, split))
+        assert len(modules[1].listed) == number + 1
+    assert split.why_whole == "its backward changes the buffer calls"
+    assert torch.equal(modules[1].calls, modules[0].calls)
 
 
 def test_a_candidate_with_other_bits_stays_whole(monkeypatch):
