@@ -89,6 +89,8 @@ LAUNCHING = (
     "frontend/*test_repeated_items.py",
     "frontend/*test_space_check.py",
     "frontend/*test_slow_starts.py",
+    "frontend/*test_whole_backwards.py::test_a_run_says_which_candidates_stayed_whole",
+    "frontend/*test_whole_backwards.py::test_a_run_with_whole_backwards_says_nothing",
     "frontend/test_light_imports.py",
     "frontend/test_log_and_compare.py",
     "frontend/test_readme.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,7 +33,7 @@ examples:
 
 Each cell is the median over a kind's candidates, and below it the least and the greatest.
 Where a split backward has the bits of a whole one, inputs' and weights' are what its two parts
-take; see backward=split.
+take; see backward=split. Other candidates stay whole, and lines below the table say why.
 Costs depend on what `--set` and `--recompute` change; give the same as to `naspipe train`.
 """
 
@@ -47,6 +47,9 @@ _NOTES = {
 }
 
 _EXPECTED = "expected layers, data and a loss that compute, found"
+
+_MOST_NAMED = 3
+"""Candidates in a line that says why they cannot be split."""
 
 _WIDTH = 120
 """Columns of the table in a file or a pipe."""
@@ -93,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_as_json(workload, kinds, cache.path, state), indent=1))
     else:
         _print_table(kinds)
+        for line in whole_lines(workload.space, kinds):
+            print(line)
         print(_NOTES[state].format(cache.path))
     return 0
 
@@ -144,6 +149,8 @@ class KindCosts:
     """Of every candidate; of an elastic layer, once for each setting."""
     costs: dict[int, LayerCost]
     """Of the candidates, or settings, that were measured."""
+    whole: dict[int, str]
+    """Why the backward cannot be split, of those for which that is known."""
     settings: tuple[Mapping[str, Any], ...]
     """Of each candidate; empty, but of an elastic layer."""
 
@@ -164,6 +171,7 @@ def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[Ki
                 ),
                 sizes=tuple(sizes.of(twin, block.candidate(option)) for option in options),
                 costs={n: costs.costs[twin, n] for n in options if (twin, n) in costs.costs},
+                whole={n: costs.whole[twin, n] for n in options if (twin, n) in costs.whole},
                 settings=tuple(map(block.setting, options)),
             )
         )
@@ -189,6 +197,7 @@ def _as_json(
                         "candidate": candidate,
                         **size._asdict(),
                         **(kind.costs[candidate]._asdict() if candidate in kind.costs else {}),
+                        **({"whole": why} if (why := kind.whole.get(candidate)) else {}),
                     }
                     for candidate, size in enumerate(kind.sizes)
                 ],
@@ -227,19 +236,35 @@ def _cells(kind: KindCosts) -> tuple[str, ...]:
         f"{len(costs)} of {len(kind.sizes)}",
         _spread([cost.forward_ns for cost in costs], 1e6),
         _spread([cost.backward_ns for cost in costs], 1e6),
-        *_parts([cost for cost in costs if cost.split != cost]),
+        *_parts(costs),
         _spread([cost.write_ns for cost in costs], 1e6),
         _spread([size.state_bytes for size in kind.sizes], 1 << 20),
         _spread([cost.activation_bytes for cost in costs], 1 << 20),
     )
 
 
-def _parts(costs: Sequence[LayerCost]) -> tuple[str, str]:
-    """What the parts of a split backward take, of the candidates that can be split."""
-    if not costs:
+def _parts(costs: Collection[LayerCost]) -> tuple[str, str]:
+    """What the parts of a split backward take, and how many candidates cannot be split."""
+    split = [cost for cost in costs if cost.split != cost]
+    if not split:
         return "whole", "whole"
-    parts = [cost.inputs_ns for cost in costs], [cost.weights_ns for cost in costs]
-    return _spread(parts[0], 1e6), _spread(parts[1], 1e6)
+    whole = f"\n{len(costs) - len(split)} whole" if len(split) < len(costs) else ""
+    inputs, weights = [cost.inputs_ns for cost in split], [cost.weights_ns for cost in split]
+    return _spread(inputs, 1e6) + whole, _spread(weights, 1e6) + whole
+
+
+def whole_lines(space: Space, kinds: Sequence[KindCosts]) -> list[str]:
+    """Why backwards cannot be split: a line for each reason, which names a few candidates."""
+    found: dict[str, list[str]] = {}
+    for kind in kinds:
+        block = space.labels.index(kind.blocks[0])
+        for option, why in kind.whole.items():
+            found.setdefault(why, []).append(space.option_label(block, option))
+    return [
+        f"whole: {', '.join(labels[:_MOST_NAMED])}"
+        f"{f' and {left} more' if (left := len(labels) - _MOST_NAMED) > 0 else ''}: {why}"
+        for why, labels in found.items()
+    ]
 
 
 def _spread(values: Sequence[int], unit: float) -> str:

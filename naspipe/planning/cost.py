@@ -66,6 +66,8 @@ class CostTable:
     """
 
     costs: Mapping[tuple[int, int], LayerCost]
+    whole: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """Options that were measured and whose backward cannot be split, each with the reason."""
     _means: dict[int, LayerCost] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, block: int, option: int) -> LayerCost:
@@ -82,7 +84,8 @@ class CostTable:
     def split(self, chosen: Container[tuple[int, int]]) -> CostTable:
         """The table where the backwards of these options of blocks are split."""
         return CostTable(
-            {place: cost.split if place in chosen else cost for place, cost in self.costs.items()}
+            {place: cost.split if place in chosen else cost for place, cost in self.costs.items()},
+            self.whole,
         )
 
     @classmethod
@@ -117,7 +120,8 @@ def mean_costs(tables: Sequence[CostTable]) -> CostTable:
         {
             place: LayerCost(*(sum(column) // len(own) for column in zip(*own, strict=True)))
             for place, own in rows.items()
-        }
+        },
+        {place: why for place, why in tables[0].whole.items() if place in rows},
     )
 
 

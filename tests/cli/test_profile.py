@@ -34,6 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_table_and_where_it_is_kept(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, *MINE)
     rows = {line.split()[0]: line.split() for line in out.splitlines() if " of " in line}
+    assert rows.pop("whole:")[1:3] == ["0.1:", "no"]
     assert list(rows) == ["stem", "block", "head"]
     assert rows["stem"][1:4] == ["1", "of", "1"] and rows["block"][1:5] == ["0", "2", "of", "2"]
     (kept,) = (place / "cache" / "naspipe" / "profiles").iterdir()
@@ -148,3 +149,31 @@ def test_kinds_by_hand() -> None:
         ("block 1", ("1",), [0, 1]),
     ]
     assert math.prod(len(kind.sizes) for kind in kinds) == 4
+
+
+def test_what_stays_whole_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "hooked.py").write_text(
+        "import naspipe as npp\n"
+        "from torch import nn\n"
+        "class Hooked(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        y = super().forward(x)\n"
+        "        y.register_hook(lambda gradient: gradient)\n"
+        "        return y\n"
+        "linear = lambda: nn.Linear(8, 8)\n"
+        "hooked = [linear, *[lambda: Hooked(8, 8)] * 5]\n"
+        "space = npp.Space('hooked', [npp.Block([linear]), npp.Block(hooked),\n"
+        "    npp.Block([lambda: nn.LayerNorm(8)]), npp.Block([lambda: nn.Linear(8, 4)])])\n"
+    )
+    words = ("hooked:space", "--data", f"{MODULE}:data")
+    for _ in range(2):
+        out = run(capsys, *words)
+        lines = out.splitlines()
+        assert "whole: 1.1, 1.2, 1.3 and 2 more: its forward puts a hook on a tensor" in lines
+        assert "whole: 2.0: no weight of it can be left for later" in lines
+        assert any(line.split()[-8:].count("whole") == 2 for line in lines if "block 2" in line)
+        assert out.count("5 whole") == 2
+    layers = json.loads(run(capsys, *words, "--json"))["kinds"][1]["layers"]
+    assert [layer.get("whole") for layer in layers] == [
+        None, *["its forward puts a hook on a tensor"] * 5
+    ]  # fmt: skip

@@ -35,6 +35,7 @@ from naspipe.frontend.training.metrics_server import check_metrics_server, recor
 from naspipe.frontend.training.stream_jobs import begin_record, check_stream, comes_new, stream_job
 from naspipe.frontend.training.tensorboard_file import check_tensorboard
 from naspipe.frontend.training.validation_plan import check_validation, plan_validation
+from naspipe.frontend.training.whole_backwards import take_whole_backwards
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, find_gpus
@@ -212,10 +213,17 @@ class Training:
             measured |= check_and_measure(job)
         elif job.execution.records.logged_steps == 1:
             self.observer.on_note(f"{self.path}: {NOT_CHECKED}")
-        for stream, manifest, life in zip(job.streams, lives.manifests, lives.lives, strict=True):
+        wholes = take_whole_backwards(job.streams, stages)
+        for stream, manifest, life, whole in zip(
+            job.streams, lives.manifests, lives.lives, wholes, strict=True
+        ):
             steps = (stream.num_passes - stream.first) / job.steps.passes
             found = {**measured, "steps_per_second": steps / seconds}
             found["nonfinite_steps"] = stream.directory.nonfinite_passes()
+            if whole.line:
+                found["whole_backwards"] = whole.line
+            if whole.number:
+                self.observer.on_note(whole.line)
             if taught := tally(read_teacher_events(stream.directory.path)):
                 found["teachers"] = taught
             complete = {"status": "complete", "measured": found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Any
 
 import torch
 
@@ -159,9 +160,15 @@ class StageCompute:
         return None
 
     @property
-    def measured(self) -> dict[str, int]:
-        """``most_tapped``: outputs held at once for others, or taken from them; see ``Tap``."""
-        return {"most_tapped": self._tapped.most}
+    def measured(self) -> dict[str, Any]:
+        """What the stage reports of its blocks at its end.
+
+        ``most_tapped``: outputs held at once for others, or taken from them; see ``Tap``.
+        ``whole_backwards``: stream, block, option and reason of each candidate that was to have a
+        split backward and has a whole one.
+        """
+        whole = [list(each) for each in self._splits.whole]
+        return {"most_tapped": self._tapped.most, "whole_backwards": whole}
 
     @property
     def kept_bytes(self) -> int:

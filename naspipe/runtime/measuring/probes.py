@@ -92,11 +92,18 @@ class Probe(ABC):
     def run(self) -> None:
         """Measure one round."""
 
+    @property
+    def why_whole(self) -> str:
+        """Why a backward cannot be split; empty if it can, or there is none."""
+        return ""
+
     def cost(self) -> LayerCost:
         """Medians over the rounds."""
         columns = zip_longest(*self.samples)
         rows = [[value for value in column if value is not None] for column in columns]
         forward, backward, write, *split = (int(median(row)) for row in rows)
+        if self.why_whole:
+            split = []
         return LayerCost(forward, backward, write, self.make_ns, self.activation_bytes, *split)
 
 
@@ -135,6 +142,8 @@ class TrainedProbe(Probe):
         outputs = segment.forward()
         marks.append(clock.mark())
         segment.backward(tuple(torch.ones_like(output) for output in outputs), split)
+        if self.why_whole:
+            split = None  # as this pass was whole
         marks.append(clock.mark())
         gradients = _gradients(segment)
         marks.append(clock.mark())
@@ -144,6 +153,11 @@ class TrainedProbe(Probe):
         self.samples.append(
             (forward, None, write, backward, owed) if split else (forward, backward, write)
         )
+
+    @property
+    def why_whole(self) -> str:
+        """See :class:`Probe`."""
+        return self.split.why_whole
 
     def _segment(self) -> Segment:
         bound: BoundLayer = self.stored.bind(self.stored.version)

@@ -89,14 +89,17 @@ def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
     try:
         if not receiver.poll(max(0.0, deadline - time.monotonic())):
             raise TransportError("the profile took longer than timeout_seconds allows")
-        costs, task, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
+        costs, whole, task, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
     except EOFError:
         raise StageFailedError(0, _ALL, obituary(process)) from None
     if refusal:
         raise ConfigError(refusal)
     if failure:
         raise StageFailedError(0, task, failure)
-    return CostTable({(block, candidate): LayerCost(*cost) for block, candidate, cost in costs})
+    return CostTable(
+        {(block, candidate): LayerCost(*cost) for block, candidate, cost in costs},
+        {(block, candidate): why for block, candidate, why in whole},
+    )
 
 
 def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
@@ -108,6 +111,7 @@ def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
 
 def _profile_main(workload: Workload, device: str, expected: str, sender: Any) -> None:
     costs: list[Any] = []
+    whole: list[Any] = []
     task, failure, refusal = _ALL, "", ""
     try:
         threads = workload.definition.recipe.threads
@@ -115,10 +119,11 @@ def _profile_main(workload: Workload, device: str, expected: str, sender: Any) -
         with refusing(name, expected) if expected else nullcontext():
             table = in_own_thread(threads, lambda: _profiled(workload, device, threads))
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
+        whole = [[*key, why] for key, why in table.whole.items()]
     except ConfigError as error:
         refusal = str(error)
     except ProbeError as error:
         task, failure = str(error), users_traceback(error.cause)
     except Exception as error:
         failure = users_traceback(error)
-    sender.send_bytes(msgpack.packb([costs, task, failure, refusal]))
+    sender.send_bytes(msgpack.packb([costs, whole, task, failure, refusal]))

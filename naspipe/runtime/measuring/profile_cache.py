@@ -162,6 +162,7 @@ def _record(table: CostTable, space: Space) -> dict[str, Any]:
         "space": space.name,
         "columns": ["candidate", *LayerCost._fields],
         "layers": {str(block): rows[block] for block in twins},
+        "whole": [[*place, why] for place, why in sorted(table.whole.items()) if place[0] in rows],
     }
 
 
@@ -179,13 +180,30 @@ def _table(record: object, space: Space) -> CostTable | None:
         if not known:
             return None
         costs[twin] = known
+    whole = _reasons(record.get("whole", []))
     return CostTable(
         {
             (block, candidate): cost
             for block, twin in enumerate(twins)
             for candidate, cost in costs[twin].items()
-        }
+        },
+        {
+            (block, candidate): whole[twin, candidate]
+            for block, twin in enumerate(twins)
+            for candidate in costs[twin]
+            if (twin, candidate) in whole
+        },
     )
+
+
+def _reasons(rows: object) -> dict[tuple[int, int], str]:
+    """Why backwards cannot be split, by kind and candidate; rows of another form are left out."""
+    found: dict[tuple[int, int], str] = {}
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, list) and list(map(type, row)) == [int, int, str]:
+            block, candidate, why = row
+            found[block, candidate] = why
+    return found
 
 
 def _costs(rows: object, num_candidates: int) -> dict[int, LayerCost] | None:

@@ -70,14 +70,15 @@ def profile(
     ):
         seconds = _round(probes)
     measured = {key: probe.cost() for key, probe in probes.items()}
-    twins = first_of_kind(workload.space)
-    costs = {
-        (index, option): measured[twin, option]
-        for index, twin in enumerate(twins)
+    places = {
+        (index, option): (twin, option)
+        for index, twin in enumerate(first_of_kind(workload.space))
         for option in range(workload.space.blocks[twin].num_options)
         if (twin, option) in measured
     }
-    return CostTable(with_settings_between(workload.space, costs))
+    costs = {place: measured[key] for place, key in places.items()}
+    whole = {place: why for place, key in places.items() if (why := probes[key].why_whole)}
+    return CostTable(with_settings_between(workload.space, costs), whole)
 
 
 def affordable(left_seconds: float, run_seconds: float, num_probes: int) -> int:

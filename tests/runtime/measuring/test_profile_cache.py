@@ -31,7 +31,8 @@ TABLE = CostTable(
         (0, 0): LayerCost(1, 2, 3, 4, 5, 6, 7),
         **{(block, 0): LayerCost(10, 20, 30) for block in (1, 2)},
         **{(block, 2): LayerCost(11, 21, 31, 41, 1 << 40) for block in (1, 2)},
-    }
+    },
+    {(1, 2): "it has a hook", (2, 2): "it has a hook"},
 )
 """Candidate 1 of the kind was not measured."""
 
@@ -80,6 +81,19 @@ def test_measured_once(tmp_path: Path) -> None:
         [0, 10, 20, 30, 0, 0, 0, 0, 0],
         [2, 11, 21, 31, 41, 1 << 40, 0, 0, 0],
     ]
+    assert json.loads(path.read_text())["whole"] == [[1, 2, "it has a hook"]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [None, "text", {"1": 2}, [1], [[1, 2]], [[1, True, "why"]], [[1, 2, 3]], [[1, 7, "why"]]],
+)
+def test_reasons_that_are_damaged_are_left_out(tmp_path: Path, rows: object) -> None:
+    cache = ProfileCache(workload(), tmp_path)
+    assert cache.write(TABLE)
+    record = json.loads(cache.path.read_text())
+    cache.path.write_text(json.dumps({**record, "whole": rows}))
+    assert cache.read() == CostTable(TABLE.costs)
 
 
 def test_another_workload_is_measured_too(tmp_path: Path) -> None:

@@ -172,9 +172,33 @@ def test_both_parts_of_a_split_backward_are_measured_where_it_can_be_split() -> 
     """In every other round. The first block has no input that wants a gradient: all of it waits."""
     shared = [Shared(name, lambda: nn.Linear(8, 8)) for name in ("first", "linear")]
     made = Space("s", [*shared, Shared("norm", lambda: nn.LayerNorm(8))])
-    first, linear, norm = (cost for _, cost in sorted(profile(workload(made)).costs.items()))
+    table = profile(workload(made))
+    first, linear, norm = (cost for _, cost in sorted(table.costs.items()))
     assert first.inputs_ns < first.weights_ns and linear.inputs_ns > 0 < linear.weights_ns
     assert (norm.inputs_ns, norm.weights_ns, linear.owed_ns) == (0, 0, 0)
+    assert table.whole == {(2, 0): "no weight of it can be left for later"}
+
+
+class LateHook(nn.Linear):
+    """Puts a hook on a tensor only from its third forward on."""
+
+    forwards = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        y = super().forward(x)
+        if self.forwards > 2:
+            y.register_hook(lambda gradient: gradient)
+        return y
+
+
+def test_parts_that_were_measured_before_a_hook_came_are_left_out() -> None:
+    kind = [lambda: nn.Linear(8, 8), lambda: LateHook(8, 8)]
+    table = profile(workload(chain_of(Block(kind, kind="k"), Block(kind, kind="k"))))
+    assert all(table.of(block, 0).weights_ns for block in (1, 2))
+    assert all(table.of(block, 1).split_ratio == 0 for block in (1, 2))
+    why = "its forward puts a hook on a tensor"
+    assert table.whole == {(block, 1): why for block in (1, 2)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""What a run with split backwards says of the candidates that stayed whole."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+import naspipe as npp
+from naspipe.core.space import Block, Shared, Space
+from naspipe.frontend.training.whole_backwards import WholeBackwards, take_whole_backwards
+from naspipe.runtime.wire.reports import Observer
+from naspipe.sim.chains import EVERY_OPTION
+from tests.equivalence import spaces
+
+
+class Hooked(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        y.register_hook(lambda gradient: gradient * 0.5)
+        return y
+
+
+class Notes(Observer):
+    def __init__(self):
+        self.lines = []
+
+    def on_note(self, text):
+        self.lines.append(text)
+
+
+def space():
+    return Space(
+        "whole",
+        [
+            Block([lambda: nn.Linear(16, 16)]),
+            *(Block([lambda: nn.Linear(16, 16), lambda: Hooked(16, 16)], kind="k") for _ in "ab"),
+            Shared("head", lambda: nn.Linear(16, 10)),
+        ],
+    )
+
+
+def trained(tmp_path, backward, stages=1):
+    notes = Notes()
+    run = npp.train(
+        space(), spaces.vectors, nn.CrossEntropyLoss(), steps=6, lr=0.1, stages=stages,
+        run_dir=tmp_path / backward, observer=notes, execution={"backward": backward},
+    )  # fmt: skip
+    said = [line for line in notes.lines if "backward" in line]
+    return said, run.manifest["measured"]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_run_says_which_candidates_stayed_whole(tmp_path, stages):
+    said, measured = trained(tmp_path, "split", stages)
+    line = (
+        "split backward: 1 of 4 candidates stayed whole: 1.1 (its forward puts a hook on a tensor)"
+    )
+    assert said == [line] and measured["whole_backwards"] == line
+    assert len(measured["stages"]) == stages
+    assert not any("whole_backwards" in stage for stage in measured["stages"])
+
+
+def test_a_run_with_whole_backwards_says_nothing(tmp_path):
+    said, measured = trained(tmp_path, "whole")
+    assert said == [] and "whole_backwards" not in measured
+
+
+def stream(split=EVERY_OPTION, is_trained=True):
+    blocks = [Block([nn.Identity] * 6, kind=kind) for kind in ("k", "k", None)]
+    workload = SimpleNamespace(space=Space("s", blocks), is_trained=is_trained)
+    return SimpleNamespace(workload=workload, split=split)
+
+
+def test_three_reasons_are_named():
+    stages = [
+        {"whole_backwards": [[0, 0, option, "of a kind"] for option in (3, 1, 2)]},
+        {"whole_backwards": [[0, 0, 1, "of a kind"], [0, 2, 0, "b"], [1, 0, 0, "a"]]},
+        {"whole_backwards": [[0, 2, 1, "c"], [0, 2, 2, "d"], [0, 2, 3, "e"]], "blocks": 3},
+    ]
+    first, second, *others = take_whole_backwards(
+        [stream(), stream(), stream(frozenset()), stream(is_trained=False)], stages
+    )
+    assert first == WholeBackwards(
+        7,
+        "split backward: 7 of 12 candidates stayed whole: 3 such as 0.1 (of a kind), 2.0 (b), "
+        "2.1 (c), 2 for other reasons",
+    )
+    assert second.line == "split backward: 1 of 12 candidates stayed whole: 0.0 (a)"
+    assert others == [WholeBackwards(0, "")] * 2
+    assert stages == [{}, {}, {"blocks": 3}]
+
+
+def test_a_stream_of_which_none_stayed_whole():
+    (found,) = take_whole_backwards([stream({(0, 0), (1, 0), (2, 5)})], [{"whole_backwards": []}])
+    assert found == WholeBackwards(0, "split backward: 0 of 2 candidates stayed whole")
