@@ -37,7 +37,8 @@ examples:
   naspipe plan byol --devices 4 --momentum 0.99:1 --passes accumulate:4,accumulate:8
 
 stages: of each group, where steps have passes that groups can share: 2 x 4 is two groups of four
-bound: the least bubble that any schedule can have; above: how far this one is from it
+bound: the least bubble that any schedule can have, with whole backwards and, where it is known
+  what their parts take, with split ones (backward=split); above: how far this one is from its own
 costs: profiled ones are measured with as many processes at once as a row has and cores allow
 memory: the most that one stage's layers occupy (with a budget) and its passes keep
 """
@@ -173,12 +174,13 @@ class _Choice(NamedTuple):
     def row(self) -> Row:
         """The figures, without the lag that is enough."""
         from naspipe.sim.bottlenecks import bottlenecks
-        from naspipe.sim.outcome import bound_of, outcome_of
+        from naspipe.sim.outcome import backward_bounds, bound_of, outcome_of
         from naspipe.sim.pipeline import as_planned
 
         way, (sampler, passes, streams) = self.execution.pipeline, self.stream
         pipeline, found = self.simulated(self.scenario, self.execution, self.passes)
         bound = bound_of(as_planned(pipeline, found.plan))
+        bounds = backward_bounds(pipeline, self.execution)
         outcome = outcome_of(found, pipeline, bound)
         labels, budget = self.scenario.space.labels, self.execution.memory.budget or "none"
         reasons = bottlenecks(pipeline, labels, bound, found.plan, outcome, way.groups)
@@ -186,7 +188,9 @@ class _Choice(NamedTuple):
         partition = way.partition
         if partition == "auto":
             partition = "rotated" if found.plan.chosen else "balanced"
-        return Row(sampler, passes, streams, shape, partition, budget, outcome, reasons, None)
+        return Row(
+            sampler, passes, streams, shape, partition, budget, outcome, bounds, reasons, None
+        )
 
     def lag(self, row: Row) -> int | None:
         """The least K that is enough, on the first of the passes, in the order that was found."""
@@ -218,5 +222,5 @@ def _rows(choices: Sequence[_Choice], devices: int, is_quiet: bool) -> list[Row]
                 rows[place] = rows[place]._replace(lag=choice.lag(rows[place]))
                 told.step()
     return sorted(
-        rows, key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:-3])
+        rows, key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:-4])
     )

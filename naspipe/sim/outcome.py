@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from naspipe.core.access import AccessKind
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.planning.causal_bound import CausalBound, causal_bound, side_by_side
 from naspipe.sim.access_table import AccessTable, Integers
 from naspipe.sim.chains import Stream
-from naspipe.sim.pipeline import Pipeline
+from naspipe.sim.pipeline import Pipeline, may_split
 from naspipe.sim.simulation import SimulatedRun
 
 _FORWARD, _BACKWARD = (
@@ -75,6 +77,33 @@ def bound_of(pipeline: Pipeline) -> CausalBound:
         rules = stream.chain.rules
         parts.append(causal_bound(stream.subnets, rules, stream.costs, pipeline.steps))
     return side_by_side(parts)
+
+
+class BackwardBounds(NamedTuple):
+    """The causal bounds of one pipeline with either kind of backward."""
+
+    whole: CausalBound
+    split: CausalBound
+
+
+def backward_bounds(pipeline: Pipeline, execution: Execution) -> BackwardBounds | None:
+    """The bounds with whole backwards and with ``backward=split``.
+
+    Args:
+        pipeline: whose backwards are whole.
+        execution: how it is to be run.
+
+    Returns:
+        None where no run splits backwards, or where it is not known what their parts take.
+    """
+    if not may_split(pipeline, execution) or not any(map(_knows_parts, pipeline.streams)):
+        return None
+    return BackwardBounds(bound_of(pipeline), bound_of(pipeline.splitting(math.inf)))
+
+
+def _knows_parts(stream: Stream) -> bool:
+    costs = stream.costs.costs.values() if stream.costs else ()
+    return any(cost.split != cost for cost in costs)
 
 
 def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Outcome:

@@ -161,6 +161,30 @@ def test_a_plan_lists_the_best_first_and_says_why(capsys: pytest.CaptureFixture[
     assert "causal order: the longest chain" in out
 
 
+def test_a_plan_shows_the_bounds_of_whole_and_split_backwards(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two columns; what is above is above the bound of the row's own backwards."""
+    words = ("plan", *TABLE5, "--devices", "2", "--steps", "30", "--order", "paper", "--no-shared",
+             "--samplers", "uniform")  # fmt: skip
+    whole, split = (
+        {row["stages"]: row for row in json.loads(run(capsys, *words, *more, "--json"))}[2]
+        for more in ((), ("--set", "backward=split"))
+    )
+    assert whole["bounds"] == split["bounds"]
+    assert 0 <= split["bounds"]["split"] < split["bounds"]["whole"]
+    assert whole["bound"] == whole["bounds"]["whole"]
+    assert split["bound"] == split["bounds"]["split"]
+    budget = json.loads(run(capsys, *words, "--budget", "3x", "--json"))
+    assert [row["bounds"] for row in budget] == [{}, {}]
+    row = next(line for line in run(capsys, *words).splitlines() if line.split()[1:2] == ["2"])
+    figures = [f"{whole['bounds'][name]:.3f}" for name in ("whole", "split")]
+    assert row.split()[5:7] == figures
+    monkeypatch.setattr(LayerCost, "split", property(lambda cost: cost))
+    out = run(capsys, *words)
+    assert "bound" in out and "split" not in out
+
+
 @pytest.mark.long
 def test_a_plan_says_how_late_is_late_enough(capsys: pytest.CaptureFixture[str]) -> None:
     """The least K that is about as fast as a long one: one less is slower."""

@@ -19,7 +19,7 @@ from naspipe.schedule.dispatch_order import CriticalPathOrder
 from naspipe.schedule.invariants import violations
 from naspipe.sim.bottlenecks import bottlenecks
 from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.outcome import bound_of, outcome_of
+from naspipe.sim.outcome import backward_bounds, bound_of, outcome_of
 from naspipe.sim.pipeline import (
     Pipeline,
     as_planned,
@@ -153,6 +153,21 @@ def test_auto_splits_backwards_where_that_is_faster(dearer, is_split):
         found[backward] = run.makespan_ns
     assert found["auto"] == found["split" if is_split else "whole"]
     assert (found["split"] < found["whole"]) == is_split
+
+
+def test_the_bounds_of_both_kinds_of_backward():
+    cost = LayerCost(10**8, 2 * 10**8, 0, inputs_ns=10**8, weights_ns=10**8)
+    known, way = CostTable(dict.fromkeys(COSTS.costs, cost)), Execution(stages=4)
+    subnets = tuple(stream("uniform"))
+    pipeline = Pipeline(streams=(Stream(CHAIN, subnets, known),))
+    found = backward_bounds(pipeline, way)
+    assert found is not None and found.whole == bound_of(pipeline)
+    assert found.split == causal_bound(subnets, CHAIN.rules, known.split(known.costs))
+    assert found.split.work_ns == found.whole.work_ns
+    assert found.split.bubble(4) < found.whole.bubble(4)
+    assert backward_bounds(pipeline, way.changed(memory_budget="3x")) is None
+    assert backward_bounds(replace(pipeline, policy="asp"), way) is None
+    assert backward_bounds(Pipeline(streams=(Stream(CHAIN, subnets, COSTS),)), way) is None
 
 
 def test_a_memory_budget_keeps_backwards_whole():

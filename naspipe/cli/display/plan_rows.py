@@ -10,7 +10,7 @@ from naspipe.cli.display.simulated_plans import WIDTH
 if TYPE_CHECKING:
     from naspipe.planning.group_shapes import Shape
     from naspipe.sim.bottlenecks import Bottleneck
-    from naspipe.sim.outcome import Outcome
+    from naspipe.sim.outcome import BackwardBounds, Outcome
 
 _EVERY_SECONDS = 30.0
 """From one line of a bar to the next, where there is no terminal."""
@@ -26,6 +26,8 @@ class Row(NamedTuple):
     partition: str
     budget: str
     outcome: Outcome
+    bounds: BackwardBounds | None
+    """With whole and with split backwards; None where the latter is not known or cannot be."""
     limits: list[Bottleneck]
     lag: int | None
     """The least K of lag(K) that is enough; looked for on all devices in one group."""
@@ -81,6 +83,10 @@ def as_json(row: Row) -> dict[str, object]:
         "streams": row.streams,
         "budget": row.budget,
         **row.outcome.as_dict(),
+        "bounds": {
+            name: bound.bubble(row.outcome.stages)
+            for name, bound in (row.bounds._asdict() if row.bounds else {}).items()
+        },
         "limits": [limit.text for limit in row.limits],
         "lag_needed": row.lag,
     }
@@ -88,7 +94,7 @@ def as_json(row: Row) -> dict[str, object]:
 
 _NAMES = (
     "sampler", "passes", "streams", "stages", "cuts", "budget", "order", "subnets/s", "bubble",
-    "bound", "above", "hits", "layers\nMiB", "passes\nMiB",
+    "bound", "bound\nsplit", "above", "hits", "layers\nMiB", "passes\nMiB",
 )  # fmt: skip
 """Of columns; those without anything known are left out."""
 _CHOSEN = ("passes", "streams", "cuts", "budget", "hits")
@@ -131,6 +137,8 @@ def _is_told(name: str, cells: list[str]) -> bool:
 
 def _cells(row: Row) -> tuple[str, ...]:
     outcome = row.outcome
+    own = f"{outcome.bound:.3f}"
+    bounds = [f"{bound.bubble(outcome.stages):.3f}" for bound in row.bounds or ()] or [own, ""]
     return (
         row.sampler,
         "" if row.passes == "one" else row.passes,
@@ -141,7 +149,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         outcome.order,
         f"{outcome.passes_per_second:.3f}",
         f"{outcome.bubble_ratio:.3f}",
-        f"{outcome.bound:.3f}",
+        *bounds,
         f"{outcome.distance:+.3f}",
         f"{outcome.hit_rate:.1%}",
         _mebibytes(max(use.layer_bytes for use in outcome.uses)),
