@@ -89,6 +89,7 @@ LAUNCHING = (
     "frontend/*test_repeated_items.py",
     "frontend/*test_space_check.py",
     "frontend/*test_slow_starts.py",
+    "frontend/*test_whole_backwards.py::test_a_run_records_what_its_writes_owed",
     "frontend/*test_whole_backwards.py::test_a_run_says_which_candidates_stayed_whole",
     "frontend/*test_whole_backwards.py::test_a_run_with_whole_backwards_says_nothing",
     "frontend/test_light_imports.py",

@@ -24,6 +24,8 @@ class Access(NamedTuple):
 
     ``digest`` is that of the written bytes, empty unless digests were asked for;
     ``stalled_ns`` is how long the stage had waited for the layer to be loaded; 0 is a cache hit.
+    ``owed_ns`` is how much of a WRITE's time, from its start, went to gradients that split
+    backwards had left; the rest is the update.
     """
 
     layer: LayerId
@@ -35,6 +37,7 @@ class Access(NamedTuple):
     end_ns: int
     stalled_ns: int = 0
     digest: str = ""
+    owed_ns: int = 0
 
     @property
     def is_hit(self) -> bool:

@@ -75,13 +75,17 @@ class BlockFinished:
 
 @dataclass(frozen=True, slots=True)
 class WriteFinished:
-    """A WRITE was applied, from ``start_ns`` to ``time_ns``: version ``sequence_id`` exists."""
+    """A WRITE was applied, from ``start_ns`` to ``time_ns``: version ``sequence_id`` exists.
+
+    For the first ``owed_ns`` of that time it computed gradients that split backwards had left.
+    """
 
     time_ns: int
     layer: LayerId
     sequence_id: SequenceId
     start_ns: int
     digest: str = ""
+    owed_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,11 @@ def trace_events(run: Recorded) -> Iterator[_Event]:
     yield from _tracks(run)
     for access in accesses:
         yield _record(access, run.labels, start_ns)
+        if access.owed_ns:  # a slice within that of the WRITE
+            yield _event(
+                "X", "weights' gradients", _track(access.stage), cat="weights",
+                ts=(access.start_ns - start_ns) / 1000, dur=access.owed_ns / 1000,
+            )  # fmt: skip
     for wait in waits:
         if wait.reason is not Reason.OTHER:
             yield _wait(wait, run.labels, start_ns)

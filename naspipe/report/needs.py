@@ -81,6 +81,13 @@ class Needs:
         way = (stream, access.sequence_id, access.kind)
         return self._by_place.get((*way, block - 1 if access.kind is F else block + 1))
 
+    def turn(self, access: Access) -> Access | None:
+        """The forward of the same block, which a backward at the chain's end follows."""
+        stream, block, _ = access.layer
+        return (
+            self._by_place.get((stream, access.sequence_id, F, block)) if access.kind is B else None
+        )
+
     def sender(self, access: Access) -> Access | None:
         """The record on another stage whose output ``access`` takes, if there is one."""
         return _from_elsewhere(self.before(access), access)

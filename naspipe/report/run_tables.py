@@ -120,6 +120,7 @@ def _span_columns(
         "start": [access.start_ns - start_ns for access in accesses],
         "length": [access.end_ns - access.start_ns for access in accesses],
         "stalled": [access.stalled_ns for access in accesses],
+        "owed": [access.owed_ns for access in accesses],
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from naspipe.core.ids import StreamId
+from naspipe.report.filled import filled_time
 from naspipe.report.recorded import Recorded, section
 from naspipe.trace.access.log import RunLog, time_key
 from naspipe.trace.access.recorded_steps import recorded_spans, shared_spans, unrecorded_steps
@@ -47,14 +48,25 @@ def facts(run: Recorded) -> dict[str, str]:
 
 
 def numbers(run: Recorded) -> dict[str, float]:
-    """The measures of :mod:`naspipe.trace.reading.metrics` if every step was recorded, the mean of
-    the last tenth of the losses, and the scores of the last validation."""
+    """What the report measures of a run.
+
+    The measures of :mod:`naspipe.trace.reading.metrics` if every step was recorded; the shares of
+    all stages' time that W took and that would have been idle without it (see
+    :mod:`naspipe.report.filled`); the mean of the last tenth of the losses; and the scores of the
+    last validation.
+    """
     measured: dict[str, float] = {}
     if run.whole and run.has_every_step:
         measured = dict(run.whole._asdict())
     elif run.accesses and run.has_every_step:
         measured = dict(summarize(run.accesses, run.num_stages)._asdict())
         measured["causal_bound"] = causal_bound(run.accesses, run.num_stages)
+    filled = filled_time(run.accesses, run.schedule)
+    if filled.owed_ns:
+        first_ns = min(access.start_ns for access in run.accesses)
+        whole_ns = max(access.end_ns for access in run.accesses) - first_ns
+        measured["owed_ratio"] = filled.owed_ns / (whole_ns * run.num_stages)
+        measured["filled_ratio"] = filled.filled_ns / (whole_ns * run.num_stages)
     if run.teacher and run.has_every_step:
         alone = [
             each._replace(layer=each.layer._replace(stream=StreamId(1))) for each in run.teacher

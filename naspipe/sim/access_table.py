@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 
 class AccessTable(Sequence[Access]):
-    """Accesses in the order in which they were appended; digests are not kept.
+    """Accesses in the order in which they were appended; digests and ``owed_ns`` are not kept.
 
     Reads as a sequence of :class:`Access`; :meth:`column` has all of one field for numpy.
     """
@@ -34,7 +34,7 @@ class AccessTable(Sequence[Access]):
 
     def append(self, access: Access) -> None:
         """Add one row."""
-        layer, sequence_id, kind, version, stage, start_ns, end_ns, stalled_ns, _ = access
+        layer, sequence_id, kind, version, stage, start_ns, end_ns, stalled_ns, *_ = access
         self._cells.extend(
             (
                 *layer, sequence_id, _NUMBERS[kind], version, stage, start_ns, end_ns,

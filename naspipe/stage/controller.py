@@ -271,7 +271,8 @@ class StageController:
         commands += self._transfers.ready(layer)
         commands += self._writes.wrote(layer, version)
         who = (layer, event.sequence_id, AccessKind.WRITE, version, self._stage)
-        commands.append(RecordAccess(Access(*who, event.start_ns, event.time_ns, 0, event.digest)))
+        how = (event.start_ns, event.time_ns, 0, event.digest, event.owed_ns)
+        commands.append(RecordAccess(Access(*who, *how)))
         self._settle(progress, commands)
 
     def _wake(self, clear: Iterable[Work]) -> None:

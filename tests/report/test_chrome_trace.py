@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from naspipe.report.chrome_trace import write_chrome_trace
+from naspipe.core.access import AccessKind
+from naspipe.report.chrome_trace import trace_events, write_chrome_trace
 from naspipe.report.recorded import Recorded, read_run
 from tests.trace.fake_run import CHAINS, FakeRun, sequential_accesses
 
@@ -46,6 +47,18 @@ def test_every_event_has_what_its_phase_asks_for(events: list[dict[str, Any]]) -
     for event in events:
         assert {"name", "pid", "tid", "ts"} | needed[event["ph"]] <= event.keys()
         assert event["ts"] >= 0 and event.get("dur", 0) >= 0
+
+
+def test_what_a_write_owed_is_a_slice_within_its_own(tmp_path: Path) -> None:
+    records = [
+        record._replace(owed_ns=4 if record.kind is AccessKind.WRITE else 0)
+        for record in sequential_accesses(CHAINS)
+    ]
+    made = list(trace_events(read_run(FakeRun(accesses=records).write(tmp_path / "owing"))))
+    writes = [each for each in made if each.get("cat") == "write"]
+    owed = [each for each in made if each.get("cat") == "weights"]
+    assert [(each["tid"], each["ts"]) for each in owed] == [(w["tid"], w["ts"]) for w in writes]
+    assert {each["dur"] for each in owed} == {0.004}
 
 
 def test_every_record_is_a_complete_event_to_the_nanosecond(

@@ -35,7 +35,7 @@ def make_old(run: Path, version: int = 2) -> Path:
 
 def row(access: Access, generation: int = 0, version: int = 3) -> list[Any]:
     """One access as version 2 or 3 has it."""
-    layer, y, kind, of_layer, *rest, digest = access
+    layer, y, kind, of_layer, *rest, digest, _ = access
     stage, start_ns, end_ns, stalled_ns = rest
     number = [0] if version == 2 else []
     place = [layer.stream, y, *number, kind.value, layer.block, layer.candidate]

@@ -46,6 +46,8 @@ const MEASURES = [
   ["num_passes", "passes", String],
   ["bubble_ratio", "bubble", percent],
   ["causal_bound", "causal bound of the bubble", percent],
+  ["owed_ratio", "weights' gradients left for later (W)", percent],
+  ["filled_ratio", "W in time that would have been idle", percent],
   ["bubble_with_teacher", "bubble, the teacher's forwards counted as work", percent],
   ["hit_rate", "cache hit rate", percent],
   ["stall_ratio", "stalled for loads", percent],
@@ -72,6 +74,9 @@ function drawTiles(run) {
     ["cache hit rate", measure(run, "hit_rate"), `stalled for loads: ${measure(run, "stall_ratio")}`],
     ["loss", measure(run, "final_loss"), "mean of the last tenth"],
   ];
+  if (run.numbers.owed_ratio !== undefined) {
+    tiles.push(["idle time filled", measure(run, "filled_ratio"), `by W, which took ${measure(run, "owed_ratio")} of all stages' time`]);
+  }
   if (run.numbers.validation_loss !== undefined) {
     const top1 = run.numbers.validation_top1 === undefined ? "" : `, top-1 ${measure(run, "validation_top1")}`;
     tiles.push(["validation loss", measure(run, "validation_loss"), `the last one${top1}`]);

@@ -1,8 +1,9 @@
 "use strict";
 // What is drawn of a run's records and waits, for a stretch of time and a number of pixels.
 
-const LANES = { F: [-0.44, 0.36], B: [-0.08, 0.36], W: [-0.08, 0.36], wait: [0.32, 0.12] };
-const KIND_NAMES = { F: "forward", B: "backward", W: "WRITE" };
+const LANES = { F: [-0.44, 0.36], B: [-0.08, 0.36], O: [-0.08, 0.36], W: [-0.08, 0.36], wait: [0.32, 0.12] };
+// O, what a split backward owes, is no record of its own: a WRITE begins with it.
+const KIND_NAMES = { F: "forward", B: "backward", O: "weights' gradients", W: "WRITE" };
 // Okabe and Ito's colours, which most kinds of colour blindness keep apart; yellow a little darker.
 const SUBNET_COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#D8C200"];
 const DARK_TEXT_ON = new Set(["#E69F00", "#CC79A7", "#56B4E9", "#D8C200"]);
@@ -22,17 +23,20 @@ const REASONS = {
   drain: ["#b9c0cb", "drain", "nothing was left to do here while other stages finished"],
 };
 // A run with sums between groups has one more lane a stage.
-const LANES_WITH_SUMS = { F: [-0.46, 0.28], B: [-0.18, 0.28], W: [-0.18, 0.28], wait: [0.13, 0.09], sums: [0.25, 0.2] };
+const LANES_WITH_SUMS = { F: [-0.46, 0.28], B: [-0.18, 0.28], O: [-0.18, 0.28], W: [-0.18, 0.28], wait: [0.13, 0.09], sums: [0.25, 0.2] };
 const lanes = (run) => (run.sums.start.length ? LANES_WITH_SUMS : LANES);
 const MAX_BARS = 3000;
 const SECOND = 1e9;
 
 const subnetColour = (subnet) => SUBNET_COLOURS[subnet % SUBNET_COLOURS.length];
 
-function darker(colour) {
-  const parts = [1, 3, 5].map((at) => Math.round(parseInt(colour.slice(at, at + 2), 16) * 0.55));
+// Each part of a colour at this share, and the rest of it at another grey's.
+function mixed(colour, share, grey) {
+  const parts = [1, 3, 5].map((at) => Math.round(parseInt(colour.slice(at, at + 2), 16) * share + grey * (1 - share)));
   return `rgb(${parts.join(",")})`;
 }
+
+const LANE_COLOURS = { F: String, B: String, O: (colour) => mixed(colour, 0.5, 255), W: (colour) => mixed(colour, 0.55, 0) };
 
 function duration(ns) {
   if (ns >= 1e9) return `${(ns / 1e9).toPrecision(4)} s`;
@@ -58,9 +62,10 @@ function recordText(run, row) {
   const verb = kind === "W" ? "wrote" : "read";
   const version = spans.version[row] < 0 ? "as first made" : `version ${spans.version[row]}`;
   const stalled = spans.stalled[row] ? `<br>waited ${duration(spans.stalled[row])} for its load` : "";
+  const owed = spans.owed[row] ? `,<br>the first ${duration(spans.owed[row])} for weights' gradients that its backward left` : "";
   return `<b>${KIND_NAMES[kind]} of subnet ${spans.subnet[row]}</b><br>` +
     `layer ${layerName(run, spans.layer[row])}, ${verb} ${version}<br>stage ${spans.stage[row]}, ` +
-    `from ${moment(spans.start[row])}, ${duration(spans.length[row])}${stalled}`;
+    `from ${moment(spans.start[row])}, ${duration(spans.length[row])}${owed}${stalled}`;
 }
 
 function accessName(run, [kind, subnet, layer]) {
@@ -80,13 +85,15 @@ function waitText(run, row) {
   return text;
 }
 
-// One bar per record: exact, for a stretch that holds few.
+// One bar per record, two for a WRITE that begins with its gradients: exact, for a stretch that holds few.
 function exactBars(run, rows) {
   const { spans } = run;
-  return rows.map((row) => ({
-    lane: spans.kind[row], stage: spans.stage[row], start: spans.start[row], length: spans.length[row],
-    subnet: spans.subnet[row], row, text: recordText(run, row),
-  }));
+  return rows.flatMap((row) => {
+    const [start, length, owed] = [spans.start[row], spans.length[row], spans.owed[row]];
+    const all = { stage: spans.stage[row], subnet: spans.subnet[row], row, text: recordText(run, row) };
+    const record = { ...all, lane: spans.kind[row], start: start + owed, length: length - owed };
+    return owed ? [{ ...all, lane: "O", start, length: owed }, record] : [record];
+  });
 }
 
 // Neighbours of one subnet become one bar; what is narrower than three pixels joins its neighbours.
@@ -157,14 +164,14 @@ function timelineTraces(run, from, to, pixels) {
   const sums = visible(run.sums, from, to);
   const isExact = rows.length + waits.length + sums.length <= MAX_BARS;
   const bars = isExact ? exactBars(run, rows) : mergedBars(run, rows, pixel);
-  const traces = ["F", "B", "W"].map((lane) => {
+  const traces = ["F", "B", "O", "W"].map((lane) => {
     const own = bars.filter((bar) => bar.lane === lane);
-    const name = isExact ? KIND_NAMES[lane] : { F: "forward", B: "backward and WRITE", W: "WRITE" }[lane];
+    const name = isExact ? KIND_NAMES[lane] : { ...KIND_NAMES, B: "backward and WRITE" }[lane];
     const trace = barTrace(own, lanes(run)[lane], name);
-    trace.marker.color = own.map((bar) => (lane === "W" ? darker : String)(subnetColour(bar.subnet)));
+    trace.marker.color = own.map((bar) => LANE_COLOURS[lane](subnetColour(bar.subnet)));
     const fits = (bar) => bar.length > (8 + 7 * String(bar.subnet).length) * pixel;
     trace.insidetextfont = { size: 11, color: own.map((bar) => (DARK_TEXT_ON.has(subnetColour(bar.subnet)) ? "#1d2330" : "#ffffff")) };
-    trace.text = own.map((bar) => (lane !== "W" && fits(bar) ? String(bar.subnet) : ""));
+    trace.text = own.map((bar) => ("FB".includes(lane) && fits(bar) ? String(bar.subnet) : ""));
     return trace;
   });
   const waited = waitBars(run, waits, pixel, isExact);

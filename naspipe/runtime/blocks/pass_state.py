@@ -64,13 +64,14 @@ class PassState:
         """Tapped outputs that are held: to be handed on, or for this pass. A credit is none."""
         return len(self.tapped) + sum(map(bool, self.arrived.values()))
 
-    def settle(self, layer: LayerId) -> None:
-        """Compute the gradients of a layer that its backward has left for later, if any."""
+    def settle(self, layer: LayerId) -> bool:
+        """Compute the gradients of a layer that its backward has left; return whether it has."""
         if (owed := self.owed.get(layer)) is None:
-            return
+            return False
         found = {**self.parameter_gradients[layer], **owed.compute()}
         self.parameter_gradients[layer] = owed.in_order(found)
         del self.owed[layer]
+        return True
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All on the device but those that only autograd knows of."""

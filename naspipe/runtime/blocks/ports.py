@@ -91,8 +91,11 @@ class BlockCompute(Protocol):
 class Updates(Protocol):
     """What only a training has: WRITEs, and what other stages have to say to them."""
 
-    def write(self, *commands: WriteLayer, begin: Callable[[WriteLayer], None]) -> None:
-        """Apply WRITEs; ``begin`` is called before each."""
+    def write(self, *commands: WriteLayer, begin: Callable[[WriteLayer], None]) -> int:
+        """Apply WRITEs; ``begin`` is called before each.
+
+        Returns the nanoseconds that went to gradients that split backwards had left.
+        """
         ...
 
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,17 +66,26 @@ class StageUpdates:
 
     def write(
         self, *commands: WriteLayer, begin: Callable[[WriteLayer], None] = lambda _: None
-    ) -> None:
-        """Apply WRITEs with the gradients of their steps, or only add a pass's to them."""
+    ) -> int:
+        """Apply WRITEs with the gradients of their steps, or only add a pass's to them.
+
+        Returns the nanoseconds that went to gradients that split backwards had left.
+        """
+        owed_ns = 0
         for command in commands:
             begin(command)
+            layer, sequence_id = command.layer, command.sequence_id
+            self._make_room(_write_bytes(self._stores[layer.stream][layer]))
+            before_ns = time.monotonic_ns()
+            if self._passes[layer.stream, sequence_id].settle(layer):
+                owed_ns += time.monotonic_ns() - before_ns
             self._write(command)
         self._joint.take()
+        return owed_ns
 
     def _write(self, command: WriteLayer) -> None:
         layer, sequence_id = command.layer, command.sequence_id
         stored = self._stores[layer.stream][layer]
-        self._make_room(_write_bytes(stored))
         self._gather(layer, sequence_id)
         if not command.ends_step:
             stored.advance(sequence_id, command.base, command.keeps_base)

@@ -45,7 +45,7 @@ class LayerWrites:
         ``begin`` is called before each, so that whatever one raises can be told of by its layer.
         """
         start_ns = time.monotonic_ns()
-        self._updates.write(*commands, begin=begin)
+        owed_ns = self._updates.write(*commands, begin=begin) // len(commands)
         share_ns = (time.monotonic_ns() - start_ns) // len(commands)
         for command in commands:
             layer, end_ns = command.layer, start_ns + share_ns
@@ -53,5 +53,5 @@ class LayerWrites:
             digest = self._stores[layer.stream][layer].digest() if is_version else ""
             if command.ends_step and command.sequence_id < self._verified:
                 self._sink.written(command, self._stores[layer.stream][layer])
-            yield WriteFinished(end_ns, layer, command.sequence_id, start_ns, digest)
+            yield WriteFinished(end_ns, layer, command.sequence_id, start_ns, digest, owed_ns)
             start_ns = end_ns

@@ -37,6 +37,7 @@ class AccessColumns:
     start_ns: Integers
     end_ns: Integers
     stalled_ns: Integers
+    owed_ns: Integers
     digest: tuple[str, ...] = ()
     """Empty where no record has one."""
 
@@ -105,13 +106,13 @@ class AccessColumns:
         """A tuple for each row."""
         digests = self.digest or ("",) * len(self)
         columns = (getattr(self, name).tolist() for name in NUMBERS)
-        for s, b, c, y, kind, v, stage, start, end, stalled, digest in zip(
+        for s, b, c, y, kind, v, stage, start, end, stalled, owed, digest in zip(
             *columns, digests, strict=True
         ):
             layer = LayerId(StreamId(s), b, c)
             yield Access(
                 layer, SequenceId(y), KINDS[kind], Version(v), StageId(stage), start, end, stalled,
-                digest,
+                digest, owed,
             )  # fmt: skip
 
 
@@ -124,8 +125,8 @@ _DTYPES = {"stream": np.int32, "block": np.int32, "candidate": np.int32, "stage"
 def from_accesses(accesses: Sequence[Access]) -> AccessColumns:
     """Columns of these records, in their order."""
     rows = [
-        (*layer, y, _PLACES[kind], v, stage, start, end, stalled)
-        for layer, y, kind, v, stage, start, end, stalled, _ in accesses
+        (*layer, y, _PLACES[kind], v, stage, start, end, stalled, owed)
+        for layer, y, kind, v, stage, start, end, stalled, _, owed in accesses
     ]
     matrix = np.array(rows, np.int64).reshape(-1, len(NUMBERS))
     digests = tuple(access.digest for access in accesses)

@@ -2,13 +2,16 @@
 
 The head says what is inside: how many records, of which life, layers, subnets and times. So a
 reader of one layer, or of some subnets, passes by what it does not need. The body is an array of
-nine packed columns, each a difference to what is most likely:
+packed columns, each a difference to what is most likely:
 
     subnet   to the record before        layer    its place in the head's list
     kind     as it is                    stage    as it is
     version  of a WRITE to its subnet; of others to the layer's record before
     start    to the end before           length   end - start
     stalled  as it is                    digest   absent, or one for each record
+
+A tenth column says how much of each WRITE went to gradients that split backwards had left. It is
+there only where one did.
 
 Both are msgpack, in one framed record (:mod:`naspipe.trace.storage.headed_frames`).
 """
@@ -76,6 +79,8 @@ def segment_parts(accesses: Sequence[Access], generation: int) -> tuple[bytes, b
         pack_numbers(columns.stalled_ns),
         list(map(_packed_digest, columns.digest)) or None,
     ]
+    if columns.owed_ns.any():
+        body.append(pack_numbers(columns.owed_ns))
     return msgpack.packb(head), msgpack.packb(body)
 
 
@@ -132,9 +137,10 @@ def decode_body(
     """
     try:
         columns = msgpack.unpackb(packed)
-        if type(columns) is not list or len(columns) != _COLUMNS:
+        if type(columns) is not list or len(columns) not in (_COLUMNS, _COLUMNS + 1):
             raise ValueError
-        *numbers, digests = columns
+        *numbers, digests = columns[:_COLUMNS]
+        owed = [unpack_numbers(each, head.records) for each in columns[_COLUMNS:]]
         steps, places, kinds, versions, stages, gaps, lengths, stalled = (
             unpack_numbers(each, head.records) for each in numbers
         )
@@ -155,6 +161,7 @@ def decode_body(
             start_ns=end_ns - lengths,
             end_ns=end_ns,
             stalled_ns=stalled,
+            owed_ns=owed[0] if owed else np.zeros(head.records, np.int64),
             digest=_digests(digests, head.records),
         )
         return found if wanted is None or wanted.all() else found.take(wanted[places])

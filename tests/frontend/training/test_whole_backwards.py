@@ -8,10 +8,12 @@ import pytest
 from torch import nn
 
 import naspipe as npp
+from naspipe.core.access import AccessKind
 from naspipe.core.space import Block, Shared, Space
 from naspipe.frontend.training.whole_backwards import WholeBackwards, take_whole_backwards
 from naspipe.runtime.wire.reports import Observer
 from naspipe.sim.chains import EVERY_OPTION
+from naspipe.trace.reading.compare import RecordedRun, compare_runs
 from tests.equivalence import spaces
 
 
@@ -48,12 +50,13 @@ def trained(tmp_path, backward, stages=1):
         run_dir=tmp_path / backward, observer=notes, execution={"backward": backward},
     )  # fmt: skip
     said = [line for line in notes.lines if "backward" in line]
-    return said, run.manifest["measured"]
+    return said, run
 
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_run_says_which_candidates_stayed_whole(tmp_path, stages):
-    said, measured = trained(tmp_path, "split", stages)
+    said, run = trained(tmp_path, "split", stages)
+    measured = run.manifest["measured"]
     line = (
         "split backward: 1 of 4 candidates stayed whole: 1.1 (its forward puts a hook on a tensor)"
     )
@@ -63,8 +66,22 @@ def test_a_run_says_which_candidates_stayed_whole(tmp_path, stages):
 
 
 def test_a_run_with_whole_backwards_says_nothing(tmp_path):
-    said, measured = trained(tmp_path, "whole")
-    assert said == [] and "whole_backwards" not in measured
+    said, run = trained(tmp_path, "whole")
+    assert said == [] and "whole_backwards" not in run.manifest["measured"]
+    assert not any(access.owed_ns for access in RecordedRun(run.directory.path).accesses)
+
+
+def test_a_run_records_what_its_writes_owed(tmp_path):
+    """And it is the same run to whoever compares it."""
+    runs = [trained(tmp_path, backward, 2)[1].directory.path for backward in ("whole", "split")]
+    accesses = RecordedRun(runs[1]).accesses
+    owing = [access for access in accesses if access.owed_ns]
+    assert {access.kind for access in owing} == {AccessKind.WRITE}
+    assert {access.layer.block for access in owing} >= {0, 3}
+    assert not any(access.layer.candidate for access in owing), "1.1 and 2.1 stay whole"
+    assert all(0 < access.owed_ns <= access.end_ns - access.start_ns for access in owing)
+    (comparison,) = compare_runs(runs)
+    assert comparison.is_identical, str(comparison)
 
 
 def stream(split=EVERY_OPTION, is_trained=True):
