@@ -20,6 +20,7 @@ from naspipe.runtime.blocks import averaging, compute, sums, updates
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.stepping import joint_steps, own_steps
 from naspipe.teaching.momentum_update import MomentumUpdate
+from naspipe.trace.snapshots.checkpoints import cut_name
 from naspipe.verification import verifier
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, fail
@@ -208,7 +209,8 @@ def test_no_checkpoint_is_published_before_a_difference_is_seen(tmp_path, monkey
     monkeypatch.setattr(StoredLayer, "write", late)
     with pytest.raises(VerificationError, match="after step 5"):
         train(tmp_path / "run", checkpoint_every=1)
-    assert not list((tmp_path / "run/checkpoints").glob("*/manifest.json"))
+    published = [path.parent.name for path in tmp_path.glob("run/checkpoints/*/manifest.json")]
+    assert all(name < cut_name(6) for name in published), "those of equal steps may be there"
 
 
 def dropped_gradient(patch):
