@@ -103,9 +103,9 @@ class PlainLayer:
 
     @property
     def state(self) -> LayerState:
-        """What a checkpoint would hold of the layer now."""
+        """What a checkpoint would hold of the layer now, in memory of its own."""
         step = self._versions[-1][0] if self._versions else -1
-        return LayerState(dict(self.tensors()), step, self._versions[:-1])
+        return LayerState(copy.deepcopy(dict(self.tensors())), step, self._versions[:-1])
 
     def _restore_buffer(self, name: str, value: torch.Tensor) -> None:
         owner, _, key = name.rpartition(".")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -67,8 +67,9 @@ def _attributes(module: nn.Module) -> Mapping[str, Any]:
 
     Torch's own modules are left out: they keep nothing that a checkpoint does not have.
     """
+    own = {id(each) for each in (*module.parameters(), *module.buffers())}
     return {
-        ".".join(filter(None, (part, name))): _seen(value)
+        ".".join(filter(None, (part, name))): _seen(value, own)
         for part, each in module.named_modules()
         if not type(each).__module__.startswith("torch.nn.")
         for name, value in vars(each).items()
@@ -76,9 +77,10 @@ def _attributes(module: nn.Module) -> Mapping[str, Any]:
     }
 
 
-def _seen(value: Any, depth: int = _DEEPEST) -> Any:
+def _seen(value: Any, own: Collection[int], depth: int = _DEEPEST) -> Any:
+    """Something that changes with a value; ``own`` has the ids of tensors that a run keeps."""
     if isinstance(value, torch.Tensor):
-        return digest(value)
+        return None if id(value) in own else digest(value)
     if isinstance(value, np.ndarray):
         return value.shape, value.tobytes()
     if isinstance(value, torch.Generator):
@@ -88,9 +90,9 @@ def _seen(value: Any, depth: int = _DEEPEST) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, Mapping) and depth:
-        return [(repr(key), _seen(each, depth - 1)) for key, each in value.items()]
+        return [(repr(key), _seen(each, own, depth - 1)) for key, each in value.items()]
     if isinstance(value, list | tuple | deque) and depth:
-        return [_seen(each, depth - 1) for each in value]
+        return [_seen(each, own, depth - 1) for each in value]
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
     return repr(value) if type(value) in _PLAIN else None

@@ -218,6 +218,29 @@ def test_a_counter_that_nothing_depends_on_is_noted(tmp_path, capfd):
     assert "layer own: its forward changes its attribute own_calls, which no checkpoint" in said
 
 
+class Listed(nn.Module):
+    """Reads its parameters in a list, and makes a buffer of another size in its first forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(()), torch.ones(())])
+        self.kept = list(self.scales)
+        self.register_buffer("largest", torch.tensor([]))
+
+    def forward(self, x):
+        if not self.largest.numel():
+            self.largest = x.detach().amax(0)
+        self.largest.copy_(torch.maximum(self.largest, x.detach().amax(0)))
+        return x * self.kept[0] + self.kept[1] * self.largest
+
+
+def test_buffers_of_another_size_and_parameters_in_a_list(tmp_path, capfd):
+    """What a layer is made of again is memory of its own: the earlier layer is called, too."""
+    run = train(tmp_path / "run", npp.Shared("own", Listed))
+    assert run.manifest["verified"]["steps"] >= 4
+    assert "changes its attribute" not in capfd.readouterr().err
+
+
 def test_a_module_that_the_user_has_made(tmp_path):
     """The run trains copies of it, and the plain loop the module itself."""
     for compute in (counts, keeps_in_a_buffer):
