@@ -1,6 +1,7 @@
 """Draw what the stages of a run did in a few of its steps, its teacher included, as an SVG.
 
 With --blockwise it trains first: six blocks that MobileNetV2's teach, with and without a barrier.
+With --split it simulates six subnets on three stages, with whole and with split backwards.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,8 +78,11 @@ def drawing(runs: Sequence[Recorded], first: int, count: int) -> str:
             top += TITLE
         parts += _lanes(run, start, scale, top)
         top += LANE * run.stages + 6 * bool(run.title)
-    parts += _legend(top + 12)
-    height = top + MARGIN + 30
+    parts += _legend(top + 12, COLOURS)
+    return _svg(parts, top + MARGIN + 30)
+
+
+def _svg(parts: Sequence[str], height: int) -> str:
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'font-family="sans-serif" font-size="13" shape-rendering="crispEdges">',
@@ -110,11 +114,106 @@ def _lanes(run: Recorded, start: int, scale: float, top: int) -> Iterator[str]:
         )
 
 
-def _legend(top: int) -> Iterator[str]:
-    for place, (name, colour) in enumerate(COLOURS.items()):
+def _legend(top: int, colours: Mapping[str, str]) -> Iterator[str]:
+    for place, (name, colour) in enumerate(colours.items()):
         left = LABEL + 190 * place
         yield f'<rect x="{left}" y="{top}" width="14" height="14" fill="{colour}"/>'
         yield f'<text x="{left + 20}" y="{top + 12}">{name}</text>'
+
+
+UNIT_NS = 1_000_000_000
+"""Long enough that messages between stages take no time to speak of."""
+SPLIT_COLOURS = {
+    "forward": "#7aa6d8", "backward: inputs (B)": "#3b5f93", "backward: weights (W)": "#9d86c9",
+    "update": "#d98a4a",
+}  # fmt: skip
+SUBNETS = ((0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 0, 1), (0, 0, 1), (0, 1, 0))
+"""Candidates of the three blocks that are drawn with --split."""
+
+
+class Bar(NamedTuple):
+    """A piece of work of one subnet."""
+
+    kind: str
+    stage: int
+    subnet: int
+    start_ns: int
+    end_ns: int
+
+
+def simulated(backward: str) -> list[Bar]:
+    """Six subnets of three blocks on three stages; F, B and W take a unit each, an update 0.2."""
+    from naspipe.core.config import Execution
+    from naspipe.core.ids import SequenceId, StreamId
+    from naspipe.core.rules import Exact
+    from naspipe.core.subnet import Subnet
+    from naspipe.planning.cost import CostTable, LayerCost
+    from naspipe.sim.chains import Chain, Stream
+    from naspipe.sim.pipeline import Pipeline, as_planned
+    from naspipe.sim.simulation import chosen_plan, measured_timing, simulate_run
+
+    cost = LayerCost(UNIT_NS, 2 * UNIT_NS, UNIT_NS // 5, 0, 0, UNIT_NS, UNIT_NS)
+    costs = CostTable({(block, n): cost for block in range(3) for n in range(2)})
+    chain = Chain(rules=(Exact(),) * 3, is_shared=(False,) * 3)
+    subnets = tuple(Subnet(StreamId(0), SequenceId(y), c) for y, c in enumerate(SUBNETS))
+    how = Execution(stages=3, order="critical-path", partition="static", backward=backward)
+    pipeline = Pipeline(streams=(Stream(chain, subnets, costs),))
+    plan = chosen_plan(pipeline, how, None, lambda one, memory: measured_timing(one, how, memory))
+    planned = as_planned(pipeline, plan)
+    run = simulate_run(planned, plan, how, measured_timing(planned, how, plan.memory))
+    is_split = backward == "split"
+    forward, inputs, weights, update = SPLIT_COLOURS
+    bars = []
+    for access in run.accesses:
+        start, end = access.start_ns, access.end_ns
+        if access.kind is AccessKind.FORWARD:
+            parts = [(forward, start, end)]
+        elif access.kind is AccessKind.BACKWARD:
+            parts = [(inputs, start, start + UNIT_NS)]
+            parts += [] if is_split else [(weights, start + UNIT_NS, end)]
+        else:
+            updated = end - UNIT_NS // 5
+            parts = [(weights, start, updated)] if is_split else []
+            parts.append((update, updated, end))
+        bars += [Bar(kind, access.stage, access.sequence_id, *times) for kind, *times in parts]
+    return bars
+
+
+def split_drawing() -> str:
+    """The same six subnets with whole and with split backwards, on one scale."""
+    titles = {
+        "whole": "whole: the gradients of a block's inputs and weights together",
+        "split": "split: those of the inputs first, those of the weights before the update",
+    }
+    drawn = {title: simulated(backward) for backward, title in titles.items()}
+    scale = (WIDTH - LABEL - MARGIN) / max(bar.end_ns for bars in drawn.values() for bar in bars)
+    parts, top = [], MARGIN
+    for title, bars in drawn.items():
+        end = max(bar.end_ns for bar in bars) / UNIT_NS
+        parts.append(f'<text x="{LABEL}" y="{top + 12}">{title} ({end:.1f} units)</text>')
+        top += TITLE
+        for stage in range(3):
+            lane = top + LANE * stage
+            parts.append(f'<text x="8" y="{lane + 20}">stage {stage}</text>')
+            parts.append(
+                f'<rect x="{LABEL}" y="{lane}" width="{WIDTH - LABEL - MARGIN}" '
+                f'height="{LANE - 6}" fill="#f2f2f2"/>'
+            )
+        for bar in bars:
+            left, width = LABEL + bar.start_ns * scale, (bar.end_ns - bar.start_ns) * scale
+            lane = top + LANE * bar.stage
+            parts.append(
+                f'<rect x="{left:.1f}" y="{lane}" width="{width:.1f}" height="{LANE - 6}" '
+                f'fill="{SPLIT_COLOURS[bar.kind]}" stroke="white"/>'
+            )
+            if width > 12:
+                parts.append(
+                    f'<text x="{left + width / 2:.1f}" y="{lane + 19}" fill="white" '
+                    f'text-anchor="middle">{bar.subnet}</text>'
+                )
+        top += LANE * 3 + 6
+    parts += _legend(top + 12, SPLIT_COLOURS)
+    return _svg(parts, top + MARGIN + 30)
 
 
 def blockwise(scratch: Path, steps: int) -> list[Recorded]:
@@ -138,9 +237,13 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", type=Path, help="a run directory")
     what.add_argument("--blockwise", action="store_true")
+    what.add_argument("--split", action="store_true")
     parser.add_argument("--first", type=int, default=8, help="the first step to draw")
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.split:
+        arguments.output.write_text(split_drawing())
+        return
     first, count = arguments.first, arguments.steps
     with tempfile.TemporaryDirectory() as scratch:
         runs = [recorded(arguments.run)] if arguments.run else blockwise(Path(scratch), first * 3)
