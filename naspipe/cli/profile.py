@@ -269,6 +269,11 @@ def whole_lines(space: Space, kinds: Sequence[KindCosts]) -> list[str]:
 
 def _spread(values: Sequence[int], unit: float) -> str:
     """The median and, on a second line, the range where there is one."""
-    least, greatest = min(values) / unit, max(values) / unit
-    middle = f"{median(values) / unit:.2f}"
-    return middle if len(values) == 1 else f"{middle}\n{least:.2f} - {greatest:.2f}"
+    least, greatest = _short(min(values) / unit), _short(max(values) / unit)
+    middle = _short(median(values) / unit)
+    return middle if len(values) == 1 else f"{middle}\n{least} - {greatest}"
+
+
+def _short(value: float) -> str:
+    """Two decimals, or fewer, so that a large number takes no more room than a small one."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
