@@ -1,4 +1,4 @@
-"""Pages name files, classes and layers that are there, and have lines that can be read."""
+"""The files, classes and layers that pages name exist."""
 
 from __future__ import annotations
 
