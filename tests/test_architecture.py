@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PURE = (
-    "core", "schedule", "residency", "planning", "trace", "streams", "tutoring", "stage", "sim",
-    "report",
+    "core", "schedule", "residency", "planning", "trace", "streams", "label_scheduler", "stage",
+    "sim", "report",
 )  # fmt: skip
 ENVIRONMENT = {
     "naspipe/frontend/training/first_manifest.py": "threads, for the manifest; only read",

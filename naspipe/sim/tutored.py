@@ -5,6 +5,24 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
+from naspipe.label_scheduler.balance import balanced
+from naspipe.label_scheduler.messages import (
+    Answered,
+    Ask,
+    Command,
+    Conflict,
+    Deliver,
+    Drop,
+    Event,
+    Hire,
+    Release,
+    TeacherJoined,
+    TeacherLeft,
+    Tick,
+    Used,
+    Wanted,
+)
+from naspipe.label_scheduler.scheduler import SECOND_NS, Desk
 from naspipe.sim.tutored_script import (
     Asked,
     Joins,
@@ -17,11 +35,6 @@ from naspipe.sim.tutored_script import (
     TutoredScript,
 )
 from naspipe.sim.virtual_clock import VirtualClock
-from naspipe.tutoring.balance import balanced
-from naspipe.tutoring.commands import Ask, Command, Conflict, Deliver, Drop, Hire, Release
-from naspipe.tutoring.desk import Desk
-from naspipe.tutoring.events import Answered, Event, TeacherJoined, TeacherLeft, Tick, Used, Wanted
-from naspipe.tutoring.settings import SECOND_NS
 
 
 @dataclass(slots=True)

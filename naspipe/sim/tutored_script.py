@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from naspipe.tutoring.commands import Conflict
-from naspipe.tutoring.settings import DeskSettings
-from naspipe.tutoring.teacher_queue import Counts
+from naspipe.label_scheduler.label_table import Counts
+from naspipe.label_scheduler.messages import Conflict
+from naspipe.label_scheduler.scheduler import DeskSettings
 
 
 class Joins(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from naspipe.label_scheduler.rates import busy_share, online_rate, teachers_needed
 from naspipe.sim.tutored import simulate_tutored
 from naspipe.sim.tutored_script import Joins, TutoredScript
-from naspipe.tutoring.rates import busy_share, online_rate, teachers_needed
 from scripts.paper import published
 from scripts.paper.common import Headline, Options, Result, grouped_bars
 from scripts.paper.table6 import span

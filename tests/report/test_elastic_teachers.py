@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from naspipe.cli.main import main
+from naspipe.label_scheduler.label_table import Counts
 from naspipe.report.chrome_trace import trace_events
 from naspipe.report.elastic_teachers import Refusal, Stay, stays_and_refusals
 from naspipe.report.recorded import read_run
@@ -16,7 +17,6 @@ from naspipe.report.run_tables import run_tables
 from naspipe.runtime.labels.label_record import LabelRecord
 from naspipe.trace.access.log import Life
 from naspipe.trace.results.teacher_events import COUNTED, read_teacher_events, tally
-from naspipe.tutoring.teacher_queue import Counts
 from tests.report.browser import Browser, find_chromium
 from tests.trace.fake_run import CHAINS, FakeRun, sequential_accesses
 

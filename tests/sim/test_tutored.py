@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.label_scheduler.rates import busy_share
+from naspipe.label_scheduler.scheduler import DeskSettings, is_audited
 from naspipe.sim.tutored import simulate_tutored
 from naspipe.sim.tutored_script import (
     Joins,
@@ -20,9 +22,6 @@ from naspipe.sim.tutored_script import (
     TutoredOutcome,
     TutoredScript,
 )
-from naspipe.tutoring.audit import is_audited
-from naspipe.tutoring.rates import busy_share
-from naspipe.tutoring.settings import DeskSettings
 from tests.thinned import long
 
 STEP = 1 / 4.8

@@ -24,12 +24,12 @@ from naspipe.frontend.teaching.taught import (
     forward_ratio,
     passes_to_fill,
 )
+from naspipe.label_scheduler.rates import teachers_needed
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, wiring_of
 from naspipe.sim.pipeline import Plan, as_planned
 from naspipe.sim.simulation import measured_timing, simulate_run
 from naspipe.trace.reading.metrics import Summary
-from naspipe.tutoring.rates import teachers_needed
 
 CUTS = ("own", "joint")
 """Where a teacher may be cut: where it is balanced by itself, or where the student is cut."""

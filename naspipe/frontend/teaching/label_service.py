@@ -10,6 +10,7 @@ from typing import Any
 from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
+from naspipe.label_scheduler.scheduler import Desk, DeskSettings
 from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.labels.applicants import Asking, Terms
@@ -23,8 +24,6 @@ from naspipe.runtime.registries.registry_watch import RegistryWatch
 from naspipe.runtime.registries.teacher_card import numeric_class
 from naspipe.runtime.registries.teacher_keys import read_keys
 from naspipe.runtime.teachers.teacher_pool import PoolSettings, TeacherPool
-from naspipe.tutoring.desk import Desk
-from naspipe.tutoring.settings import DeskSettings
 
 _GRACE_SECONDS = 0.1
 """That an answer may take longer, for a machine that is busy with something else."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from naspipe.label_scheduler.balance import balanced
+from naspipe.label_scheduler.scheduler import Desk
 from naspipe.runtime.labels.entrance_exam import Exam
 from naspipe.runtime.registries.teacher_card import TeacherCard
-from naspipe.tutoring.balance import balanced
-from naspipe.tutoring.desk import Desk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

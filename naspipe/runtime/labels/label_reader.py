@@ -9,6 +9,23 @@ import time
 import torch
 
 from naspipe.core.errors import ConfigError, NaspipeError, TransportError
+from naspipe.label_scheduler.balance import Doubt
+from naspipe.label_scheduler.messages import (
+    Answered,
+    Ask,
+    Conflict,
+    Deliver,
+    Drop,
+    Event,
+    Hire,
+    Refused,
+    Release,
+    TeacherJoined,
+    TeacherLeft,
+    Tick,
+    Used,
+    Wanted,
+)
 from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.labels.applicants import Asking
 from naspipe.runtime.labels.label_network import label_digest
@@ -19,18 +36,6 @@ from naspipe.runtime.labels.teacher_lines import TeacherLines
 from naspipe.runtime.labels.teacher_roll import RollEvents, TeacherRoll
 from naspipe.runtime.registries.registry_watch import RegistryWatch
 from naspipe.runtime.wire.wakeup import Wakeup
-from naspipe.tutoring.commands import Ask, Conflict, Deliver, Drop, Hire, Release
-from naspipe.tutoring.doubt import Doubt
-from naspipe.tutoring.events import (
-    Answered,
-    Event,
-    Refused,
-    TeacherJoined,
-    TeacherLeft,
-    Tick,
-    Used,
-    Wanted,
-)
 
 _MOST_WAIT_MS = 1000
 

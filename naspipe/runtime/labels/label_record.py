@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from naspipe.label_scheduler.label_table import Counts
 from naspipe.trace.results.teacher_events import teacher_events_file
 from naspipe.trace.storage.writing import write_whole, writing
-from naspipe.tutoring.teacher_queue import Counts
 
 
 class LabelRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.tutoring.teacher_queue import Counts, TeacherQueue
+from naspipe.label_scheduler.label_table import Counts, TeacherQueue
 
 
 def queue(pace: int = 10) -> TeacherQueue:

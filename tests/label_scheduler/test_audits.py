@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.tutoring.audit import is_audited
-from tests.tutoring.at_desk import AtDesk
+from naspipe.label_scheduler.scheduler import is_audited
+from tests.label_scheduler.at_desk import AtDesk
 
 AUDITED = next(seed for seed in range(99) if is_audited(seed, 0, 4) and not is_audited(seed, 1, 4))
 

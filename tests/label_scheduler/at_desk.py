@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from naspipe.tutoring.commands import Ask, Command, Conflict, Deliver, Drop, Hire, Release
-from naspipe.tutoring.desk import Desk
-from naspipe.tutoring.events import (
+from naspipe.label_scheduler.messages import (
     Answered,
+    Ask,
+    Command,
+    Conflict,
+    Deliver,
+    Drop,
     Event,
+    Hire,
     Refused,
+    Release,
     TeacherJoined,
     TeacherLeft,
     Tick,
     Used,
     Wanted,
 )
-from naspipe.tutoring.settings import SECOND_NS, DeskSettings
+from naspipe.label_scheduler.scheduler import SECOND_NS, Desk, DeskSettings
 
 
 def words(command: Command) -> str:

@@ -1,27 +1,183 @@
-"""The desk of one student: which labels it asks for, of whom, and when again."""
+"""Decide which labels a student asks for, of which teacher, and when again.
+
+The scheduler takes events and returns commands, as a stage's controller does; it never reads a
+clock. Labels are asked for ahead of need. Some are made by two teachers, so that a teacher that is
+wrong is noticed (:func:`is_audited`). More teachers are hired while the student runs dry, and
+released when the others are fast enough without them (:class:`Staffing`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
-from naspipe.core.errors import InvariantError
-from naspipe.tutoring.audit import is_audited
-from naspipe.tutoring.commands import Ask, Command, Conflict, Deliver, Drop, Hire, Release
-from naspipe.tutoring.dealing import Deal, slowest_pace_ns
-from naspipe.tutoring.events import (
+from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.label_scheduler.label_table import (
+    Counts,
+    Deal,
+    Label,
+    LabelTable,
+    Request,
+    TeacherQueue,
+    slowest_pace_ns,
+)
+from naspipe.label_scheduler.messages import (
     Answered,
+    Ask,
+    Command,
+    Conflict,
+    Deliver,
+    Drop,
     Event,
+    Hire,
     Refused,
+    Release,
     TeacherJoined,
     TeacherLeft,
     Used,
     Wanted,
 )
-from naspipe.tutoring.label_table import Label, LabelTable
-from naspipe.tutoring.settings import DeskSettings, nanoseconds
-from naspipe.tutoring.staffing import Staffing
-from naspipe.tutoring.teacher_queue import Counts, Request, TeacherQueue
+
+
+def is_audited(seed: int, batch: int, one_in: int) -> bool:
+    """Whether this batch is one of ``one_in``; the same on every execution. 0 audits none."""
+    if one_in == 0:
+        return False
+    digest = hashlib.blake2b(f"{seed}/audit/{batch}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % one_in == 0
+
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskSettings:
+    """Thresholds, deadlines and bounds. None of them changes a bit of a label.
+
+    Raises:
+        ConfigError: for values that cannot be.
+    """
+
+    upper: int = 64
+    """Labels that may be asked for and held together. There, the desk stops to ask ahead."""
+    lower: int = 48
+    """It asks ahead again when so many are left; less than ``upper``."""
+    deadline_factor: float = 3.0
+    """An answer is late after so many times its teacher's measured time; more than 1."""
+    grace_seconds: float = 0.0
+    """Beside that: what a busy machine may take longer at any time."""
+    audit: int = 0
+    """One in so many labels is made by two teachers; 0 for none."""
+    most: int = 64
+    """Teachers; one more is never hired."""
+    requests: int = 2
+    """That a teacher may have under way, so that it need not wait for the next one."""
+    load_seconds: float = 60.0
+    """How long a hired teacher may take until it joins; then another one is hired."""
+    release_seconds: float = 300.0
+    """A teacher goes that was not needed for so long; 0 for never."""
+    first_batch: int = 0
+    """Lowest number of a batch: more than 0 where a run goes on behind a checkpoint."""
+    last_batch: int | None = None
+    """Highest number of a batch; None where it is not known."""
+
+    def __post_init__(self) -> None:
+        last = math.inf if self.last_batch is None else self.last_batch
+        for name, is_allowed, expected in (
+            ("upper", self.upper >= 1, "1 or more"),
+            ("lower", 0 <= self.lower < self.upper, f"0 or more and less than upper={self.upper}"),
+            ("deadline_factor", 1 < self.deadline_factor < math.inf, "more than 1"),
+            ("grace_seconds", 0 <= self.grace_seconds < math.inf, "0 or more"),
+            ("audit", self.audit >= 0, "0 or more"),
+            ("most", self.most >= 1, "1 or more"),
+            ("requests", self.requests >= 1, "1 or more"),
+            ("load_seconds", 0 <= self.load_seconds < math.inf, "0 or more"),
+            ("release_seconds", 0 <= self.release_seconds < math.inf, "0 or more"),
+            ("first_batch", self.first_batch >= 0, "0 or more"),
+            ("last_batch", last >= self.first_batch - 1, f"{self.first_batch - 1} or more"),
+        ):
+            if not is_allowed:
+                found = getattr(self, name)
+                raise ConfigError(f"teachers: expected {name} to be {expected}, found {found}")
+
+
+def nanoseconds(seconds: float) -> int:
+    """Whole nanoseconds, at least one."""
+    return max(1, round(seconds * SECOND_NS))
+
+
+ROUNDS = 2
+"""Batches of a new teacher until one sees what it changed: its first, and one of all others."""
+MARGIN = 1.1
+"""The others must be so much faster than the student before a teacher goes."""
+
+
+class Staffing:
+    """Hires when the student runs dry, and waits for the effect before it hires again.
+
+    A teacher is not needed where the others alone are faster than the student was over a time in
+    which it never ran dry.
+    """
+
+    def __init__(self, settings: DeskSettings) -> None:
+        self._settings = settings
+        self._load_ns = round(settings.load_seconds * 1e9)
+        self._release_ns = round(settings.release_seconds * 1e9)
+        self._hold_ns = 0
+        """Until when the effect of the last one is waited for."""
+        self._since_ns = 0
+        self._used = 0
+        """Labels, since then."""
+
+    def joined(self, pace_ns: int, now_ns: int) -> None:
+        """One more is there: what it changes is seen when it made some batches."""
+        self._hold_ns = now_ns + ROUNDS * pace_ns
+        self._restart(now_ns)
+
+    def left(self, now_ns: int) -> None:
+        """One is not there any longer, so nothing is to be waited for."""
+        self._hold_ns = now_ns
+        self._restart(now_ns)
+
+    def used(self) -> None:
+        """The student is through with one label."""
+        self._used += 1
+
+    def is_hiring(self, num_teachers: int, now_ns: int) -> bool:
+        """Whether a student that runs dry gets one more now; counted as asked for if so."""
+        self._restart(now_ns)
+        if now_ns < self._hold_ns or num_teachers >= self._settings.most:
+            return False
+        self._hold_ns = now_ns + max(self._load_ns, nanoseconds(0))
+        return True
+
+    def deadline_ns(self, num_teachers: int, now_ns: int) -> int | None:
+        """When a dry student may get one more."""
+        is_full = num_teachers >= self._settings.most
+        return None if is_full or self._hold_ns <= now_ns else self._hold_ns
+
+    def spare(self, queues: Collection[TeacherQueue], now_ns: int) -> TeacherQueue | None:
+        """The slowest teacher, if it was not needed for long; looked at anew each time."""
+        seconds = (now_ns - self._since_ns) / 1e9
+        is_long = self._release_ns and now_ns - self._since_ns >= self._release_ns
+        if not is_long or self._used < self._settings.upper:
+            return None
+        rate = self._used / seconds
+        self._restart(now_ns)
+        staying = [each for each in queues if not each.is_leaving]
+        if len(staying) < 2:
+            return None
+        slowest = max(staying, key=lambda each: (each.pace_ns, each.name))
+        others = sum(
+            1e9 / each.pace_ns for each in staying if each is not slowest and not each.is_doubtful
+        )
+        return slowest if others >= MARGIN * rate else None
+
+    def _restart(self, now_ns: int) -> None:
+        self._since_ns, self._used = now_ns, 0
 
 
 class Desk:

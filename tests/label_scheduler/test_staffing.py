@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.tutoring.settings import SECOND_NS, DeskSettings
-from naspipe.tutoring.staffing import Staffing
-from naspipe.tutoring.teacher_queue import Counts, TeacherQueue
-from tests.tutoring.at_desk import AtDesk
+from naspipe.label_scheduler.label_table import Counts, TeacherQueue
+from naspipe.label_scheduler.scheduler import SECOND_NS, DeskSettings, Staffing
+from tests.label_scheduler.at_desk import AtDesk
 
 
 def queue(name: str, seconds: float) -> TeacherQueue:

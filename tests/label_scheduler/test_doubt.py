@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.tutoring import doubt
-from naspipe.tutoring.doubt import Doubt
+from naspipe.label_scheduler import balance
+from naspipe.label_scheduler.balance import Doubt
 
 
 def made(found, *batches, teacher="a"):
@@ -40,7 +40,7 @@ def test_what_was_made_behind_an_answer_that_waits_for_another_one():
 
 
 def test_old_labels_are_known_by_the_lowest(monkeypatch):
-    monkeypatch.setattr(doubt, "_KEPT", 2)
+    monkeypatch.setattr(balance, "_KEPT", 2)
     found = Doubt()
     found.answered(90, "a")
     made(found, 7, 1, 8, 9)

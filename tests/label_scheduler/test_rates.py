@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from naspipe.core.errors import ConfigError
-from naspipe.tutoring.rates import busy_share, online_rate, teachers_needed
+from naspipe.label_scheduler.rates import busy_share, online_rate, teachers_needed
 
 
 def test_the_example() -> None:

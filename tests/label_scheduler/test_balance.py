@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.tutoring.balance import balanced
+from naspipe.label_scheduler.balance import balanced
 
 
 def names(letter: str, count: int) -> list[str]:

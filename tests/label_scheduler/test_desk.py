@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.tutoring.settings import DeskSettings
-from tests.tutoring.at_desk import AtDesk
+from naspipe.label_scheduler.scheduler import DeskSettings
+from tests.label_scheduler.at_desk import AtDesk
 
 
 def served(at: AtDesk, teacher: str, batch: int, seconds: float) -> list[str]:

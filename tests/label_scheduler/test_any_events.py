@@ -7,11 +7,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.tutoring.audit import is_audited
-from naspipe.tutoring.commands import Ask, Conflict, Deliver, Drop
-from naspipe.tutoring.desk import Desk
-from naspipe.tutoring.events import (
+from naspipe.label_scheduler.messages import (
     Answered,
+    Ask,
+    Conflict,
+    Deliver,
+    Drop,
     Refused,
     TeacherJoined,
     TeacherLeft,
@@ -19,7 +20,7 @@ from naspipe.tutoring.events import (
     Used,
     Wanted,
 )
-from naspipe.tutoring.settings import DeskSettings
+from naspipe.label_scheduler.scheduler import Desk, DeskSettings, is_audited
 
 TEACHERS = ("a", "b", "c", "d")
 WAYS = ("join", "leave", "answer", "answer", "answer", "want", "want", "use", "use", "tick",
