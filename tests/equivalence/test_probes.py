@@ -9,7 +9,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.runtime.blocks import compute, forward_only
-from naspipe.streams.probing import ProbingStrategy
+from naspipe.streams.passes import ProbingStrategy
 from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits

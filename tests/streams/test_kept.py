@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from naspipe.core.errors import ConfigError
-from naspipe.streams.feedback import FeedbackLoop
-from naspipe.streams.kept import KeptStrategy
+from naspipe.streams.feedback import FeedbackLoop, KeptStrategy
 
 
 class Counting:

@@ -11,7 +11,7 @@ from naspipe.core.config import Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.steps import Steps, parse_passes, recorded_steps, with_probes
 from naspipe.streams.feedback import FeedbackLoop
-from naspipe.streams.probing import ProbingStrategy
+from naspipe.streams.passes import ProbingStrategy
 
 
 def strategy(text: str, passes: str) -> tuple[ProbingStrategy, Steps]:

@@ -12,9 +12,8 @@ from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.jobs.losses import distilling
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.layer_sizes import sketch
-from naspipe.streams.passes import Choices, in_passes, num_draws, trained_passes
-from naspipe.streams.ports import ExplorationStrategy
-from naspipe.streams.probing import ProbingStrategy
+from naspipe.streams.passes import ProbingStrategy, in_passes, num_draws, trained_passes
+from naspipe.streams.ports import Choices, ExplorationStrategy
 from naspipe.streams.samplers import draw_subnets, iterate_subnets
 
 _STEPS = 16

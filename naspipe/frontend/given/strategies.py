@@ -12,7 +12,7 @@ from naspipe.core.space import Space
 from naspipe.core.user_code import import_attribute
 from naspipe.frontend.given.own_draws import OwnDraws
 from naspipe.search.strategies import STRATEGIES, make_strategy
-from naspipe.streams.kept import KeptStrategy
+from naspipe.streams.feedback import KeptStrategy
 from naspipe.streams.ports import ExplorationStrategy
 from naspipe.streams.samplers import SAMPLERS
 
