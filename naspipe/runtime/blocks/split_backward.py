@@ -34,7 +34,7 @@ from naspipe.runtime.blocks.engine import Gradient, Root, backward_from
 from naspipe.runtime.blocks.graph_hooks import watch_hooks
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
-from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
+from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients, apart
 from naspipe.runtime.memory.shortages import raising_shortages
 
 CONVOLUTION = "ConvolutionBackward0"
@@ -249,6 +249,8 @@ def _split(graph: Graph, joins: Sequence[_Join], early: Sequence[str]) -> Owed:
     finally:
         for hook in hooks:
             hook.remove()
+    # Backwards of earlier blocks may change what is handed on, before W is computed.
+    kept = apart(kept, graph.arrived)
     pieces = [
         ([(GradientEdge(node, 0), gradient)], parameters)
         for (node, parameters), gradient in zip(joins, kept, strict=True)

@@ -107,16 +107,10 @@ class BoundLayer:
         What changes it in place, as clipping does, must not change what goes back along the chain.
         Those of one layer that share memory still do, as in a plain loop.
         """
-        storages = (each.untyped_storage() for each in others if each is not None)
-        taken = {(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages}
-        shared = [
-            parameter
-            for parameter in self.parameters.values()
-            if parameter.grad is not None and _is_within(parameter.grad, taken)
-        ]
-        copies = deepcopy([each.grad for each in shared]) if shared else ()
-        for parameter, copy in zip(shared, copies, strict=True):
-            parameter.grad = copy
+        having = [each for each in self.parameters.values() if each.grad is not None]
+        for parameter, own in zip(having, apart([p.grad for p in having], others), strict=True):
+            if own is not parameter.grad:
+                parameter.grad = own
 
     def take_gradients(self) -> Gradients:
         """Move the gradients out of the parameters, leaving them absent."""
@@ -126,6 +120,23 @@ class BoundLayer:
                 gradients[name] = parameter.grad
                 parameter.grad = None
         return gradients
+
+
+def apart(
+    tensors: Sequence[torch.Tensor | None], others: Iterable[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Copy those of the tensors that are in the memory of one of the others.
+
+    Strides are kept, and tensors that share memory with each other still do.
+    """
+    storages = (each.untyped_storage() for each in others if each is not None)
+    taken = {(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages}
+    found = list(tensors)
+    shared = [n for n, each in enumerate(found) if each is not None and _is_within(each, taken)]
+    copies = deepcopy([found[number] for number in shared]) if shared else ()
+    for number, copy in zip(shared, copies, strict=True):
+        found[number] = copy
+    return found
 
 
 def _is_within(tensor: torch.Tensor, memory: Iterable[tuple[int, int]]) -> bool:

@@ -392,6 +392,29 @@ def test_passes_whose_graph_is_another_one_have_their_own_bits():
         assert_alike(whole, parts)
 
 
+class Added(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, y):
+        return self.linear(x) + y
+
+
+def test_what_is_handed_on_may_be_changed_in_place_before_the_owed_gradients_are_computed():
+    """The gradient of the second input is the very tensor that arrives at the linear layer."""
+    module, inputs, split = Added(), (*texts(), *texts()), SplitBackward()
+    whole = gradients(module, inputs)
+    gradients(module, inputs, split)
+    made = segment(module, inputs)
+    torch.manual_seed(5)
+    found = made.backward([torch.randn_like(each) for each in made.forward()], split)
+    early, inputs_found = made.take_gradients(), [each.clone() for each in found]
+    for each in found:
+        each.zero_()  # as an autograd function of the block before may do
+    assert_alike(whole, (inputs_found, early, made.owed.compute()))
+
+
 def test_each_join_has_a_call_of_its_own():
     """In one call, what is behind two joins would be counted twice."""
     module, inputs, split = Feedforward(), texts(), SplitBackward()
