@@ -1,0 +1,248 @@
+"""Split backwards: the bits of the plain loop, and faults of the split that turn it red.
+
+Most other modules of this folder run every second test with split backwards; see conftest.py.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+from torch import nn
+
+import naspipe as npp
+from naspipe.runtime.blocks import split_backward
+from naspipe.runtime.blocks.pass_state import PassState, StepState
+from naspipe.runtime.blocks.split_backward import Owed, Plan
+from tests.equivalence import spaces
+from tests.equivalence.harness import assert_same_bits, check, plain_loop
+
+LOSS = nn.CrossEntropyLoss()
+SPLIT = {"backward": "split"}
+PASSES = ["one", "accumulate:2"]
+WIDTH = 24
+
+
+class Deep(nn.Module):
+    """Has two weights on one way from its output to its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Deciding(nn.Module):
+    """Uses its weights in an order that depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        pair = (self.one, self.other) if x.detach()[0, 0] > 0 else (self.other, self.one)
+        return pair[1](pair[0](x).tanh())
+
+
+class Halved(torch.autograd.Function):
+    """Its backward changes the gradient that it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 0.5
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.mul_(0.5)
+
+
+class Fork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.linear(x).tanh(), Halved.apply(x)
+
+
+class Added(nn.Module):
+    """What arrives at its linear layer is handed on as the gradient of its second input."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, side):
+        return self.linear(x) + side
+
+
+def space_of(*blocks):
+    return npp.Space("split", [
+        npp.Shared("stem", lambda: nn.Linear(16, WIDTH)),
+        *(npp.Block([made] * 2, alike=True) for made in blocks),
+        npp.Shared("head", lambda: nn.Linear(WIDTH, 10)),
+    ])  # fmt: skip
+
+
+SPACES = {
+    "deep": (Deep,) * 4,
+    "deciding": (Deciding,) * 2,
+    "fork": (Fork, Added) * 2,
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_bits_of_the_plain_loop(tmp_path, name):
+    runs = check(
+        tmp_path, space_of(*SPACES[name]), spaces.vectors, LOSS, stages=(1, 2), steps=12,
+        options={"momentum": 0.9}, execution=SPLIT,
+    )  # fmt: skip
+    kept = "4 of 10" if name == "fork" else "0 of"
+    assert all(f"split backward: {kept}" in why_whole(run) for run in runs)
+
+
+def why_whole(run):
+    return run.manifest["measured"]["whole_backwards"]
+
+
+def train(path, space, **recipe):
+    return npp.train(
+        space, spaces.vectors, LOSS, steps=12, seed=1, lr=0.05, stages=2, run_dir=path,
+        execution=SPLIT, recipe=recipe,
+    )  # fmt: skip
+
+
+def assert_as_plain(run, **recipe):
+    oracle = plain_loop(
+        run.space, spaces.vectors, LOSS, run, seed=1, optimizer="SGD", lr=0.05, **recipe
+    )
+    assert_same_bits(run, oracle)
+
+
+def drop_what_arrives(patch):
+    """Nothing is kept of what arrives at a join, and pieces without a gradient are left out."""
+    patch.setattr(split_backward, "_keep", lambda *_: None)
+
+
+def compute_all_at_once(patch):
+    """One call of the engine for all joins: it counts twice what is behind two of them."""
+    begin = Owed.__init__
+
+    def merged(owed, graph, pieces, is_whole):
+        roots, parameters = (list(chain(*each)) for each in zip(*pieces, strict=True))
+        begin(owed, graph, [(roots, parameters)], is_whole)
+
+    patch.setattr(Owed, "__init__", merged)
+
+
+SHOWN = {
+    drop_what_arrives: "other parameters have a gradient",
+    compute_all_at_once: "the gradient of up.weight has other bits",
+}
+"""Faults that the first backward of a candidate shows, and what is then said of it."""
+
+
+def compute_before_it_arrives(patch):
+    """W takes what has arrived so far: the gradient of the layer's pass before."""
+    split, known = split_backward._split, {}
+
+    def hasty(graph, joins, early):
+        owed = split(graph, joins, early)
+        now = [gradient for ((_, gradient),), _ in owed._pieces]
+        before = known.get(id(graph.layer.module), now)
+        known[id(graph.layer.module)] = now
+        owed._pieces = [
+            ([(edge, gradient)], parameters)
+            for (((edge, _),), parameters), gradient in zip(owed._pieces, before, strict=True)
+        ]
+        return owed
+
+    patch.setattr(split_backward, "_split", hasty)
+
+
+def take_another_pass(patch):
+    """The update of a pass gets the W of the layer's pass before."""
+    compute, known = Owed.compute, {}
+
+    def wrong(owed):
+        key = id(owed._layer.module)
+        now = compute(owed)
+        before, known[key] = known.get(key, now), now
+        return before
+
+    patch.setattr(Owed, "compute", wrong)
+
+
+def update_first(patch):
+    """The update does not wait for W."""
+    patch.setattr(PassState, "settle", lambda state, layer: False)
+
+
+UNSEEN = [compute_before_it_arrives, take_another_pass, update_first]
+"""Faults that no first backward shows, because they are in what comes after it."""
+
+
+@pytest.mark.parametrize("break_it", SHOWN, ids=lambda each: each.__name__)
+def test_a_fault_of_the_first_backward_leaves_candidates_whole(tmp_path, monkeypatch, break_it):
+    break_it(monkeypatch)
+    run = train(tmp_path / "run", space_of(Deep, Deep, Deep))
+    assert_as_plain(run)
+    assert SHOWN[break_it] in why_whole(run)
+
+
+@pytest.mark.parametrize("passes", PASSES)
+def test_without_a_fault(tmp_path, passes):
+    run = train(tmp_path / "run", space_of(Deep, Deep, Deep), passes=passes)
+    assert_as_plain(run, passes=passes)
+    assert "split backward: 0 of" in why_whole(run)
+
+
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize("break_it", [*SHOWN, *UNSEEN], ids=lambda each: each.__name__)
+def test_a_fault_changes_bits(tmp_path, monkeypatch, break_it, passes):
+    """Also one that the first backward would show, were the comparison there not to see it."""
+    break_it(monkeypatch)
+    monkeypatch.setattr(split_backward, "_difference", lambda whole, split: "")
+    run = train(tmp_path / "run", space_of(Deep, Deep, Deep), passes=passes)
+    with pytest.raises(AssertionError, match=r"first loss that differs: subnet [1-9]"):
+        assert_as_plain(run, passes=passes)
+
+
+def test_norms_that_are_told_before_all_gradients_are_there_end_the_run(tmp_path, monkeypatch):
+    gather = StepState.gather
+
+    def hasty(step, layer, sequence_id, state):
+        owed = dict(state.owed)
+        state.owed.clear()
+        gather(step, layer, sequence_id, state)
+        state.owed.update(owed)
+
+    recipe = {"clip_global_norm": 0.1}
+    assert_as_plain(train(tmp_path / "well", space_of(Deep, Deep), **recipe), **recipe)
+    monkeypatch.setattr(StepState, "gather", hasty)
+    with pytest.raises(npp.NaspipeError, match="KeyError"):
+        train(tmp_path / "run", space_of(Deep, Deep), **recipe)
+
+
+def test_a_graph_that_is_not_compared_changes_bits(tmp_path, monkeypatch):
+    def trusting(plan, graph):
+        nodes, _ = split_backward._walked([output.grad_fn for output, _ in graph.roots])
+        named = graph.layer.parameters
+        return [(nodes[join], [named[name] for name in names]) for join, names in plan.joins]
+
+    monkeypatch.setattr(Plan, "find", trusting)
+    run = train(tmp_path / "run", space_of(Deciding, Deciding))
+    assert "split backward: 0 of" in why_whole(run)
+    with pytest.raises(AssertionError, match=r"first loss that differs: subnet [1-9]"):
+        assert_as_plain(run)
+
+
+def test_gradients_that_share_memory_with_what_is_handed_on_change_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(split_backward, "apart", lambda tensors, others: list(tensors))
+    run = train(tmp_path / "run", space_of(Fork, Added, Fork, Added))
+    with pytest.raises(AssertionError, match=r"first loss that differs: subnet [1-9]"):
+        assert_as_plain(run)
