@@ -5,11 +5,13 @@ Most other modules of this folder run every second test with split backwards; se
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import naspipe as npp
 from naspipe.runtime.blocks import split_backward
@@ -46,6 +48,21 @@ class Deciding(nn.Module):
     def forward(self, x):
         pair = (self.one, self.other) if x.detach()[0, 0] > 0 else (self.other, self.one)
         return pair[1](pair[0](x).tanh())
+
+
+class Scaled(nn.Module):
+    """Each of its forwards changes a buffer that the gradient of its weight depends on."""
+
+    def __init__(self, through_data=False):
+        super().__init__()
+        self.linear, self.through_data = nn.Linear(WIDTH, WIDTH), through_data
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        if self.training:
+            scale = self.scale.data if self.through_data else self.scale
+            scale.copy_(0.9 * scale + 0.1 * x.detach().abs().max())
+        return x + functional.linear(x, self.linear.weight / self.scale, self.linear.bias)
 
 
 class Halved(torch.autograd.Function):
@@ -103,6 +120,16 @@ def test_bits_of_the_plain_loop(tmp_path, name):
     )  # fmt: skip
     kept = "4 of 10" if name == "fork" else "0 of"
     assert all(f"split backward: {kept}" in why_whole(run) for run in runs)
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_buffer_that_the_next_pass_changes(tmp_path, through_data):
+    """On one stage, where the backward of a pass comes before the forward of the next one."""
+    scaled = partial(Scaled, through_data)
+    check(
+        tmp_path, space_of(scaled, scaled, scaled), spaces.vectors, LOSS, stages=(1,), steps=8,
+        recipe={"passes": "accumulate:3"}, execution=SPLIT,
+    )  # fmt: skip
 
 
 def why_whole(run):

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
 from naspipe.core.task import Task, TaskKind
@@ -34,6 +35,7 @@ from naspipe.runtime.jobs.ports import Objective
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.edited_parameters import obstacle_to_edits
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.layers.norm_statistics import other_buffers
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.memory_retry import MemoryRetry
 from naspipe.runtime.memory.placement import Placement
@@ -218,6 +220,7 @@ class StageCompute:
         workload, block = self._workloads[task.stream], layer.block
         place, is_last = (task.stream, block), block == len(workload.space) - 1
         bound = self.layer(layer).bind(version)
+        self._settle_before(layer, bound.module)
         inputs = (*state.inputs, *self._tapped.given(state, place, TapRole.INPUT))
         objective = self._objectives[task.stream].get(block)
         if isinstance(objective, LayerObjective):
@@ -254,6 +257,17 @@ class StageCompute:
             state.inputs = ()
         result = self._begin_backward(state, task, block, outputs[0].detach())
         return result._replace(metrics=ending.measured, batch=state.digest)
+
+    def _settle_before(self, layer: LayerId, module: nn.Module) -> None:
+        """Compute what backwards have left of a layer whose next forward may change buffers.
+
+        Gradients of its weights may depend on those. A backward of batch normalisation does not
+        read its statistics.
+        """
+        owing = [state for state in self._passes.values() if layer in state.owed]
+        if owing and other_buffers(module):
+            for state in owing:
+                state.settle(layer)
 
     def _begin_backward(
         self, state: PassState, task: Task, block: int, loss: torch.Tensor
