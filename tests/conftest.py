@@ -27,6 +27,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="every product of cases, and long tests")
+    parser.addoption(
+        "--backward", choices=("whole", "split"), help="of all equivalence tests, not every second"
+    )
 
 
 def pytest_configure(config):

@@ -56,6 +56,7 @@ def test_blocks_are_named_where_they_are(plans):
     assert all("S0/2" in each.split() for each in shared.blocks)
 
 
+@pytest.mark.backward("whole")
 def test_the_run_is_placed_as_planned(plans, tmp_path):
     pairs = next(each for each in plans if (each.passes, each.stages) == ("one", 2))
     run = npp.distill_blockwise(

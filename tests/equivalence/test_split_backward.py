@@ -150,6 +150,15 @@ def assert_as_plain(run, **recipe):
     assert_same_bits(run, oracle)
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.backward(name)) for name in ("whole", "split")]
+)
+def test_a_test_of_this_folder_may_say_which_backward_it_is_about(tmp_path, name):
+    run = npp.train(space_of(Deep), spaces.vectors, LOSS, steps=2, run_dir=tmp_path / "run")
+    assert run.manifest["execution"]["backward"] == name
+    assert ("whole_backwards" in run.manifest["measured"]) == (name == "split")
+
+
 def drop_what_arrives(patch):
     """Nothing is kept of what arrives at a join, and pieces without a gradient are left out."""
     patch.setattr(split_backward, "_keep", lambda *_: None)
