@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--samplers", nargs="+", default=["uniform"])
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--backward", choices=("whole", "split"), default="whole")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/bits/result.json")
     arguments = parser.parse_args()
     rows = []
@@ -41,7 +42,8 @@ def main() -> int:
                 check(
                     Path(scratch), named.space, named.data, named.loss, steps=arguments.steps,
                     stages=arguments.stages, optimizer=optimizer, lr=lr, options=options,
-                    sampler=sampler, execution={"recompute": recompute},
+                    sampler=sampler,
+                    execution={"recompute": recompute, "backward": arguments.backward},
                 )  # fmt: skip
                 verdict = "IDENTICAL"
             except AssertionError as error:
@@ -49,7 +51,8 @@ def main() -> int:
         rows.append(
             {
                 "space": name, "optimizer": optimizer, "recompute": recompute,
-                "sampler": sampler, "stages": arguments.stages, "steps": arguments.steps,
+                "sampler": sampler, "backward": arguments.backward, "stages": arguments.stages,
+                "steps": arguments.steps,
                 "seconds": round(time.monotonic() - start, 1), "verdict": verdict,
             }
         )  # fmt: skip

@@ -73,7 +73,7 @@ def cases(spaces: list[str], counts: list[int]) -> Iterator[Case]:
             yield Case(space=space, passes=f"subnets:{count}", recipe=tree, execution=late)
 
 
-def verdict(case: Case, steps: int) -> tuple[str, int]:
+def verdict(case: Case, steps: int, backward: str) -> tuple[str, int]:
     """IDENTICAL or the first difference; and how many runs were compared."""
     named, oracle = tiny_workload(case.space), None
     options = SGD if case.optimizer == "SGD" else {}
@@ -83,7 +83,7 @@ def verdict(case: Case, steps: int) -> tuple[str, int]:
                 named.space, named.data, named.loss, steps=steps, seed=SEED, stages=stages,
                 optimizer=case.optimizer, lr=case.lr, optimizer_options=options,
                 run_dir=Path(scratch) / "run", recipe={"passes": case.passes, **case.recipe},
-                execution={"groups": groups, **case.execution},
+                execution={"groups": groups, "backward": backward, **case.execution},
             )  # fmt: skip
             if oracle is None:
                 oracle = plain_loop(
@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("--spaces", nargs="+", default=["vgg16", "resnet50", "cv.c3", "nlp.c3"])
     parser.add_argument("--passes", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--before", metavar="REVISION", help="compare with its runs, too")
+    parser.add_argument("--backward", choices=("whole", "split"), default="whole")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/groups/bits.json")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -139,8 +140,9 @@ def main() -> int:
 
     for case in cases(arguments.spaces, arguments.passes):
         start = time.monotonic()
-        found, count = verdict(case, arguments.steps)
+        found, count = verdict(case, arguments.steps, arguments.backward)
         what = {"space": case.space, "passes": case.passes, "optimizer": case.optimizer}
+        what["backward"] = arguments.backward
         keep({**what, **case.recipe, **case.execution}, found, start, count)
     if arguments.before:
         with tempfile.TemporaryDirectory() as scratch:

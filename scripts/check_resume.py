@@ -53,13 +53,23 @@ def train(named: Workload, optimizer: str, steps: int, path: Path, **how: Any) -
 
 
 def resumed(
-    named: Workload, optimizer: str, steps: int, whole: Path, case: tuple[int, int, str]
+    named: Workload,
+    optimizer: str,
+    steps: int,
+    whole: Path,
+    case: tuple[int, int, str],
+    backward: str,
 ) -> dict[str, Any]:
     """A run that is ended after a third of its steps on some stages and goes on on others."""
     first, then, budget = case
     start, said = time.monotonic(), ""
     path = whole.with_name(f"{first}-{then}-{budget}")
-    every = {"checkpoint_every": 10, "memory_budget": budget, "window": 8}
+    every = {
+        "checkpoint_every": 10,
+        "memory_budget": budget,
+        "window": 8,
+        "backward": backward,
+    }
     try:
         ends = Ends(steps // 3)
         train(named, optimizer, steps, path, stages=first, execution=every, observer=ends)
@@ -85,6 +95,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--spaces", nargs="*", default=["nlp.c3", "cv.c3"])
     parser.add_argument("--optimizers", nargs="*", choices=OPTIMIZERS, default=[*OPTIMIZERS])
+    parser.add_argument("--backward", choices=("whole", "split"), default="whole")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/faults/resume.json")
     arguments = parser.parse_args()
     rows = []
@@ -93,8 +104,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             whole = train(named, optimizer, arguments.steps, Path(scratch) / "whole")
             for case in CASES:
-                found = resumed(named, optimizer, arguments.steps, whole, case)
-                rows.append({"space": name, "optimizer": optimizer, **found})
+                found = resumed(named, optimizer, arguments.steps, whole, case, arguments.backward)
+                how = {"optimizer": optimizer, "backward": arguments.backward}
+                rows.append({"space": name, **how, **found})
                 print(rows[-1], flush=True)
                 write(arguments.output, rows)
     return int(any(row["verdict"] != "IDENTICAL" for row in rows))
