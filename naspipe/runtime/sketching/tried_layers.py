@@ -120,9 +120,15 @@ class TriedLayers:
                 others = workload.tapped(other)
             for block, option in enumerate(options[:count]):
                 go_on()
-                tensors = self._call(block, option, batch, tensors)
-                if other:
-                    others = self._call(block, option, other, others, is_original=True)
+                module = self._made(block, option)
+                if other:  # what it keeps of this must make no difference
+                    kept = _Kept(module)
+                    self._call(module, (block, option), other, others)
+                    kept.put_back()
+                tensors = self._call(module, (block, option), batch, tensors)
+                if other:  # nor what another layer or the loss finds of this elsewhere
+                    module = self._made(block, option, is_original=True)
+                    others = self._call(module, (block, option), other, others)
                 yield tensors
             if has_loss:
                 yield (self._call_loss(batch, tensors),)
@@ -142,7 +148,8 @@ class TriedLayers:
     def _refused(self, block: int, options: Sequence[int]) -> NotRepeatedError:
         workload = self.workload
         if block < len(options):
-            who = f"layer {workload.space.option_label(block, options[block])}"
+            kind = type(self._made(block, options[block])).__name__
+            who = f"layer {workload.space.option_label(block, options[block])} ({kind})"
             expected = "output for the same inputs, weights and draws"
         else:
             who = f"loss {name_of_loss(workload.loss)}"
@@ -154,17 +161,23 @@ class TriedLayers:
             f"needs beside the output, and draw from torch's global generator"
         )
 
-    def _call(
-        self, block: int, option: int, batch: Batch, inputs: Tensors, is_original: bool = False
-    ) -> Tensors:
-        """The outputs of a new layer, or of the module itself that the factory copies."""
-        workload, space = self.workload, self.workload.space
-        own, candidate = space.blocks[block], space.blocks[block].candidate(option)
+    def _made(self, block: int, option: int, is_original: bool = False) -> nn.Module:
+        """A new layer, or the module itself that its factory copies, if it copies one."""
+        workload, own = self.workload, self.workload.space.blocks[block]
+        candidate = own.candidate(option)
         factory: Any = own.candidates[candidate]
         seed_draws(layer_seed(workload.definition.seed, block, candidate))
         has_original = is_original and getattr(factory, "original", None) is not None
         module: nn.Module = factory.in_place() if has_original else factory()
         own.set_mode(module, workload.runs_in_training_mode)
+        return module
+
+    def _call(
+        self, module: nn.Module, place: tuple[int, int], batch: Batch, inputs: Tensors
+    ) -> Tensors:
+        """The outputs of a layer by an option of its block."""
+        workload, space, (block, option) = self.workload, self.workload.space, place
+        own, candidate = space.blocks[block], space.blocks[block].candidate(option)
         apply = own.apply if isinstance(own, Elastic) else None
         call = module if apply is None else partial(apply, module)
         layer = BoundLayer(module, call, dict(module.named_parameters()), is_first=True)
@@ -201,6 +214,27 @@ class TriedLayers:
             if isinstance(found, torch.Tensor):
                 check_loss_leaves(name_of_loss(loss), loss, (found,), (*leaves, *fields))
         return found.detach()
+
+
+class _Kept:
+    """The parameters and buffers of a module, as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        slots: list[dict[str, Any]] = [
+            each for part in module.modules() for each in (part._parameters, part._buffers)
+        ]
+        self._slots = [(own, dict(own)) for own in slots]
+        tensors = (each for _, before in self._slots for each in before.values())
+        self._values = [(each, each.detach().clone()) for each in tensors if each is not None]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Undo what a forward has changed of them."""
+        for own, before in self._slots:
+            own.clear()
+            own.update(before)
+        for tensor, value in self._values:
+            tensor.copy_(value)
 
 
 def _parts(batch: Batch) -> Iterator[Batch]:

@@ -46,7 +46,9 @@ def images(seed, number):
 
 def test_a_layer_that_counts_elsewhere():
     said = refused(STEM, npp.Block([nn.Identity, partial(Layer, counts)]), head(), batches=images)
-    assert said.startswith("layer 0.1: expected the same output for the same inputs, weights and ")
+    assert said.startswith(
+        "layer 0.1 (Layer): expected the same output for the same inputs, weights and "
+    )
     assert "so use register_buffer for what a call changes" in said
     assert ALL == {"calls": 0}, "it was called in a process of its own"
 
@@ -61,7 +63,7 @@ def test_layers_that_take_whole_batches_only():
 
     taken = [partial(Layer, whole(each)) for each in (counts_in_a_buffer, counts)]
     said = refused(STEM, npp.Block(taken), head(), batches=images)
-    assert said.startswith("layer 0.1: expected the same output")
+    assert said.startswith("layer 0.1 (Layer): expected the same output")
 
 
 def test_a_loss_that_counts():
@@ -91,7 +93,7 @@ def test_a_buffer_of_a_loss_is_named():
 
 def test_a_run_is_refused_before_anything_is_written(tmp_path):
     blocks = [*spaces.mixed(blocks=1).blocks, npp.Shared("last", partial(Layer, counts))]
-    with pytest.raises(ConfigError, match=r"^layer last: expected the same output"):
+    with pytest.raises(ConfigError, match=r"^layer last \(Layer\): expected the same output"):
         npp.train(
             npp.Space("s", blocks), spaces.vectors, nn.CrossEntropyLoss(), steps=1,
             run_dir=tmp_path / "run",
@@ -113,3 +115,20 @@ def test_nothing_of_it_stays_here(tmp_path):
     blocks = [*spaces.mixed(blocks=1).blocks, npp.Shared("last", partial(Layer, sees))]
     npp.train(npp.Space("s", blocks), spaces.vectors, loss, steps=1, run_dir=tmp_path / "run")
     assert seen == {"layer": 1, "loss": 1}
+
+
+class Counts(nn.Module):
+    """Counts in an attribute, where each layer has its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_layer_that_counts_in_an_attribute():
+    said = refused(STEM, npp.Block([nn.Identity, Counts]), head(), batches=images)
+    assert said.startswith("layer 0.1 (Counts): expected the same output for the same inputs")
