@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from naspipe.core.errors import VerificationError
+from naspipe.verification.rehearsal import STEPS_BEFORE
 
 _MOST_HINTS = 3
 """A message lists no more observations than these."""
@@ -71,7 +72,7 @@ class Comparison:
     @property
     def note(self) -> str:
         """A line about layers that remember what no checkpoint holds; empty if none does."""
-        if not self._remembered:
+        if not self._remembered or self.verified_steps <= STEPS_BEFORE:
             return ""
         label, attribute = min(self._remembered.items())
         count = len(self._remembered) - 1
@@ -131,10 +132,10 @@ class Comparison:
         """
         streams = list(streams)
         for hints, each in zip(self._hints, streams, strict=True):
+            hints += [(label, text) for label, text in each.get("hints", ())]
             for label, attribute in each.get("remembered", ()):
                 self._remembered.setdefault(label, attribute)
                 hints.append((label, f"its forward changes its attribute {attribute}"))
-            hints += [(label, text) for label, text in each.get("hints", ())]
         self._plain[step] = [
             _Side(
                 dict(enumerate(each["losses"])),
@@ -195,7 +196,7 @@ class Comparison:
         """What was observed of a layer and of the loss; of all layers if the loss differs."""
         hints = [
             f"{text} (layer {each})" if each else text
-            for each, text in self._hints[stream]
+            for each, text in reversed(self._hints[stream])
             if each in ("", label) or not label
         ]
         if not hints:

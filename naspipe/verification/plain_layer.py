@@ -107,11 +107,20 @@ class PlainLayer:
         step = self._versions[-1][0] if self._versions else -1
         return LayerState(copy.deepcopy(dict(self.tensors())), step, self._versions[:-1])
 
+    def end_training(self) -> None:
+        """Keep the module alone, as the layer is not trained any more."""
+        self._optimizer, self._versions = None, []
+        self._averages, self._sums, self._updates = {}, {}, {}
+
     def _restore_buffer(self, name: str, value: torch.Tensor) -> None:
         owner, _, key = name.rpartition(".")
         buffers = self.module.get_submodule(owner)._buffers
         buffer = buffers.get(key)
-        if buffer is not None and (buffer.dtype, buffer.shape) == (value.dtype, value.shape):
+        is_alike = buffer is not None and (
+            (buffer.dtype, buffer.shape, buffer.stride())
+            == (value.dtype, value.shape, value.stride())
+        )
+        if buffer is not None and is_alike and 0 not in buffer.stride():
             buffer.copy_(value)
         else:
             buffers[key] = value.to(self._device)
@@ -366,7 +375,7 @@ class PlainLayer:
         for name, parameter in self.parameters.items():
             yield f"param/{name}", parameter.detach()
         for name, buffer in self.module.named_buffers():
-            yield f"buffer/{name}", buffer
+            yield f"buffer/{name}", buffer.detach()
         for name, parameter in self.parameters.items():
             state = self._optimizer.state_of(parameter) if self._optimizer else {}
             if name in self._averages:

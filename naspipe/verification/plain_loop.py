@@ -30,13 +30,19 @@ from naspipe.core.recipe import Recipe
 from naspipe.core.rules import Follows, Frozen
 from naspipe.core.settings.given_code import GivenCode
 from naspipe.core.wiring import Tap, TapRole
-from naspipe.runtime.jobs.users_code import has_users_code
+from naspipe.runtime.jobs.users_code import has_users_class, has_users_code
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.momentum_update import MomentumUpdate
 from naspipe.verification.audit import Audit
 from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
 from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits
-from naspipe.verification.rehearsal import HINT, STEPS_BEFORE, changed_attributes, disturb
+from naspipe.verification.rehearsal import (
+    HINT,
+    STEPS_BEFORE,
+    attributes,
+    changed_attributes,
+    disturb,
+)
 
 Tensors = tuple[torch.Tensor, ...]
 Place = tuple[int, int]
@@ -108,7 +114,7 @@ class PlainLoop:
         tapped: Tapped = {}
         under_way = [each for each in self._ordered if step < each.workload.definition.steps]
         for stream in under_way if step == self._remakes_at else ():
-            if stream.workload.is_trained:
+            if stream.workload.is_written:
                 stream.make_again(step)
         for stream in under_way:
             stream.compute(step, tapped)
@@ -242,6 +248,8 @@ class _Stream:
         """Those of them that a pass has used, other than a probe."""
         self._spares: dict[Place, nn.Module] = {}
         """Copies of users' modules as these were before the loop trained them."""
+        self._attributes: dict[Place, Mapping[str, Any]] = {}
+        """Those of each layer as it was made, beside parameters and buffers."""
         self._earlier: dict[Place, PlainLayer] = {}
         """In a step before which layers were made again: those that they replaced."""
         self._is_disturbed = False
@@ -268,7 +276,7 @@ class _Stream:
     def keep_spare(self, place: Place, original: nn.Module) -> None:
         """Copy a module with user code before the first step changes it."""
         block = self.workload.space.blocks[place[0]]
-        if self.workload.is_trained and has_users_code(block, original):
+        if self.workload.is_written and has_users_code(block, original):
             self._spares[place] = self._made(place)
 
     def _made(self, place: Place, in_place: bool = False) -> nn.Module:
@@ -283,19 +291,23 @@ class _Stream:
 
     def make_again(self, step: int) -> None:
         """Make the layers that run user code again, from what a checkpoint would hold of them."""
-        has_own_optimizer = isinstance(self._recipe.optimizer, GivenCode)
+        optimizer = self._recipe.optimizer
+        has_own_optimizer = isinstance(optimizer, GivenCode) or ":" in optimizer
         for place in sorted(self.used):
             layer, block = self.layers[place], self.workload.space.blocks[place[0]]
             if not has_own_optimizer and not has_users_code(block, layer.module):
                 continue
             self._earlier[place] = layer
             module = self._spares[place] if place in self._spares else self._made(place)
-            changed = changed_attributes(layer.module, module)
-            self._remembered += [(layer.label, name) for name in changed]
+            if (before := self._attributes.get(place)) is not None:
+                changed = changed_attributes(before, layer.module)
+                self._remembered += [(layer.label, name) for name in changed]
             self._wrap(place, module).restore(layer.state)
+            layer.end_training()
         self._spares.clear()
         self._is_disturbed = True
-        self._audit.note("", HINT.format(step=step))
+        if self._earlier or has_users_class(self.workload.loss):
+            self._audit.note("", HINT.format(step=step))
 
     def _wrap(self, place: Place, module: nn.Module) -> PlainLayer:
         block = self.workload.space.blocks[place[0]]
@@ -303,6 +315,8 @@ class _Stream:
         self._audit.look_at_hooks(label, module)
         trains = self.workload.runs_in_training_mode
         self.layers[place] = PlainLayer(label, block, module.to(self._device), self._recipe, trains)
+        if has_users_code(block, module):
+            self._attributes[place] = attributes(module)
         return self.layers[place]
 
     def compute(self, step: int, tapped: Tapped) -> None:

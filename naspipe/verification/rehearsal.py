@@ -5,8 +5,9 @@ anything else from one call to the next, it computes something else after a resu
 stage, or when another subnet is computed in between. So before one of its first steps, the plain
 loop makes the layers that run user code again, from what a checkpoint would hold of them. In that
 step, it also calls the earlier layers and the loss with other values after each real call, as other
-subnets would. User code that remembers nothing else computes the same bits as before. All other
-code computes bits that differ from those of the run.
+subnets would. User code that remembers nothing else computes the same bits as before. The bits of
+other code differ from those of the run. What only backwards change, outside of the module that they
+belong to, is not found.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ STEPS_BEFORE = 2
 """How many steps the plain loop trains before it makes layers again."""
 
 HINT = (
-    "code that remembers something outside of parameters and buffers (before step {step} the plain "
-    "loop made the layers again from these, and in that step it called them for another batch too)"
+    "code that remembers something outside of parameters, buffers and optimizer state (before step "
+    "{step} the plain loop made layers again from these, and then called them for other items, too)"
 )
 """Explains differences from that step on."""
 
@@ -42,32 +43,33 @@ _DEEPEST = 4
 
 def disturb(call: Callable[..., Any], *tensors: torch.Tensor) -> None:
     """Call user code with other values and ignore the result, as another subnet would call it."""
-    with kept_draws(), torch.no_grad(), suppress(Exception):
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if on_gpu else ()
+    with kept_draws(), torch.random.fork_rng(devices), torch.no_grad(), suppress(Exception):
         call(*map(_other, tensors))
 
 
 def _other(tensor: torch.Tensor) -> torch.Tensor:
-    """Values of the same kind: those of other items, and scaled where they are no numbers of
-    classes or words."""
+    """The values of other items; floating-point values are also halved, and indices are not."""
     other = tensor.detach().flip(0) if tensor.dim() else tensor.detach().clone()
     return other.mul_(0.5) if other.is_floating_point() else other
 
 
-def changed_attributes(before: nn.Module, after: nn.Module) -> Iterator[str]:
-    """The attributes that two copies of a layer have with other values, beside parameters and
-    buffers, as far as values can be compared."""
-    first, second = _attributes(before), _attributes(after)
-    for name in sorted(first.keys() | second.keys()):
-        if first.get(name) != second.get(name):
+def changed_attributes(before: Mapping[str, Any], module: nn.Module) -> Iterator[str]:
+    """The attributes of a layer that have other values than :func:`attributes` said before."""
+    now = attributes(module)
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
             yield name
 
 
-def _attributes(module: nn.Module) -> Mapping[str, Any]:
+def attributes(module: nn.Module) -> Mapping[str, Any]:
     """By the name of the attribute, something that changes when its value does.
 
-    Torch's own modules are left out: they keep nothing that a checkpoint does not have.
+    Parameters, buffers and what shares their memory are left out, and so are torch's own modules,
+    which keep nothing that a checkpoint does not have.
     """
-    own = {id(each) for each in (*module.parameters(), *module.buffers())}
+    own = {each.untyped_storage()._cdata for each in (*module.parameters(), *module.buffers())}
     return {
         ".".join(filter(None, (part, name))): _seen(value, own)
         for part, each in module.named_modules()
@@ -78,9 +80,11 @@ def _attributes(module: nn.Module) -> Mapping[str, Any]:
 
 
 def _seen(value: Any, own: Collection[int], depth: int = _DEEPEST) -> Any:
-    """Something that changes with a value; ``own`` has the ids of tensors that a run keeps."""
+    """Something that changes with a value; ``own`` is the memory of tensors that a run keeps."""
     if isinstance(value, torch.Tensor):
-        return None if id(value) in own else digest(value)
+        if value.layout != torch.strided or value.is_meta:
+            return None
+        return None if value.untyped_storage()._cdata in own else digest(value)
     if isinstance(value, np.ndarray):
         return value.shape, value.tobytes()
     if isinstance(value, torch.Generator):
@@ -90,9 +94,14 @@ def _seen(value: Any, own: Collection[int], depth: int = _DEEPEST) -> Any:
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, Mapping) and depth:
-        return [(repr(key), _seen(each, own, depth - 1)) for key, each in value.items()]
+        return [(_plain(key), _seen(each, own, depth - 1)) for key, each in value.items()]
     if isinstance(value, list | tuple | deque) and depth:
         return [_seen(each, own, depth - 1) for each in value]
     if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
+        return sorted(filter(None, map(_plain, value)))
+    return _plain(value)
+
+
+def _plain(value: Any) -> str | None:
+    """A text for a plain value; that of any other object may have its address."""
     return repr(value) if type(value) in _PLAIN else None

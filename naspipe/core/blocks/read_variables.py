@@ -6,6 +6,7 @@ over. So what it read as its block was made is kept.
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
@@ -54,7 +55,7 @@ def _reads(function: FunctionType) -> Iterator[tuple[str, object]]:
         if _is_plain(value):
             yield name, value
     known = function.__globals__
-    for name in sorted(names_in(function.__code__) & known.keys()):
+    for name in sorted(globals_read(function.__code__) & known.keys()):
         if _is_plain(known[name]):
             yield name, known[name]
 
@@ -65,7 +66,23 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def names_in(code: CodeType) -> set[str]:
-    """Names of globals and attributes in a function, and in those that are written in it."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*map(names_in, inner))
+def globals_read(code: CodeType) -> set[str]:
+    """Names of the globals that a function, or one written in it, reads and does not write.
+
+    The names in the code object alone would include those of attributes.
+    """
+    found, written = set[str](), set[str]()
+    for each in _codes(code):
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                found.add(str(instruction.argval))
+            elif instruction.opname == "STORE_GLOBAL":
+                written.add(str(instruction.argval))
+    return found - written
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

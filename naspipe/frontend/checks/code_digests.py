@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import search_spaces
+from naspipe.core.blocks.copy_of import CopyOf
 from naspipe.core.space import Elastic
+from naspipe.core.user_code import is_users_module
 from naspipe.runtime.jobs.workload import Workload
 
 
@@ -19,9 +22,11 @@ def code_digests(workloads: Sequence[Workload]) -> dict[str, str]:
 
 
 def users_digests(workloads: Sequence[Workload]) -> dict[str, str]:
-    """The same of the user's files alone."""
-    others = {path for path in _users(workloads) if path not in _own()}
-    return {path.name: _digest(path) for path in sorted(others)}
+    """The same of the user's own files, without libraries; those of one name count together."""
+    found: dict[str, str] = {}
+    for path in sorted(set(_users(workloads, only_own=True))):
+        found[path.name] = f"{found.get(path.name, '')} {_digest(path)}".strip()
+    return found
 
 
 def code_digest(digests: Mapping[str, str]) -> str:
@@ -45,7 +50,7 @@ def _digest(path: Path) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
 
 
-def _users(workloads: Sequence[Workload]) -> Iterator[Path]:
+def _users(workloads: Sequence[Workload], only_own: bool = False) -> Iterator[Path]:
     for workload in workloads:
         blocks = workload.space.blocks
         makers = [factory for block in blocks for factory in block.candidates]
@@ -55,8 +60,18 @@ def _users(workloads: Sequence[Workload]) -> Iterator[Path]:
         makers += [block.cut for block in elastic if block.cut and block.step == "slice"]
         parts = getattr(workload.data, "made_of", ())
         metrics = workload.metrics.values()
-        for thing in (workload.data, *parts, workload.loss, *metrics, *makers):
-            module = sys.modules.get(getattr(thing, "__module__", type(thing).__module__))
+        for thing in (workload.data, *parts, workload.loss, *metrics, *map(_made_by, makers)):
+            name = getattr(thing, "__module__", type(thing).__module__)
+            if only_own and not is_users_module(name):
+                continue
+            module = sys.modules.get(name)
             file = Path(getattr(module, "__file__", None) or "")
             if file.is_file():  # not so of what is read from stdin, or typed
                 yield file
+
+
+def _made_by(factory: Any) -> Any:
+    """What a factory calls, or the module that it copies."""
+    while isinstance(factory, partial):
+        factory = factory.original if isinstance(factory, CopyOf) else factory.func
+    return factory

@@ -133,7 +133,7 @@ def _made_of(workload: Workload) -> dict[str, Any]:
         whose: captured(function).values for whose, function in _functions(workload)
     }
     code = users_digests([workload])
-    return {**structures(workload.space), "captured": said, "code": code}
+    return {**structures(workload.space), "captured": said, "files": code}
 
 
 def _functions(workload: Workload) -> Iterator[tuple[str, object]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.blocks.read_variables import names_in
+from naspipe.core.blocks.read_variables import globals_read
 from naspipe.core.user_code import is_users_module
 from naspipe.runtime.layers.kept_state import TORCHS
 
@@ -97,7 +97,7 @@ def variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
     names = code.co_varnames[: code.co_argcount]
     yield from zip(names[len(names) - len(usual) :], usual, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
-    for name in sorted(names_in(code) & function.__globals__.keys()):
+    for name in sorted(globals_read(code) & function.__globals__.keys()):
         yield name, function.__globals__[name]
 
 

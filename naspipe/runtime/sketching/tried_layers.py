@@ -155,10 +155,10 @@ class TriedLayers:
             who = f"loss {name_of_loss(workload.loss)}"
             expected = "number for the same outputs and batch"
         return NotRepeatedError(
-            f"{who}: expected the same {expected}, found another when it was called again and "
-            f"other items were computed in between; a run keeps parameters and buffers alone, so "
-            f"use register_buffer for what a call changes, return what another layer or the loss "
-            f"needs beside the output, and draw from torch's global generator"
+            f"{who}: expected the same {expected}, but a second call returned something else "
+            f"after other items had been computed in between; a run keeps only parameters and "
+            f"buffers, so use register_buffer for what a call changes, return what another layer "
+            f"or the loss needs beside the output, and draw from torch's global generator"
         )
 
     def _made(self, block: int, option: int, is_original: bool = False) -> nn.Module:
@@ -234,7 +234,8 @@ class _Kept:
             own.clear()
             own.update(before)
         for tensor, value in self._values:
-            tensor.copy_(value)
+            if not same_bits(tensor, value):
+                tensor.copy_(value)
 
 
 def _parts(batch: Batch) -> Iterator[Batch]:
@@ -247,6 +248,11 @@ def _parts(batch: Batch) -> Iterator[Batch]:
 
 
 def _other(batch: Batch) -> Batch:
-    """The same items in another order."""
-    return {n: each.flip(0) if torch.is_tensor(each) and each.dim() else each
-            for n, each in batch.items()}  # fmt: skip
+    """The same items in another order; a field of another length may be the same in all batches."""
+    lengths = [len(each) for each in batch.values() if torch.is_tensor(each) and each.dim()]
+    items = max(lengths, key=lengths.count, default=0)
+
+    def is_of_items(value: Any) -> bool:
+        return torch.is_tensor(value) and value.dim() > 0 and len(value) == items
+
+    return {name: each.flip(0) if is_of_items(each) else each for name, each in batch.items()}

@@ -253,7 +253,7 @@ def _code_warnings(reference: RecordedRun, run: RecordedRun) -> Iterator[str]:
     one, other = (read_made_of(side.directory.made_of) for side in (reference, run))
     names = otherwise_written(one, other) if one and other else []
     if names:
-        yield f"written otherwise in {reference.path} and {run.path}: {', '.join(names)}"
+        yield f"these files differ between {reference.path} and {run.path}: {', '.join(names)}"
 
 
 _FLAGS = ("steps", "seed", "sampler", "policy", "scale")

@@ -1,7 +1,7 @@
 """What a run's layers and functions are made of, as ``made_of.json`` has it, and where two differ.
 
 It has ``texts``, each once; ``layers``, for each block the number of each candidate's text; and
-``captured``, by ``loss``, ``optimizer`` or a metric what the function captures. ``code`` has a
+``captured``, by ``loss``, ``optimizer`` or a metric what the function captures. ``files`` has a
 digest of each of the user's files that they are in.
 """
 
@@ -51,7 +51,7 @@ def as_made_of(values: Any, where: Path) -> MadeOf:
         layers = [[texts[number] for number in numbers] for numbers in values["layers"]]
         said = values["captured"].items()
         captured = {str(whose): dict(each.items()) for whose, each in said}
-        code = dict(values.get("code", {}).items())
+        code = dict(values.get("files", {}).items())
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{where} is damaged: {error!r:.80}") from error
     return MadeOf(layers, captured, code)
@@ -99,7 +99,7 @@ def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike
 
 
 def otherwise_written(one: MadeOf, other: MadeOf) -> list[str]:
-    """Names of files that two runs have with other contents."""
+    """Names of files whose contents differ between two runs."""
     if not (one.code and other.code):
         return []
     names = one.code.keys() | other.code.keys()

@@ -8,6 +8,7 @@ from naspipe.core.blocks.block import Block, Shared
 from naspipe.core.blocks.read_variables import changed_reads
 
 WIDTH = 8
+COUNT = 0
 
 
 def test_a_loop_over_blocks() -> None:
@@ -29,7 +30,15 @@ def test_what_is_bound_early_or_not_plain_does_not_count() -> None:
 
 
 def test_globals(monkeypatch) -> None:
+    def counts() -> int:
+        global COUNT
+        COUNT += 1
+        return COUNT
+
     shared = Shared("stem", functools.partial(lambda x: lambda: x + WIDTH, 1))
+    block = Block([counts])
+    counts()
     assert changed_reads(shared.factory) == []
     monkeypatch.setitem(globals(), "WIDTH", 16)
     assert changed_reads(shared.factory) == [("WIDTH", 8, 16)]
+    assert changed_reads(block.candidates[0]) == [], "it changes that itself"

@@ -281,7 +281,7 @@ def test_earlier_runs_told_less_of_values(begun):
     assert "loss's scale was of type Setting" in refused(
         directory, workload(candidates(), scaled(setting))
     )
-    del recorded["code"]
+    del recorded["files"]
     directory.made_of.write_text(json.dumps(recorded))
     check_made_of(directory, workload(candidates(), scaled(setting)))
 
@@ -290,13 +290,13 @@ def test_compare_names_what_is_written_otherwise(trained, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(trained[1].path, copy)
     values = json.loads((copy / "made_of.json").read_text())
-    (name,) = values["code"]
+    (name,) = values["files"]
     assert name == "test_made_of.py"
-    values["code"][name] = "another"
+    values["files"][name] = "another"
     (copy / "made_of.json").write_text(json.dumps(values))
     (found,) = compare_runs(trained[1].path, copy)
     assert found.is_identical
-    assert f"written otherwise in {trained[1].path} and {copy}: {name}" in found.warnings
+    assert f"these files differ between {trained[1].path} and {copy}: {name}" in found.warnings
 
 
 class _Scales:
