@@ -61,7 +61,8 @@ def _users(workloads: Sequence[Workload], only_own: bool = False) -> Iterator[Pa
         parts = getattr(workload.data, "made_of", ())
         metrics = workload.metrics.values()
         for thing in (workload.data, *parts, workload.loss, *metrics, *map(_made_by, makers)):
-            name = getattr(thing, "__module__", type(thing).__module__)
+            # What is compiled by exec may be of no module.
+            name = getattr(thing, "__module__", type(thing).__module__) or ""
             if only_own and not is_users_module(name):
                 continue
             module = sys.modules.get(name)
