@@ -80,7 +80,7 @@ class DeskSettings:
     release_seconds: float = 300.0
     """A teacher goes that was not needed for so long; 0 for never."""
     first_batch: int = 0
-    """Lowest number of a batch: more than 0 where a run goes on behind a checkpoint."""
+    """Lowest number of a batch: more than 0 in a run that continues from a checkpoint."""
     last_batch: int | None = None
     """Highest number of a batch; None where it is not known."""
 
