@@ -115,6 +115,7 @@ def simulate_run(
             wiring=pipeline.wiring,
             streams=streams,
             reduction_launch=execution.pipeline.reduction_launch,
+            splits=any(stream.split for stream in plan.streams),
         )
         for stage, manager, streams in zip(stages, managers, taken_part, strict=True)
     ]

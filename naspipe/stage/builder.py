@@ -111,6 +111,8 @@ class Scheduling:
     """Those that the stage takes part in; None for all."""
     reduction_launch: str = "layer"
     """When sums of gradients leave for the next group: ``layer``, ``partition`` or ``end``."""
+    splits: bool = False
+    """Backwards may be split, so that WRITEs begin with what these left."""
 
 
 def build_controller(
@@ -161,6 +163,7 @@ def build_controller(
         residency or AllResident(),
         [make(steps) for make in (*(GATES[name] for name in gated), *launches)],
         completed,
+        way.splits,
     )
 
 

@@ -59,6 +59,7 @@ class StageController:
         residency: what is on the device.
         gates: what the WRITEs of a step wait for, beside the order of WRITEs.
         wiring: how the streams are joined, completed.
+        splits: whether backwards may be split, so that WRITEs begin with what these left.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class StageController:
         residency: Residency,
         gates: Sequence[WriteGate] = (),
         wiring: Wiring = PLAIN,
+        splits: bool = False,
     ) -> None:
         self._stage = stage
         self._book = VersionBook(history.rules, policy, history.uses)
@@ -77,7 +79,7 @@ class StageController:
         self._whereabouts = history.whereabouts
         self._cuts = Cuts(stage, self._book, self._whereabouts)
         self._gates = Gates(gates)
-        self._writes = Writes(self._book, residency, self._gates, policy.steps, ready.order)
+        self._writes = Writes(self._book, residency, self._gates, policy.steps, ready.order, splits)
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._ready = ready
         self._clearance = Clearance(self._book, policy, self._whereabouts.has_buffers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Exact, Lag
 from naspipe.core.space import Block, Space
 from naspipe.core.subnet import Subnet
+from naspipe.frontend.simulation.scenario import table5_scenario
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.memory import DeviceSizes
@@ -204,6 +206,14 @@ def test_latest_starts_of_streams_side_by_side():
         for each in (by_latest_start(plan, pipeline), by_critical_path(plan, pipeline), plan)
     ]
     assert spans[0] < 0.97 * min(spans[1:])
+
+
+def test_two_stages_with_split_backwards_are_near_the_bound():
+    scenario = table5_scenario("nlp.c3", with_shared=False, recompute=False)
+    how = Execution(stages=2, backward="split", order="latest-start", partition="balanced")
+    pipeline = scenario.pipeline("uniform", seed=0, steps=100)
+    least_ns = bound_of(pipeline.splitting(math.inf)).least_makespan_ns(2)
+    assert scenario.run(pipeline, how).makespan_ns < 1.02 * least_ns
 
 
 @pytest.mark.parametrize("order", [by_latest_start, by_critical_path])

@@ -19,17 +19,20 @@ BLOCKS = 3
 class Stage:
     """The only stage: what it is commanded ends before anything else happens."""
 
-    def __init__(self):
-        self.controller = build_controller(0, [[Exact()] * BLOCKS], order="latest-start")
+    def __init__(self, splits=False):
+        self.controller = build_controller(
+            0, [[Exact()] * BLOCKS], order="latest-start", splits=splits
+        )
         self.commanded, self.done = [], []
 
     def tell(self, event):
         commands = self.controller.handle(event)
         self.commanded += [each for each in commands if isinstance(each, RunTask | WriteLayer)]
 
-    def admit(self, y, candidate, **rows):
-        """A subnet; levels of its forwards, backwards and WRITEs, block by block."""
-        subnet = Subnet(0, y, (candidate,) * BLOCKS)
+    def admit(self, y, *candidates, **rows):
+        """A subnet, of one candidate everywhere or of one for each block; levels of its forwards,
+        backwards and WRITEs, block by block."""
+        subnet = Subnet(0, y, candidates * BLOCKS if len(candidates) == 1 else candidates)
         self.tell(SubnetAdmitted(0, subnet, Partition((0, BLOCKS)), Priorities(**rows)))
 
     def carry_out(self):
@@ -57,8 +60,8 @@ SECOND = {"forward": (60, 59, 58), "backward": (55, 56, 57)}
 SECOND_BLOCKS = ["F1.0", "F1.1", "F1.2", "B1.2", "B1.1", "B1.0"]
 
 
-def two(candidate, *rows):
-    stage = Stage()
+def two(candidate, *rows, splits=False):
+    stage = Stage(splits)
     for y, (levels, write) in enumerate(zip((FIRST, SECOND), rows, strict=True)):
         stage.admit(y, y * candidate, **levels, write=write)
     return stage
@@ -85,9 +88,10 @@ def test_without_priorities_each_write_is_next():
     assert done[:9] == ["F0.0", "F0.1", "F0.2", "B0.2", "W0.2", "B0.1", "W0.1", "B0.0", "W0.0"]
 
 
-def test_only_so_many_writes_wait(monkeypatch):
-    monkeypatch.setattr(writes, "MOST_DUE", 1)
-    done = two(1, (9, 8, 7), (3, 2, 1)).finish()
+@pytest.mark.parametrize(("limit", "splits"), [("MOST_DUE", False), ("MOST_OWED", True)])
+def test_only_so_many_writes_wait(limit, splits, monkeypatch):
+    monkeypatch.setattr(writes, limit, 1)
+    done = two(1, (9, 8, 7), (3, 2, 1), splits=splits).finish()
     assert done[:8] == ["F0.0", "F0.1", "F0.2", "B0.2", "B0.1", "W0.1", "B0.0", "W0.0"]
 
 
@@ -110,3 +114,16 @@ def test_writes_of_greater_priority_begin_together(count):
     while len(stage.done) < len(FIRST_ENDS):
         stage.carry_out()
     assert [each.layer.block for each in stage.commanded] == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("splits", "then"),
+    [(False, ["W0.0", "W0.1", "W0.2", "F1.0"]), (True, ["W0.0", "F1.0", "F1.1", "F1.2"])],
+)
+def test_with_split_backwards_what_a_write_makes_ready_goes_before_the_next_one(splits, then):
+    """Subnet 1 waits for a layer of subnet 0, and subnet 2 is ready with a lower priority."""
+    stage = Stage(splits)
+    stage.admit(0, 0, **FIRST, write=(75, 40, 30))
+    stage.admit(1, 0, 1, 1, **SECOND, write=(3, 2, 1))
+    stage.admit(2, 2, forward=(12, 11, 10), backward=(7, 8, 9), write=(3, 2, 1))
+    assert stage.finish()[6:10] == then

@@ -146,9 +146,10 @@ class VerifySettings:
         "auto",
         "compare the first steps with a plain loop that runs your own modules, data and loss in a "
         "process alongside the run, and stop the run if one bit differs: auto, a number of steps, "
-        "all, or 0 for none. auto takes 4 steps, or 3 more than the longest lag, and gives up if "
-        "they take long; the other values wait for the plain loop. A search compares the scores of "
-        "its first and its best subnet instead, unless this is 0.",
+        "all, or 0 for none. auto takes 3 steps more than the longest lag, but at most a sixteenth "
+        "of the run and at least 4 steps, and gives up if they take long; the other values wait "
+        "for the plain loop. A search compares the scores of its first and its best subnet "
+        "instead, unless this is 0.",
         like(r"auto|all|[0-9]{1,6}", "auto, all or a number of steps"),
         flag=Flag("auto|all|STEPS"),
         example="0",
@@ -166,8 +167,9 @@ class VerifySettings:
         """
         if self.verify == "all":
             return steps
-        asked = max(4, lag + 3) if self.verify == "auto" else int(self.verify)
-        return min(asked, steps)
+        if self.verify == "auto":
+            return min(max(4, min(lag + 3, steps // 16)), steps)
+        return min(int(self.verify), steps)
 
     @property
     def waits(self) -> bool:

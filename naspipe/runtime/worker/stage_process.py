@@ -157,6 +157,7 @@ class StageRun:
             buffered=job.buffered,
             streams=[n for n, stages in enumerate(job.participants) if stage in stages],
             reduction_launch=execution.pipeline.reduction_launch,
+            splits=any(stream.split for stream in job.streams),
         )
         intakes = self._taken_in = self._intakes()
         self._driver = StageDriver(
