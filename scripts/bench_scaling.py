@@ -34,8 +34,12 @@ from naspipe.trace.reading.metrics import summarize  # noqa: E402
 from scripts.tiny_workload import flowing, tiny_workload  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 
-BESIDE = "two plain loops"
-KINDS = ("plain", "1", "2", BESIDE)
+BESIDE, SPLIT = "two plain loops", "2 split"
+KINDS = ("plain", "1", "2", SPLIT, BESIDE)
+"""``2 split`` has two stages and ``backward=split``; the others have whole backwards."""
+PAIRS = (
+    ("1", "plain"), ("2", "1"), (SPLIT, "1"), (SPLIT, "2"), (BESIDE, "plain"), ("2", BESIDE),
+)  # fmt: skip
 SAMPLERS = ("spaced:8", "uniform")
 
 
@@ -51,14 +55,15 @@ def plain(named: Workload, sampler: str, steps: int) -> float:
     return steps / (time.perf_counter() - start)
 
 
-def piped(named: Workload, sampler: str, steps: int, stages: int, directory: Path) -> float:
+def piped(named: Workload, sampler: str, steps: int, kind: str, directory: Path) -> float:
     """Steps per second of naspipe."""
+    stages, backward = int(kind[0]), "split" if kind == SPLIT else "whole"
     shutil.rmtree(directory, ignore_errors=True)
     recipe = named.recipe
     naspipe.train(
         named.space, named.data, named.loss, steps=steps, optimizer=recipe.optimizer,
         lr=recipe.lr, optimizer_options=recipe.optimizer_options, sampler=sampler, stages=stages,
-        run_dir=directory,
+        backward=backward, run_dir=directory,
     )  # fmt: skip
     return summarize(read_run_accesses(directory), stages).passes_per_second
 
@@ -72,7 +77,7 @@ def measure(arguments: argparse.Namespace) -> float:
         return plain(named, arguments.sampler, arguments.steps)
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
-        return piped(named, arguments.sampler, arguments.steps, int(arguments.one), run)
+        return piped(named, arguments.sampler, arguments.steps, arguments.one, run)
 
 
 def measure_apart(arguments: argparse.Namespace, kind: str, sampler: str) -> float:
@@ -98,7 +103,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--samplers", nargs="+", default=SAMPLERS)
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/scaling/result.json")
-    parser.add_argument("--one", choices=("plain", "1", "2"), help="measure one run and print it")
+    parser.add_argument("--one", choices=KINDS[:-1], help="measure one run and print it")
     parser.add_argument("--sampler", default="spaced:8", help="of the run that --one measures")
     arguments = parser.parse_args()
     if arguments.one:
@@ -109,7 +114,7 @@ def main() -> None:
         for sampler in arguments.samplers:
             kinds = arguments.kinds[:: -1 if repetition % 2 else 1]
             found = {k: measure_apart(arguments, k, sampler) for k in kinds}
-            for over, under in (("1", "plain"), ("2", "1"), (BESIDE, "plain"), ("2", BESIDE)):
+            for over, under in PAIRS:
                 if {over, under} <= found.keys():
                     what = f"{sampler}: speed of {over} over {under}"
                     figures.setdefault(what, []).append(found[over] / found[under])
