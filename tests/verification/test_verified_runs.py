@@ -80,8 +80,18 @@ def train_followed(path, **more):
 )
 def test_a_run_says_how_many_steps_are_verified(tmp_path, capfd, stages, more):
     run = train(tmp_path / "run", stages=stages, progress=False, **more)
-    assert run.manifest["verified"] == {"steps": 6}  # the lag of 3, and 3 more
-    assert "verified: 6 steps, 0 bits differ" in capfd.readouterr().err
+    assert run.manifest["verified"] == {"steps": 4}
+    assert "verified: 4 steps, 0 bits differ" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lag", "steps", "verified"),
+    [
+        (0, 1000, 4), (8, 1000, 11), (8, 176, 11), (8, 100, 6), (8, 20, 4), (0, 3, 3),
+    ],
+)  # fmt: skip
+def test_auto_takes_three_steps_more_than_the_lag_but_a_sixteenth_at_most(lag, steps, verified):
+    assert STEPS(VerifySettings(), lag, steps) == verified
 
 
 def test_a_number_of_steps_and_none(tmp_path):
@@ -145,7 +155,7 @@ class Told:
 @pytest.mark.parametrize("stages", [1, 2])
 def test_subnets_that_losses_choose_are_verified(tmp_path, stages, more):
     run = train(tmp_path / "run", stages=stages, **more)
-    assert run.manifest["verified"] == {"steps": 6}
+    assert run.manifest["verified"] == {"steps": 4}
 
 
 def test_a_failed_run_leaves_the_checkpoint_that_waited_for_the_comparison(tmp_path, monkeypatch):
