@@ -212,15 +212,15 @@ def test_no_checkpoint_is_published_before_a_difference_is_seen(tmp_path, monkey
     write, count = StoredLayer.write, iter(range(1000))
 
     def late(self, gradients, version, *rest, **more):
-        if version == 5 and next(count) == 0:
+        if version == 3 and next(count) == 0:
             gradients = {name: -value for name, value in gradients.items()}
         return write(self, gradients, version, *rest, **more)
 
     monkeypatch.setattr(StoredLayer, "write", late)
-    with pytest.raises(VerificationError, match="after step 5"):
+    with pytest.raises(VerificationError, match="after step 3"):
         train(tmp_path / "run", checkpoint_every=1)
     published = [path.parent.name for path in tmp_path.glob("run/checkpoints/*/manifest.json")]
-    assert all(name < cut_name(6) for name in published), "those of equal steps may be there"
+    assert all(name < cut_name(4) for name in published), "those of equal steps may be there"
 
 
 def dropped_gradient(patch):
