@@ -169,8 +169,9 @@ def compute_all_at_once(patch):
     begin = Owed.__init__
 
     def merged(owed, graph, pieces, is_whole):
-        roots, parameters = (list(chain(*each)) for each in zip(*pieces, strict=True))
-        begin(owed, graph, [(roots, parameters)], is_whole)
+        roots = [root for piece in pieces for root in piece.roots]
+        parameters = dict(chain(*(piece.parameters.items() for piece in pieces)))
+        begin(owed, graph, [split_backward._Piece(roots, parameters)], is_whole)
 
     patch.setattr(Owed, "__init__", merged)
 
@@ -188,12 +189,12 @@ def compute_before_it_arrives(patch):
 
     def hasty(graph, joins, early):
         owed = split(graph, joins, early)
-        now = [gradient for ((_, gradient),), _ in owed._pieces]
+        now = [gradient for ((_, gradient),), *_ in owed.pieces]
         before = known.get(id(graph.layer.module), now)
         known[id(graph.layer.module)] = now
         owed._pieces = [
-            ([(edge, gradient)], parameters)
-            for (((edge, _),), parameters), gradient in zip(owed._pieces, before, strict=True)
+            piece._replace(roots=[(piece.roots[0][0], gradient)])
+            for piece, gradient in zip(owed.pieces, before, strict=True)
         ]
         return owed
 
@@ -268,7 +269,10 @@ def test_a_graph_that_is_not_compared_changes_bits(tmp_path, monkeypatch):
     def trusting(plan, graph):
         nodes, _ = split_backward._walked([output.grad_fn for output, _ in graph.roots])
         named = graph.layer.parameters
-        return [(nodes[join], [named[name] for name in names]) for join, names in plan.joins]
+        return [
+            split_backward._Join(nodes[join], {name: named[name] for name in names}, kernel)
+            for join, names, kernel in plan.joins
+        ]
 
     monkeypatch.setattr(Plan, "find", trusting)
     run = train(tmp_path / "run", space_of(Deciding, Deciding))

@@ -7,7 +7,8 @@ backward on the same tensors, so the bits are the same:
 
 - A weight's gradient is computed by the one node through which the weight joins the way from the
   block's outputs to its inputs: its join. B leaves that output of the node out, and a hook keeps
-  the gradient that arrives there. W runs the node again for the weight alone.
+  the gradient that arrives there. W runs the node again for the weight alone, by its kernel
+  (:mod:`naspipe.runtime.blocks.weight_kernels`) or else by a call of the engine.
 - Only kernels that can compute the two gradients apart are joins (matrix products and
   convolutions). What is left in B: norms, biases, parameters that join at two places or more.
 - A block none of whose inputs wants a gradient has nothing to hand on: all of it is W.
@@ -20,7 +21,7 @@ whose forward puts hooks on tensors is whole from that pass on: hooks would be c
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from naspipe.core.ids import LayerId, StreamId
 from naspipe.core.user_code import add_call
 from naspipe.runtime.blocks.engine import Gradient, Root, backward_from
 from naspipe.runtime.blocks.graph_hooks import watch_hooks
+from naspipe.runtime.blocks.weight_kernels import Kernel, in_order_of_inputs, kernel_of
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients, apart
@@ -66,9 +68,8 @@ class Owed:
 
     Args:
         graph: that they are of.
-        pieces: calls of the engine: where each begins, and the parameters whose gradients it
-            computes. The engine would count what is behind two joins twice, so each join has a call
-            of its own.
+        pieces: calls of the engine or of kernels. The engine would count what is behind two joins
+            twice, so each join has a call of its own.
         is_whole: it is all of the backward.
     """
 
@@ -86,8 +87,12 @@ class Owed:
         try:
             with raising_shortages(), self._layer.in_place():
                 while self._pieces:
-                    self._compute(*self._pieces[-1])
-                    self._found |= self._layer.take_gradients()
+                    piece = self._pieces[-1]
+                    found = piece.by_kernel()
+                    if found is None:
+                        self._compute(piece.roots, [*piece.parameters.values()])
+                        found = self._layer.take_gradients()
+                    self._found |= found
                     self._pieces.pop()
         except Exception as error:
             self._layer.take_gradients()
@@ -110,16 +115,44 @@ class Owed:
         return {name: gradients[name] for name in names if name in gradients}
 
     @property
+    def pieces(self) -> Sequence[_Piece]:
+        """Those that are not computed yet."""
+        return tuple(self._pieces)
+
+    @property
     def tensors(self) -> Iterator[torch.Tensor]:
         """Gradients that are there; what autograd saved is not among them."""
         yield from self._found.values()
-        for roots, _ in self._pieces:
-            yield from (gradient for _, gradient in roots)
+        for piece in self._pieces:
+            yield from (gradient for _, gradient in piece.roots)
 
 
-_Piece = tuple[Sequence[Root], Sequence[torch.Tensor]]
-_Join = tuple[Node, list[torch.Tensor]]
-"""With the parameters whose gradients it computes."""
+class _Join(NamedTuple):
+    """A node, and what it computes beside the gradient that goes on."""
+
+    node: Node
+    parameters: Mapping[str, torch.Tensor]
+    """In the order of the node's inputs."""
+    kernel: Kernel | None
+
+
+class _Piece(NamedTuple):
+    """One call of the engine, or of a kernel."""
+
+    roots: Sequence[Root]
+    parameters: Mapping[str, torch.Tensor]
+    """Whose gradients are computed."""
+    join: _Join | None = None
+    """That the only root is."""
+
+    def by_kernel(self) -> Gradients | None:
+        """The gradients, as the kernel of the join computes them; None if it has none."""
+        if self.join is None or self.join.kernel is None:
+            return None
+        ((_, gradient),) = self.roots
+        with torch.no_grad():
+            found = self.join.kernel(self.join.node, gradient)
+        return None if found is None else dict(zip(self.parameters, found, strict=True))
 
 
 _Link = tuple[type, int, int]
@@ -137,8 +170,9 @@ class Plan:
     """What is behind the node with this number. One that was not seen has the next number."""
     leaves: tuple[tuple[int, str | int], ...]
     """Nodes of leaves: each is that of a parameter, or of the input with this number."""
-    joins: tuple[tuple[int, tuple[str, ...]], ...]
-    """Each by its number, with the parameters that join there."""
+    joins: tuple[tuple[int, tuple[str, ...], Kernel | None], ...]
+    """Each by its number, with the parameters that join there in the order of its inputs, and the
+    kernel that computes their gradients, if it is known."""
     early: tuple[str, ...]
     """Parameters whose gradients B computes."""
 
@@ -168,7 +202,15 @@ class Plan:
             leaf = parameters[name] if isinstance(name, str) else inputs[name]
             if nodes[number].variable is not leaf:
                 return None
-        return [(nodes[each], [parameters[name] for name in names]) for each, names in self.joins]
+        return [
+            _Join(nodes[each], {name: parameters[name] for name in names}, kernel)
+            for each, names, kernel in self.joins
+        ]
+
+    def with_kernels(self, kernels: Sequence[Kernel | None]) -> Plan:
+        """The same with these kernels of the joins."""
+        pairs = zip(self.joins, kernels, strict=True)
+        return replace(self, joins=tuple((*each[:2], kernel) for each, kernel in pairs))
 
 
 class SplitBackward:
@@ -190,8 +232,9 @@ class SplitBackward:
         if not any(leaf.requires_grad for leaf in graph.inputs):
             # One call of the engine runs every node once, so hooks are called once and checkpoints
             # are recomputed once. The layer's next reader waits for it, as for a whole backward.
-            trained = [each for each in graph.layer.parameters.values() if each.requires_grad]
-            return Owed(graph, [(graph.roots, trained)], is_whole=True)
+            named = graph.layer.parameters.items()
+            trained = {name: each for name, each in named if each.requires_grad}
+            return Owed(graph, [_Piece(graph.roots, trained)], is_whole=True)
         self.why_whole = self.why_whole or graph.hooks or _parameter_hooks(graph.layer)
         if not self.why_whole and self._plan is None and self._prove(graph):
             return None
@@ -223,12 +266,15 @@ class SplitBackward:
         whole, arrived = graph.layer.take_gradients(), list(graph.arrived)
         graph.arrived[:] = [None] * len(arrived)
         seed_draws(graph.seed)
-        owed = _split(graph, joins, plan.early)
+        owed = _split(graph, [join._replace(kernel=None) for join in joins], plan.early)
+        pieces = {piece.join.node: piece for piece in owed.pieces if piece.join is not None}
         split = {**graph.layer.take_gradients(), **owed.compute()}
         self.why_whole = _difference(whole, split)
         if not all(map(_is_alike, arrived, graph.arrived)):
             self.why_whole = "the gradient of an input has other bits"
-        self._plan = plan
+        with graph.layer.in_place():
+            kernels = [_known(join, pieces.get(join.node), whole) for join in joins]
+        self._plan = plan.with_kernels(kernels)
         graph.arrived[:] = arrived
         for name, gradient in whole.items():
             graph.layer.parameters[name].grad = gradient
@@ -239,8 +285,8 @@ def _split(graph: Graph, joins: Sequence[_Join], early: Sequence[str]) -> Owed:
     """Compute B; returns W."""
     kept: list[Gradient] = [None] * len(joins)
     hooks = [
-        node.register_prehook(partial(_keep, kept, number))
-        for number, (node, _) in enumerate(joins)
+        join.node.register_prehook(partial(_keep, kept, number))
+        for number, join in enumerate(joins)
     ]
     wanted = [leaf for leaf in graph.inputs if leaf.requires_grad]
     wanted += [graph.layer.parameters[name] for name in early]
@@ -252,8 +298,8 @@ def _split(graph: Graph, joins: Sequence[_Join], early: Sequence[str]) -> Owed:
     # Backwards of earlier blocks may change what is handed on, before W is computed.
     kept = apart(kept, graph.arrived)
     pieces = [
-        ([(GradientEdge(node, 0), gradient)], parameters)
-        for (node, parameters), gradient in zip(joins, kept, strict=True)
+        _Piece([(GradientEdge(join.node, 0), gradient)], join.parameters, join)
+        for join, gradient in zip(joins, kept, strict=True)
         if gradient is not None
     ]
     return Owed(graph, pieces, is_whole=False)
@@ -261,6 +307,13 @@ def _split(graph: Graph, joins: Sequence[_Join], early: Sequence[str]) -> Owed:
 
 def _keep(kept: list[Gradient], number: int, gradients: Sequence[Gradient]) -> None:
     (kept[number],) = gradients
+
+
+def _known(join: _Join, piece: _Piece | None, whole: Gradients) -> Kernel | None:
+    """The kernel of a join, if it leaves the bits and strides that the engine left."""
+    found = None if piece is None else piece._replace(join=join).by_kernel()
+    is_alike = found is not None and all(_is_alike(each, whole[n]) for n, each in found.items())
+    return join.kernel if is_alike else None
 
 
 def _difference(whole: Gradients, split: Gradients) -> str:
@@ -303,9 +356,10 @@ def plan_of(graph: Graph) -> Plan | str:
     if not joins:
         return "no weight of it can be left for later"
     numbers: dict[Any, int] = {node: number for number, node in enumerate(nodes)}
-    joining: dict[int, list[str]] = {}
+    joining: dict[Node, list[Node]] = {}
     for node, join in joins.items():
-        joining.setdefault(numbers[join], []).append(str(leaves[node]))
+        joining.setdefault(join, []).append(node)
+    joining = {join: in_order_of_inputs(join, own) for join, own in joining.items()}
     return Plan(
         kinds=tuple(map(type, roots)),
         links=tuple(
@@ -314,7 +368,10 @@ def plan_of(graph: Graph) -> Plan | str:
             if (links := node.next_functions)
         ),
         leaves=tuple((numbers[node], name) for node, name in leaves.items()),
-        joins=tuple((number, tuple(own)) for number, own in joining.items()),
+        joins=tuple(
+            (numbers[join], tuple(str(leaves[node]) for node in own), kernel_of(join, own))
+            for join, own in joining.items()
+        ),
         early=tuple(n for node, n in leaves.items() if isinstance(n, str) and node not in joins),
     )
 

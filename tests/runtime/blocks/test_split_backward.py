@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from naspipe.core.rules import Exact, Lag
-from naspipe.runtime.blocks import split_backward
+from naspipe.runtime.blocks import split_backward, weight_kernels
 from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import SegmentSpec
 from naspipe.runtime.blocks.split_backward import SplitBackward
@@ -423,28 +423,99 @@ def test_each_join_has_a_call_of_its_own():
     made = segment(module, inputs)
     torch.manual_seed(5)
     made.backward([torch.randn_like(each) for each in made.forward()], split)
-    roots = [root for roots, _ in made.owed._pieces for root in roots]
-    parameters = [each for _, own in made.owed._pieces for each in own]
+    roots = [root for piece in made.owed.pieces for root in piece.roots]
+    parameters = [each for piece in made.owed.pieces for each in piece.parameters.values()]
     split_backward.backward_from(roots, parameters, keeps_graph=True)
     assert not torch.equal(module.up.weight.grad, whole[1]["up.weight"])
 
 
-def test_a_second_try_where_memory_was_short(monkeypatch):
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_second_try_where_memory_was_short(has_kernels, monkeypatch):
+    if not has_kernels:
+        monkeypatch.setattr(split_backward, "kernel_of", lambda *_: None)
     module, inputs, split = Feedforward(), texts(), SplitBackward()
     whole = gradients(module, inputs)
     gradients(module, inputs, split)
     made = segment(module, inputs)
     torch.manual_seed(5)
     found = made.backward([torch.randn_like(each) for each in made.forward()], split)
-    early, usual, calls = made.take_gradients(), split_backward.backward_from, []
+    early, by_kernel, calls = made.take_gradients(), split_backward._Piece.by_kernel, []
 
-    def short(*given, **more):
-        calls.append(given)
-        usual(*given, **more)
+    def short(piece):
+        calls.append(piece)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("short")
+        return by_kernel(piece)
 
-    monkeypatch.setattr(split_backward, "backward_from", short)
+    monkeypatch.setattr(split_backward._Piece, "by_kernel", short)
     with pytest.raises(torch.OutOfMemoryError):
         made.owed.compute()
     assert_alike(whole, (found, early, made.owed.compute()))
+
+
+def engine_calls(module, inputs, split, monkeypatch):
+    """How often the engine is called for what is owed of a second pass, and the gradients."""
+    gradients(module, inputs, split)
+    made, calls = segment(module, inputs), []
+    torch.manual_seed(5)
+    found = made.backward([torch.randn_like(each) for each in made.forward()], split)
+    early, usual = made.take_gradients(), split_backward.backward_from
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            split_backward, "backward_from",
+            lambda *given, **more: calls.append(usual(*given, **more)),
+        )  # fmt: skip
+        late = made.owed.compute()
+    return len(calls), (found, early, late)
+
+
+class Product(nn.Module):
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.weight, self.factor = nn.Parameter(torch.randn(WIDTH, WIDTH)), factor
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        return torch.addmm(torch.zeros(()), rows, self.weight, alpha=self.factor)
+
+
+@pytest.mark.parametrize(
+    ("made", "data", "calls"),
+    [
+        (Feedforward, texts, 0),
+        (Product, texts, 0),
+        (lambda: Product(2.0), texts, 1),
+        (Separable, CASES["separable"][1], 0),
+        (lambda: nn.Conv2d(4, 4, 3, bias=False), CASES["separable"][1], 0),
+        (Normalised, texts, 1),
+    ],
+)
+def test_products_and_convolutions_need_no_engine(made, data, calls, monkeypatch):
+    torch.manual_seed(0)
+    module, inputs, split = made(), data(), SplitBackward()
+    whole = gradients(module, inputs)
+    found, parts = engine_calls(module, inputs, split, monkeypatch)
+    assert split.why_whole == ""
+    assert found == calls
+    assert_alike(whole, parts)
+
+
+def test_a_kernel_that_leaves_other_bits_is_not_used(monkeypatch):
+    monkeypatch.setattr(
+        weight_kernels, "_transposed_factor", lambda node, gradient: (gradient.t() @ gradient,)
+    )
+    module, inputs, split = nn.Linear(WIDTH, WIDTH), texts(), SplitBackward()
+    whole = gradients(module, inputs)
+    calls, parts = engine_calls(module, inputs, split, monkeypatch)
+    assert split.why_whole == ""
+    assert calls == 1
+    assert_alike(whole, parts)
+
+
+def test_a_factor_of_one_pass_is_seen(monkeypatch):
+    """The graph of a product does not tell by which number it was multiplied."""
+    module, inputs, split = Product(), texts(), SplitBackward()
+    gradients(module, inputs, split)
+    module.factor = 2.0
+    whole = gradients(module, inputs)
+    assert_alike(whole, gradients(module, inputs, split))
