@@ -34,11 +34,12 @@ from naspipe.trace.reading.metrics import summarize  # noqa: E402
 from scripts.tiny_workload import flowing, tiny_workload  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 
-BESIDE, SPLIT = "two plain loops", "2 split"
-KINDS = ("plain", "1", "2", SPLIT, BESIDE)
-"""``2 split`` has two stages and ``backward=split``; the others have whole backwards."""
+BESIDE, SPLIT, CHOSEN = "two plain loops", "2 split", "2 auto"
+KINDS = ("plain", "1", "2", SPLIT, CHOSEN, BESIDE)
+"""The second word is how backwards are computed; without one they are whole."""
 PAIRS = (
-    ("1", "plain"), ("2", "1"), (SPLIT, "1"), (SPLIT, "2"), (BESIDE, "plain"), ("2", BESIDE),
+    ("1", "plain"), ("2", "1"), (SPLIT, "1"), (SPLIT, "2"), (CHOSEN, "1"), (CHOSEN, "2"),
+    (BESIDE, "plain"), ("2", BESIDE),
 )  # fmt: skip
 SAMPLERS = ("spaced:8", "uniform")
 
@@ -57,7 +58,7 @@ def plain(named: Workload, sampler: str, steps: int) -> float:
 
 def piped(named: Workload, sampler: str, steps: int, kind: str, directory: Path) -> float:
     """Steps per second of naspipe."""
-    stages, backward = int(kind[0]), "split" if kind == SPLIT else "whole"
+    stages, backward = int(kind[0]), kind[2:] or "whole"
     shutil.rmtree(directory, ignore_errors=True)
     recipe = named.recipe
     naspipe.train(

@@ -47,7 +47,7 @@ exact."""
 Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
 """What everything takes, under a plan of the memory."""
 
-SPLIT_DEARER = 1.25
+SPLIT_DEARER = 1.15
 """Candidates are split whose two parts of a backward take up to so many times as long as the whole
 one."""
 
