@@ -54,6 +54,7 @@ PARTS: tuple[tuple[str, object, tuple[str, ...]], ...] = (
     (FORWARD, segment.Segment, ("_found",)),
     (BACKWARD, segment, ("backward_from",)),
     (BACKWARD, split_backward, ("backward_from",)),
+    (BACKWARD, split_backward._Piece, ("by_kernel",)),
     (OPTIMIZERS, stored_layer, ("take_step",)),
     (OPTIMIZERS, joint_steps.JointSteps, ("take",)),
     (DATA, pass_state.PassState, ("made_batch",)),
