@@ -112,7 +112,7 @@ class Scheduling:
     reduction_launch: str = "layer"
     """When sums of gradients leave for the next group: ``layer``, ``partition`` or ``end``."""
     splits: bool = False
-    """Backwards may be split, so that WRITEs begin with what these left."""
+    """Backwards may be split, so that a WRITE first computes the gradients that one has left."""
 
 
 def build_controller(

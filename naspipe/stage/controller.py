@@ -59,7 +59,8 @@ class StageController:
         residency: what is on the device.
         gates: what the WRITEs of a step wait for, beside the order of WRITEs.
         wiring: how the streams are joined, completed.
-        splits: whether backwards may be split, so that WRITEs begin with what these left.
+        splits: whether backwards may be split, so that a WRITE first computes the gradients that
+            one has left.
     """
 
     def __init__(

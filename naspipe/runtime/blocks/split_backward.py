@@ -143,16 +143,23 @@ class _Piece(NamedTuple):
     parameters: Mapping[str, torch.Tensor]
     """Whose gradients are computed."""
     join: _Join | None = None
-    """That the only root is."""
+    """The join at which the only root begins; None where the piece begins at the outputs."""
 
     def by_kernel(self) -> Gradients | None:
-        """The gradients, as the kernel of the join computes them; None if it has none."""
+        """The gradients, as the kernel of the join computes them; None if the engine has to.
+
+        The engine gives a gradient the strides of its parameter, which a kernel may not do for an
+        input with other strides than those of the first pass.
+        """
         if self.join is None or self.join.kernel is None:
             return None
         ((_, gradient),) = self.roots
         with torch.no_grad():
             found = self.join.kernel(self.join.node, gradient)
-        return None if found is None else dict(zip(self.parameters, found, strict=True))
+        own = self.parameters.values()
+        if found is None or any(a.stride() != b.stride() for a, b in zip(found, own, strict=True)):
+            return None
+        return dict(zip(self.parameters, found, strict=True))
 
 
 _Link = tuple[type, int, int]
@@ -272,9 +279,11 @@ class SplitBackward:
         self.why_whole = _difference(whole, split)
         if not all(map(_is_alike, arrived, graph.arrived)):
             self.why_whole = "the gradient of an input has other bits"
-        with graph.layer.in_place():
-            kernels = [_known(join, pieces.get(join.node), whole) for join in joins]
-        self._plan = plan.with_kernels(kernels)
+        self._plan = plan
+        if not self.why_whole:
+            with graph.layer.in_place():
+                kernels = [_known(join, pieces.get(join.node), whole) for join in joins]
+            self._plan = plan.with_kernels(kernels)
         graph.arrived[:] = arrived
         for name, gradient in whole.items():
             graph.layer.parameters[name].grad = gradient
@@ -312,7 +321,9 @@ def _keep(kept: list[Gradient], number: int, gradients: Sequence[Gradient]) -> N
 def _known(join: _Join, piece: _Piece | None, whole: Gradients) -> Kernel | None:
     """The kernel of a join, if it leaves the bits and strides that the engine left."""
     found = None if piece is None else piece._replace(join=join).by_kernel()
-    is_alike = found is not None and all(_is_alike(each, whole[n]) for n, each in found.items())
+    is_alike = found is not None and all(
+        _is_alike(each, whole.get(name)) for name, each in found.items()
+    )
     return join.kernel if is_alike else None
 
 

@@ -2,8 +2,12 @@
 
 A call of the engine for a single weight takes some 30 microseconds beside the kernel, which is as
 long as the kernel itself in a small block. Nodes name what they have saved, so the kernel can be
-called directly with the same tensors. Whether its result has the bits and strides of the engine's
-is tested before it is used (:mod:`naspipe.runtime.blocks.split_backward`).
+called directly with the same tensors.
+
+A kernel is only known where nothing but a transposition lies between the node and the parameter, so
+that its result is the gradient for any values. The first backward of a candidate also compares its
+bits with those of the engine (:mod:`naspipe.runtime.blocks.split_backward`). That alone would prove
+little, because a gradient may be zero or a factor one in the first pass.
 """
 
 from __future__ import annotations
@@ -37,11 +41,12 @@ def kernel_of(join: Node, leaves: Sequence[Node]) -> Kernel | None:
         return _convolution if behind[_BIAS] in leaves else _convolution_without_bias
     if join.name() not in ("AddmmBackward0", "MmBackward0") or len(leaves) != 1:
         return None
-    last = behind[-1]
-    if last is leaves[0]:
+    (leaf,), last = leaves, behind[-1]
+    if last is leaf:
         return _right_factor
-    is_transposed = last is not None and last.name() == "TBackward0"
-    return _transposed_factor if is_transposed else None
+    if last is None or last.name() != "TBackward0":
+        return None
+    return _transposed_factor if last.next_functions[0][0] is leaf else None
 
 
 def in_order_of_inputs(join: Node, leaves: Sequence[Node]) -> list[Node]:
@@ -64,7 +69,8 @@ def _left_factor(node: Any) -> Any:
     """The matrix on the left of a product; None where the product is multiplied by a number."""
     if getattr(node, "_saved_alpha", 1) != 1:
         return None
-    return node._saved_mat1 if hasattr(node, "_saved_mat1") else getattr(node, "_saved_self", None)
+    name = "_saved_self" if node.name() == "MmBackward0" else "_saved_mat1"
+    return getattr(node, name, None)
 
 
 def _convolution(node: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor] | None:
@@ -89,5 +95,12 @@ def _convolved(node: Any, gradient: torch.Tensor, has_bias: bool) -> Sequence[to
 
 
 def _are_plain(*tensors: Any) -> bool:
-    """Whether these are tensors, and no subclasses, whose operations may mean something else."""
-    return all(type(each) in _PLAIN for each in tensors)
+    """Whether these are dense real tensors, and no subclasses.
+
+    Operations of a subclass may mean something else, and the gradients of complex numbers are
+    conjugated.
+    """
+    return all(
+        type(each) in _PLAIN and each.layout is torch.strided and not each.is_complex()
+        for each in tensors
+    )

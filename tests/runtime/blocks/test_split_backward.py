@@ -512,7 +512,75 @@ def test_a_kernel_that_leaves_other_bits_is_not_used(monkeypatch):
     assert_alike(whole, parts)
 
 
-def test_a_factor_of_one_pass_is_seen(monkeypatch):
+class Between(nn.Module):
+    """A weight with an operation between it and the product that is nothing in the first pass."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.weight, self.operation = nn.Parameter(torch.full((WIDTH, WIDTH), 0.5)), operation
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.operation(self.weight))
+
+
+class LeftFactor(nn.Module):
+    """Its gradient is zero in the first pass, so any formula agrees with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.randn(WIDTH, WIDTH)), 0.0
+
+    def forward(self, x):
+        return torch.mm(self.weight, x.flatten(0, 1)[:WIDTH].t()) * self.scale
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [lambda weight: weight.clamp(-1, 1), lambda weight: weight.t(), lambda weight: weight * mask],
+    ids=["clamp", "transposed", "mask"],
+)
+def test_what_is_between_a_weight_and_its_product_counts(operation):
+    """The first pass leaves the same bits with a kernel that knows nothing of it."""
+    mask.fill_(1.0)
+    module, inputs, split = Between(operation), texts(), SplitBackward()
+    gradients(module, inputs, split)
+    mask.fill_(0.5)
+    with torch.no_grad():
+        module.weight.copy_(torch.randn(WIDTH, WIDTH) * 2)
+    assert_alike(gradients(module, inputs), gradients(module, inputs, split))
+
+
+mask = torch.ones(WIDTH, WIDTH)
+
+
+def test_the_left_factor_of_a_product():
+    module, inputs, split = LeftFactor(), texts(), SplitBackward()
+    gradients(module, inputs, split)
+    module.scale = 1.0
+    assert_alike(gradients(module, inputs), gradients(module, inputs, split))
+
+
+def test_gradients_have_the_strides_of_their_parameters(monkeypatch):
+    """Where a kernel leaves others in a later pass, the engine is called."""
+    module, inputs, split = nn.Linear(WIDTH, WIDTH), texts(), SplitBackward()
+    whole = gradients(module, inputs)
+    gradients(module, inputs, split)
+    usual = torch.Tensor.mm
+    monkeypatch.setattr(
+        torch.Tensor, "mm", lambda one, other: usual(one, other).t().contiguous().t()
+    )
+    assert_alike(whole, gradients(module, inputs, split))
+
+
+def test_complex_numbers_are_left_to_the_engine():
+    module = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.complex64)
+    real, split = torch.randn(3, WIDTH).to(torch.complex64), SplitBackward()
+    gradients(module, (real,), split)
+    inputs = (torch.randn(3, WIDTH, dtype=torch.complex64),)
+    assert_alike(gradients(module, inputs), gradients(module, inputs, split))
+
+
+def test_a_factor_of_one_pass_is_seen():
     """The graph of a product does not tell by which number it was multiplied."""
     module, inputs, split = Product(), texts(), SplitBackward()
     gradients(module, inputs, split)
