@@ -248,11 +248,20 @@ def _parts(batch: Batch) -> Iterator[Batch]:
 
 
 def _other(batch: Batch) -> Batch:
-    """The same items in another order; a field of another length may be the same in all batches."""
+    """The same items in another order, floating-point values halved.
+
+    Otherwise a mean over all items could be the same. A field of another length may be the same in
+    all batches.
+    """
     lengths = [len(each) for each in batch.values() if torch.is_tensor(each) and each.dim()]
     items = max(lengths, key=lengths.count, default=0)
 
     def is_of_items(value: Any) -> bool:
         return torch.is_tensor(value) and value.dim() > 0 and len(value) == items
 
-    return {name: each.flip(0) if is_of_items(each) else each for name, each in batch.items()}
+    def other(value: Any) -> Any:
+        if not is_of_items(value):
+            return value
+        return value.flip(0) * 0.5 if value.is_floating_point() else value.flip(0)
+
+    return {name: other(each) for name, each in batch.items()}
