@@ -91,8 +91,9 @@ def source_digest() -> str:
 class Results:
     """The rows so far, in a file that is whole after every one of them."""
 
-    def __init__(self, path: Path, steps: int) -> None:
-        self._path, self._steps, self._source = path, steps, source_digest()
+    def __init__(self, path: Path, steps: int, backward: str) -> None:
+        self._path, self._steps = path, steps
+        self._source = f"{source_digest()}, {backward} backwards"
         path.parent.mkdir(parents=True, exist_ok=True)
         old = json.loads(path.read_text())["runs"] if path.exists() else []
         self._rows = {self._key(row): row for row in old}
@@ -118,10 +119,10 @@ class Results:
 class Bench:
     """One space and optimizer: its data, and the plain loop's result, trained when first needed."""
 
-    def __init__(self, name: str, optimizer: str, steps: int) -> None:
+    def __init__(self, name: str, optimizer: str, steps: int, backward: str) -> None:
         named = tiny_workload(name, BATCHES[name])
         self._space, self._data, self._loss = named.space, named.data, named.loss
-        self._optimizer, self._steps = optimizer, steps
+        self._optimizer, self._steps, self._backward = optimizer, steps, backward
         self._lr, self._options = OPTIMIZERS[optimizer]
         self._expected = self._plain_loop()
 
@@ -146,6 +147,7 @@ class Bench:
                     execution={
                         "memory_budget": BUDGETS[case.budget], "recompute": case.recompute,
                         "partition": case.partition, "bandwidth": BANDWIDTH_BYTES_PER_SECOND,
+                        "backward": self._backward,
                     },
                 )  # fmt: skip
                 verdict = str(first_difference(self._expected, run.directory.path))
@@ -178,16 +180,19 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", nargs="+", choices=BUDGETS, default=[*BUDGETS])
     parser.add_argument("--partitions", nargs="+", default=["balanced", "static"])
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--backward", choices=("whole", "split"), default="whole")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/memory/bits.json")
     return parser.parse_args()
 
 
-def check(results: Results, todo: Iterable[Case], steps: int, progress: Progress) -> None:
+def check(
+    results: Results, todo: Iterable[Case], steps: int, backward: str, progress: Progress
+) -> None:
     """Run the cases that are left; those of one plain loop after another."""
     rows = list(todo)
     task = progress.add_task("runs", total=len(rows))
     for (name, optimizer), group in itertools.groupby(rows, key=lambda case: case[:2]):
-        bench = Bench(name, optimizer, steps)
+        bench = Bench(name, optimizer, steps, backward)
         for case in group:
             found = bench.run(case)
             results.add(case, **found)
@@ -206,13 +211,13 @@ def main() -> int:
     )  # fmt: skip
     cases = [Case(*values) for values in itertools.product(*factors)]
     cases = cases if arguments.all else covering(cases)
-    results = Results(arguments.output, arguments.steps)
+    results = Results(arguments.output, arguments.steps, arguments.backward)
     todo = [case for case in cases if results.of(case) is None]
     console = Console(highlight=False)
     console.print(f"{len(cases)} runs, {len(cases) - len(todo)} of them there already")
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        check(results, todo, arguments.steps, progress)
+        check(results, todo, arguments.steps, arguments.backward, progress)
     verdicts = {case: (results.of(case) or {"verdict": "FAILED"})["verdict"] for case in cases}
     wrong = [case for case, verdict in verdicts.items() if verdict != "IDENTICAL"]
     console.print(f"{len(cases) - len(wrong)} of {len(cases)} runs have the plain loop's bits")

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ def main() -> int:
                        help="blockwise distillations")  # fmt: skip
     kinds.add_argument("--rings", dest="kind", action="store_const", const="rings",
                        help="stages whose activations go through shared memory")  # fmt: skip
+    parser.add_argument("--backward", choices=("whole", "split"), default="whole")
     parser.add_argument("--output", type=Path, help="in artifacts/faults/")
     parser.add_argument("--matching", default="", help="text that a case's name must have")
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="results to put first")
@@ -86,7 +88,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="np") as scratch:
         whole = kind.reference(Path(scratch))
         for seed in range(arguments.first, arguments.first + (arguments.count or kind.count)):
-            case = kind.draw(seed)
+            case = replace(kind.draw(seed), backward=arguments.backward)
             if arguments.matching not in str(case):
                 continue
             start, place = time.monotonic(), Path(scratch) / f"seed-{seed}"

@@ -61,11 +61,12 @@ class Case:
     """The student block whose passes take longer in the first life, so that it is behind."""
     is_late: bool = True
     """Whether calls count from the first checkpoint on that all blocks have."""
+    backward: str = "whole"
 
     def __str__(self) -> str:
         lives = ", then ".join(map(str, self.lives[: 3 if self.point == "recovery" else 2]))
         point = f"{'late ' if self.is_late else ''}{self.point} {self.call}"
-        return f"{self.victim} at {point}, {lives}; {self.mode}, slow {self.slow}"
+        return f"{self.victim} at {point}, {lives}; {self.mode}, {self.backward}, slow {self.slow}"
 
 
 def draw_case(seed: int) -> Case:
@@ -185,7 +186,9 @@ def live(case: Case, path: Path, marker: Path, number: int) -> None:
         distill(
             path, life, resume=(path / "block-0" / "manifest.json").exists(),
             observer=Recorder(marker.with_suffix(".steps"), number, observe),
-            execution={"checkpoint_every": EVERY, **MODES[case.mode]},
+            execution={
+                "checkpoint_every": EVERY, "backward": case.backward, **MODES[case.mode]
+            },
         )  # fmt: skip
     except npp.NaspipeError as error:
         marker.with_suffix(f".said-{number}").write_text(str(error))

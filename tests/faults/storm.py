@@ -86,12 +86,14 @@ class Case:
     """Of each life; none for steps of one pass."""
     rows: int = 12
     """Of a batch; 1024 of them make activations that go through shared memory."""
+    backward: str = "whole"
 
     def __str__(self) -> str:
         how = "restarts by itself" if self.restarts else "is resumed"
         groups = f"groups {'-'.join(map(str, self.groups))} of " if self.groups else ""
         where = f"{groups}{self.stages} stages"
-        return f"{self.victim} at {self.point} {self.call}, {where}, {self.mode}, {how}"
+        split = "" if self.backward == "whole" else f", {self.backward} backwards"
+        return f"{self.victim} at {self.point} {self.call}, {where}, {self.mode}{split}, {how}"
 
 
 def draw_case(seed: int) -> Case:
@@ -230,7 +232,7 @@ def live(case: Case, path: Path, marker: Path, number: int, steps: int) -> None:
         there = checkpoints.CheckpointFolder(path / "checkpoints")
         before(StageUpdates, "_write", first, lambda write: has_cut(there, write.sequence_id))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    execution = {"checkpoint_every": 4, **MODES[case.mode]}
+    execution = {"checkpoint_every": 4, "backward": case.backward, **MODES[case.mode]}
     if case.groups:
         execution |= {"groups": case.groups[number % len(case.groups)], "window": 4 * PASSES}
     if case.restarts:
