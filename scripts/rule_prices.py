@@ -52,6 +52,7 @@ OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 STAGES = (1, 2, 4, 8)
 SAMPLERS = ("uniform", "spaced:8")
+BACKWARDS = ("whole", "split")
 SIMULATED = 200
 """Steps of a simulation."""
 GRAIN = 25
@@ -93,15 +94,15 @@ def trained(key: Key) -> dict[str, Any]:
 
 
 def rates_of(space: str, rules: Sequence[str]) -> list[dict[str, Any]]:
-    """Steps per second of each rule, simulated with costs profiled here."""
+    """Steps per second of each rule and backward, simulated with costs profiled here."""
     named = OWN.get(space, {"space": space})
     if "data" not in named:
         workload = tiny_workload(space)
     else:
         workload = find_workload(named["space"], "tiny", named["data"], None)
     rows = []
-    for sampler, stages in itertools.product(SAMPLERS, STAGES):
-        execution = Execution(stages=stages)
+    for sampler, stages, backward in itertools.product(SAMPLERS, STAGES, BACKWARDS):
+        execution = Execution(stages=stages).changed(backward=backward)
         known = profiled_scenario(workload, execution)
         for rule in sorted({as_fast_as(rule) for rule in rules}):
             scenario = with_late(known, parse_rule(rule))
@@ -110,7 +111,7 @@ def rates_of(space: str, rules: Sequence[str]) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "space": space, "sampler": sampler, "stages": stages, "rule": rule,
-                    "steps_per_second": speed,
+                    "backward": backward, "steps_per_second": speed,
                 }
             )  # fmt: skip
     return rows
@@ -158,7 +159,10 @@ def draw(rows: Sequence[dict[str, Any]], rates: Sequence[dict[str, Any]], figure
     the last ``TAIL`` steps.
     """
     speeds = {(each["stages"], each["rule"]): each["steps_per_second"] for each in rates}
-    names = {0: "steps", **{n: f"seconds on {n} stages, simulated" for n in (2, 4)}}
+    names = {
+        0: "steps",
+        **{n: f"seconds on {n} stages with split backwards, simulated" for n in (2, 4)},
+    }
     panels = [n for n in names if not n or any(each == n for each, _ in speeds)]
     lines = (1 + len(panels)) // 2
     first, *axes = figure.subplots(lines, 2, squeeze=False).flat
@@ -251,7 +255,10 @@ def main(words: Sequence[str] | None = None) -> int:
         space, sampler, optimizer = case
         if not (own := [row for row in rows if key_of(row)[:3] == case]):
             continue
-        rates = [r for r in result["rates"] if (r["space"], r["sampler"]) == case[:2]]
+        rates = [
+            r for r in result["rates"]
+            if (r["space"], r["sampler"], r.get("backward")) == (*case[:2], "split")
+        ]  # fmt: skip
         path = arguments.output.parent / f"{space}-{sampler.replace(':', '')}-{optimizer}.png"
         draw_to(path, lambda figure, own=own, rates=rates: draw(own, rates, figure))
     shown = [row for row in rows if row["space"] in arguments.spaces]

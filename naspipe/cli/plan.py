@@ -180,7 +180,7 @@ class _Choice(NamedTuple):
         way, (sampler, passes, streams) = self.execution.pipeline, self.stream
         pipeline, found = self.simulated(self.scenario, self.execution, self.passes)
         bound = bound_of(as_planned(pipeline, found.plan))
-        bounds = backward_bounds(pipeline, self.execution)
+        bounds = backward_bounds(pipeline)
         outcome = outcome_of(found, pipeline, bound)
         labels, budget = self.scenario.space.labels, self.execution.memory.budget or "none"
         reasons = bottlenecks(pipeline, labels, bound, found.plan, outcome, way.groups)

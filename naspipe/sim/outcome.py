@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from naspipe.core.access import AccessKind
-from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
 from naspipe.planning.causal_bound import CausalBound, causal_bound, side_by_side
 from naspipe.sim.access_table import AccessTable, Integers
 from naspipe.sim.chains import Stream
-from naspipe.sim.pipeline import Pipeline, may_split
+from naspipe.sim.pipeline import Pipeline
 from naspipe.sim.simulation import SimulatedRun
 
 _FORWARD, _BACKWARD = (
@@ -86,17 +85,16 @@ class BackwardBounds(NamedTuple):
     split: CausalBound
 
 
-def backward_bounds(pipeline: Pipeline, execution: Execution) -> BackwardBounds | None:
+def backward_bounds(pipeline: Pipeline) -> BackwardBounds | None:
     """The bounds with whole backwards and with ``backward=split``.
 
     Args:
         pipeline: whose backwards are whole.
-        execution: how it is to be run.
 
     Returns:
         None where no run splits backwards, or where it is not known what their parts take.
     """
-    if not may_split(pipeline, execution) or not any(map(_knows_parts, pipeline.streams)):
+    if not pipeline.is_causal or not any(map(_knows_parts, pipeline.streams)):
         return None
     return BackwardBounds(bound_of(pipeline), bound_of(pipeline.splitting(math.inf)))
 

@@ -170,14 +170,6 @@ def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
     return pipeline.is_causal and is_ranked and execution.workers > 1
 
 
-def may_split(pipeline: Pipeline, execution: Execution) -> bool:
-    """Whether backwards can be split.
-
-    What a split one leaves for later keeps what autograd saved, beside what a budget counts.
-    """
-    return pipeline.is_causal and not execution.memory.budget
-
-
 def as_planned(pipeline: Pipeline, plan: Plan) -> Pipeline:
     """The pipeline with its backwards split as a plan says."""
     pairs = zip(pipeline.streams, plan.streams, strict=True)

@@ -25,7 +25,6 @@ from naspipe.sim.pipeline import (
     Pipeline,
     Plan,
     has_choice,
-    may_split,
     plan_pipeline,
 )
 from naspipe.sim.ports import Costs
@@ -180,7 +179,7 @@ def chosen_plan(
     Raises:
         ConfigError: as :func:`naspipe.sim.pipeline.plan_pipeline` does.
     """
-    backward = execution.pipeline.backward if may_split(pipeline, execution) else "whole"
+    backward = _backward(pipeline, execution)
     if backward == "split":
         pipeline = pipeline.splitting(math.inf)
     best = _chosen(pipeline, execution, sizes, timing)
@@ -195,6 +194,16 @@ def chosen_plan(
     found = _chosen(split, settled, sizes, timing)
     is_faster = found.takes_ns is not None and found.takes_ns < wanted_ns
     return found.plan if is_faster else best.plan
+
+
+def _backward(pipeline: Pipeline, execution: Execution) -> str:
+    """The backward that the user asked for, or ``whole`` where it does not apply.
+
+    The simulations that decide for ``auto`` leave memory budgets out.
+    """
+    backward = execution.pipeline.backward
+    is_undecided = backward == AUTO and execution.memory.budget
+    return backward if pipeline.is_causal and not is_undecided else "whole"
 
 
 class _Chosen(NamedTuple):

@@ -6,7 +6,7 @@ split backwards, as before a change of how they are split; ``--backward whole`` 
 reports the backward of its test.
 
 A test that is about one of the two says so, ``@pytest.mark.backward("whole")``. What a test sets
-itself (``execution={"backward": ...}``) stays, and runs with a memory budget are whole anyhow.
+itself (``execution={"backward": ...}``) stays.
 """
 
 from __future__ import annotations

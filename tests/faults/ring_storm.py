@@ -48,5 +48,5 @@ def run_case(case, scratch, steps=24):
 
 
 def names():
-    """What has a name in shared memory."""
-    return {each.name for each in SHARED.iterdir()}
+    """Return the names of the segments in shared memory; directories belong to other programs."""
+    return {each.name for each in SHARED.iterdir() if not each.is_dir()}

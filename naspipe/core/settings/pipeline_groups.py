@@ -108,8 +108,8 @@ class PipelineSettings:
         "whole",
         "whole (a block's backward computes all its gradients), split (first those that are "
         "handed on; those of weights before the layer's update, so that other stages wait less) "
-        "or auto (split where the simulation says that it is faster). With a memory budget it is "
-        "whole: what a split backward leaves keeps memory.",
+        "or auto (split where the simulation says that it is faster; with a memory budget, which "
+        "the simulation leaves out, it is whole).",
         one_of("auto", "whole", "split"),
         flag=Flag(),
         example="split",

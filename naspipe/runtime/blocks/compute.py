@@ -187,7 +187,7 @@ class StageCompute:
     def free_memory(self) -> None:
         """Give up every graph that a backward can do without, and those that only wait for one."""
         for state in self._passes.values():
-            for layer in list(state.owed):
+            for layer in filter(self.placement.is_here, list(state.owed)):
                 state.settle(layer)
         segments = (each for state in self._passes.values() for each in state.segments.values())
         for segment in segments if self.placement.may_lose_graphs else ():
