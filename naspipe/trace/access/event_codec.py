@@ -49,9 +49,9 @@ def _encode(value: Any) -> Any:
 
 
 def _make(kind: Any, values: list[Any]) -> Any:
-    """An event or a named tuple of these fields; the last ones may have defaults."""
+    """An event or a named tuple of these fields."""
     kinds = _field_kinds(kind)
-    if len(values) > len(kinds):
+    if len(values) != len(kinds):
         raise TypeError(f"{kind.__name__} has {len(kinds)} fields, found {len(values)}")
     return kind(*map(_decode, kinds, values))
 
