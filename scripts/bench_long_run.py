@@ -116,7 +116,7 @@ def read(run: RunDirectory, folder: Path) -> dict[str, Any]:
     shutil.copytree(run.path, other)
     places = {"RUN": str(run.path), "OTHER": str(other)}
     return {
-        name: cost([places.get(word, word) for word in words], ROOT, 900)
+        name: cost([places.get(word, word) for word in words], 900)
         for name, words in COMMANDS.items()
     }
 

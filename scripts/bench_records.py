@@ -4,8 +4,7 @@ A run of some thousand steps of six layers on two stages is trained. Its records
 again and again behind themselves, with later sequence IDs and times, by the writers of a run, until
 they have each length. Of each: bytes per 1,000 steps, and the seconds (of the clock and of the
 processor) and the memory of `naspipe log`, `log --layer`, `compare` and `report`, each in a process
-of its own, torch's import included. With --rows DIR the records are those of the format before, a
-record for each access, and the commands are those of the checkout in DIR.
+of its own, torch's import included.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 from torch import nn
 
 ROOT = Path(__file__).parent.parent
@@ -34,13 +32,10 @@ from naspipe.core.ids import SequenceId, Version  # noqa: E402
 from naspipe.core.rules import Lag  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.trace.access.log import AccessLogWriter, read_access_log  # noqa: E402
-from naspipe.trace.access.records import MAGIC, ROWS  # noqa: E402
 from naspipe.trace.results.losses_file import LossWriter  # noqa: E402
 from naspipe.trace.results.metrics_file import MetricsFile, read_metrics  # noqa: E402
 from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
-from naspipe.trace.storage.framing import FramedWriter  # noqa: E402
 from tests.equivalence.spaces import vectors  # noqa: E402
-from tests.trace.old_format import row  # noqa: E402
 
 MIB = 2**20
 STAGES = 2
@@ -57,18 +52,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[10_000, 30_000, 100_000])
     parser.add_argument("--steps", type=int, default=2000, help="that are really trained")
-    parser.add_argument("--rows", type=Path, metavar="DIR", help="a checkout from before segments")
     parser.add_argument("--limit", type=float, default=300, help="seconds of a command, at most")
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/records/records.json")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
-    if options.output.exists():
-        found = json.loads(options.output.read_text())
-    which = "rows" if options.rows else "segments"
     with tempfile.TemporaryDirectory() as folder:
         base = trained(Path(folder) / "base", options.steps)
         rows: list[dict[str, Any]] = []
-        found |= {"environment": describe_environment(), which: rows}
+        found = {"environment": describe_environment(), "segments": rows}
         options.output.parent.mkdir(parents=True, exist_ok=True)
         for length in options.lengths:
             rows.append(measured(base, Path(folder), length, options))
@@ -93,7 +83,7 @@ def trained(path: Path, steps: int, **more: Any) -> RunDirectory:
 def measured(base: RunDirectory, folder: Path, length: int, options: Any) -> dict[str, Any]:
     """One length: what its records take, and what each command costs."""
     run, other = folder / "run", folder / "other"
-    lengthened(base, run, length, bool(options.rows))
+    lengthened(base, run, length)
     shutil.copytree(run, other)
     sizes = {
         "access": sum(path.stat().st_size for path in run.glob("access/*")),
@@ -106,7 +96,7 @@ def measured(base: RunDirectory, folder: Path, length: int, options: Any) -> dic
     for name, words in COMMANDS.items():
         places = {"RUN": str(run), "OTHER": str(other)}
         command = [places.get(word, word) for word in words]
-        found[name] = cost(command, options.rows or ROOT, options.limit)
+        found[name] = cost(command, options.limit)
     page = run / "report.html"
     found["page_mib"] = round(page.stat().st_size / MIB, 2) if page.exists() else None
     for place in (run, other):
@@ -114,12 +104,12 @@ def measured(base: RunDirectory, folder: Path, length: int, options: Any) -> dic
     return found
 
 
-def cost(command: list[str], code: Path, limit: float) -> dict[str, Any]:
-    """Seconds and memory of one command of the checkout in ``code``."""
-    environment = {**os.environ, "PYTHONPATH": str(code)}
+def cost(command: list[str], limit: float) -> dict[str, Any]:
+    """Seconds and memory of one command."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     begin = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "naspipe", *command], env=environment, cwd=code,
+        [sys.executable, "-m", "naspipe", *command], env=environment, cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     peak = 0
@@ -145,7 +135,7 @@ def peak_mib(pid: int) -> int:
     return int(found[0]) // 1024 if found else 0
 
 
-def lengthened(base: RunDirectory, path: Path, length: int, is_rows: bool) -> None:
+def lengthened(base: RunDirectory, path: Path, length: int) -> None:
     """The records of a run, so often behind one another that there are so many steps."""
     run = RunDirectory(path)
     run.create()
@@ -157,15 +147,10 @@ def lengthened(base: RunDirectory, path: Path, length: int, is_rows: bool) -> No
     run.stream.write_text("".join(lines[number % len(lines)] for number in range(length)))
     for stage in range(STAGES):
         accesses = repeated(read_access_log(base.access_log(stage)), len(lines), length)
-        if is_rows:
-            with FramedWriter(run.access_log(stage), MAGIC, ROWS) as frames:
-                for access in accesses:
-                    frames.append(msgpack.packb(row(access)))
-        else:
-            with AccessLogWriter(run.access_log(stage)) as log:
-                for access in accesses:
-                    log.append(access)
-    write_losses(base, run, length, is_rows)
+        with AccessLogWriter(run.access_log(stage)) as log:
+            for access in accesses:
+                log.append(access)
+    write_losses(base, run, length)
 
 
 def repeated(accesses: list[Access], steps: int, length: int) -> Iterator[Access]:
@@ -184,30 +169,18 @@ def repeated(accesses: list[Access], steps: int, length: int) -> Iterator[Access
                 )
 
 
-def write_losses(base: RunDirectory, run: RunDirectory, length: int, is_rows: bool) -> None:
-    """Losses and metrics; as lines only, where the format is the one before."""
+def write_losses(base: RunDirectory, run: RunDirectory, length: int) -> None:
+    """Losses and metrics of so many steps."""
     losses, metrics = base.read_losses(), read_metrics(base.metrics)
     span = metrics[-1]["seconds"]
-    lines = []
-    writer = None if is_rows else LossWriter(run.losses)
-    file = None if is_rows else MetricsFile(run.metrics, 0)
-    with run.losses.open("a") as plain:
-        for number in range(length):
-            loss, known = losses[number % len(losses)], dict(metrics[number % len(metrics)])
-            known["step"] = number
-            known["seconds"] += number // len(metrics) * span
-            if writer and file:
-                writer.append(0, number, loss.value, loss.bits, loss.beside)
-                file.write(number, {k: v for k, v in known.items() if k != "step"})
-                continue
-            fields = {"stream": 0, "sequence_id": number, "loss": loss.value, "bits": loss.bits}
-            plain.write(json.dumps({**fields, "batch": loss.beside.batch}) + "\n")
-            lines.append(json.dumps(known) + "\n")
-    if writer and file:
-        writer.close()
-        file.close()
-        return
-    run.metrics.write_text("".join(lines))
+    writer, file = LossWriter(run.losses), MetricsFile(run.metrics, 0)
+    for number in range(length):
+        loss, known = losses[number % len(losses)], dict(metrics[number % len(metrics)])
+        known["seconds"] += number // len(metrics) * span
+        writer.append(0, number, loss.value, loss.bits, loss.beside)
+        file.write(number, {k: v for k, v in known.items() if k != "step"})
+    writer.close()
+    file.close()
 
 
 if __name__ == "__main__":

@@ -55,13 +55,6 @@ MOMENTUM = {
 """Of a teacher that follows the student; see :class:`naspipe.Momentum`."""
 
 
-_LATER = {
-    "norms": "ordered", "reduction": "fold", "weight": "passes", "parameter_groups": (),
-    "restart_steps": 0, "restart_factor": 1, "probes": "none",
-}  # fmt: skip
-"""Settings that came later than the first manifests, and what those had."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """Everything that the bits of a run depend on, beside the software and the hardware.
@@ -127,11 +120,9 @@ class Definition:
         return self.steps * self.recipe.steps.passes
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest; what came later is named where it is not the default."""
+        """Plain values for the manifest; of the optional parts those that the run has."""
         values = asdict(self)
-        for name, usual in _LATER.items():
-            if values["recipe"][name] in (usual, []):
-                del values["recipe"][name]
+        values["recipe"]["parameter_groups"] = list(values["recipe"]["parameter_groups"])
         for name in ("weights", "teacher", "momentum", "loss_fields", "metrics"):
             if not values[name]:
                 del values[name]

@@ -1,4 +1,8 @@
-"""What is left of a run, whole or not: its log, its losses, and remarks on what is missing."""
+"""What is left of a run, whole or not: its log, its losses, and remarks on what is missing.
+
+Which layers' forwards follow one another within a step, because they leave buffers behind, is not
+in the log. The names of the tensors in a checkpoint say it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from typing import Any, NamedTuple
 from naspipe.core.access import Access
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.ids import LayerId
+from naspipe.core.rules import Exact
 from naspipe.core.steps import recorded_steps
 from naspipe.planning.window import WIDEST
 from naspipe.report.needs import Schedule
-from naspipe.report.ordered_layers import ordered_layers
 from naspipe.report.stretches import Asked, choose_stretch, summary_of_all
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
@@ -23,9 +27,38 @@ from naspipe.trace.access.stored import EVERYTHING
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.reading.metrics import Summary
 from naspipe.trace.results.losses_file import Loss
+from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.run_state import run_state
 from naspipe.trace.results.teacher_events import read_teacher_events
 from naspipe.trace.results.validation_file import Validation, read_validations
+from naspipe.trace.snapshots.checkpoints import cut_name
+from naspipe.trace.snapshots.snapshot import tensor_names
+
+
+def ordered_layers(
+    directory: RunDirectory, labels: SpaceLabels, recipe: Mapping[str, Any]
+) -> frozenset[LayerId]:
+    """Layers whose forwards follow one another within a step: those with buffers.
+
+    They are those of the last checkpoint that can be read; none where there is no checkpoint.
+
+    Args:
+        directory: of the run.
+        labels: of its space.
+        recipe: as its manifest holds it; where a step has one pass or statistics are deferred,
+            there is no order within it.
+    """
+    if recorded_steps(recipe).passes == 1 or recipe.get("norms", "ordered") != "ordered":
+        return frozenset()
+    for name in ("final", *map(cut_name, directory.checkpoints.cuts)):
+        try:
+            found = (text.split("/") for text in tensor_names(directory.checkpoint(name)))
+            layers = {labels.layer(f"{each[0]}:{each[1]}") for each in found if each[2] == "buffer"}
+        except (ConfigError, LogError, IndexError):
+            continue  # the next one may be whole
+        return frozenset(layer for layer in layers if isinstance(labels.rule(layer), Exact))
+    return frozenset()
+
 
 NOT_ASKED = Asked()
 

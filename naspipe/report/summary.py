@@ -1,18 +1,71 @@
-"""What a run was and what it measured, as short texts and numbers."""
+"""What a run was and what it measured, as short texts and numbers.
+
+Among the numbers is how much of the time of split backwards' second part would have been idle.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import StreamId
-from naspipe.report.filled import filled_time
+from naspipe.report.needs import Needs, Schedule
 from naspipe.report.recorded import Recorded, section
 from naspipe.trace.access.log import RunLog, time_key
 from naspipe.trace.access.recorded_steps import recorded_spans, shared_spans, unrecorded_steps
 from naspipe.trace.reading.differences import loss_differences
 from naspipe.trace.reading.log_differences import log_differences
 from naspipe.trace.reading.metrics import bubble_ratio, causal_bound, summarize
+
+_ALWAYS = -(1 << 63)
+"""A time before every record."""
+
+
+class Filled(NamedTuple):
+    """Nanoseconds of all stages that went to gradients of weights that backwards had left (W)."""
+
+    owed_ns: int
+    filled_ns: int
+    """Those in which no forward or backward of the stage was ready, nor waited for its WRITEs.
+
+    What comes behind the last forward or backward of all stages is not among them.
+    """
+
+
+def filled_time(accesses: Sequence[Access], schedule: Schedule) -> Filled:
+    """Sum up a run's W; whatever the log does not tell counts as ready, which fills less.
+
+    Args:
+        accesses: a run's log, in any order.
+        schedule: what else decided when a record could begin.
+    """
+    if not any(access.owed_ns for access in accesses):
+        return Filled(0, 0)
+    needs = Needs(accesses, schedule)
+    last_ns = max((a.end_ns for a in accesses if a.kind is not AccessKind.WRITE), default=0)
+    owed_ns = filled_ns = 0
+    ready_ns: dict[int, int] = {}
+    for access in sorted(accesses, key=time_key, reverse=True):
+        stage, next_ns = access.stage, ready_ns.get(access.stage, last_ns)
+        if access.kind is not AccessKind.WRITE:
+            ready_ns[stage] = min(next_ns, _ready_ns(access, needs))
+            continue
+        owed_ns += access.owed_ns
+        filled_ns += max(0, min(access.owed_ns, next_ns - access.start_ns))
+    return Filled(owed_ns, filled_ns)
+
+
+def _ready_ns(access: Access, needs: Needs) -> int:
+    """When a forward or a backward had all that it waited for but WRITEs of its own stage."""
+    version = needs.version(access)
+    found = [
+        needs.before(access) or needs.turn(access),
+        version if version is not None and version.stage != access.stage else None,
+        needs.admission(access), needs.passed(access), needs.taught(access), needs.probed(access),
+    ]  # fmt: skip
+    return max((each.end_ns for each in found if each is not None), default=_ALWAYS)
+
 
 _DEFINITION = ("space", "scale", "sampler", "policy", "steps", "seed")
 _EXECUTION = (
@@ -52,7 +105,7 @@ def numbers(run: Recorded) -> dict[str, float]:
 
     The measures of :mod:`naspipe.trace.reading.metrics` if every step was recorded; the shares of
     all stages' time that W took and that would have been idle without it (see
-    :mod:`naspipe.report.filled`); the mean of the last tenth of the losses; and the scores of the
+    :func:`filled_time`); the mean of the last tenth of the losses; and the scores of the
     last validation.
     """
     measured: dict[str, float] = {}

@@ -1,4 +1,7 @@
-"""A search on disk: a manifest and one line per subnet, inside the run that it searched."""
+"""A search on disk: a manifest and one line per subnet, inside the run that it searched.
+
+Its front is the subnets that no other beats in both score and cost.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.json_text import parse_json
-from naspipe.search.front import Point, pareto_front
 from naspipe.search.limits import COSTS, Cost
 from naspipe.search.scores import JUDGED, Scores, is_score, merit
 from naspipe.trace.storage.whole_files import write_json
@@ -18,6 +20,30 @@ from naspipe.trace.storage.writing import writing
 
 FORMAT = 1
 PREFIX = "search-"
+
+
+class Point(NamedTuple):
+    """A subnet's score (higher is better) and cost (lower is better)."""
+
+    score: float
+    cost: float
+
+
+P = TypeVar("P")
+
+
+def pareto_front(points: Sequence[tuple[P, Point]]) -> list[tuple[P, Point]]:
+    """Those that no other point dominates, the cheapest first; of equal points, the first.
+
+    A point is dominated by one that is no worse in both score and cost and better in one.
+    Points whose score or cost is not a number are left out.
+    """
+    found: list[tuple[P, Point]] = []
+    sound = [pair for pair in points if not any(map(math.isnan, pair[1]))]
+    for subject, point in sorted(sound, key=lambda pair: (pair[1].cost, -pair[1].score)):
+        if not found or point.score > found[-1][1].score:
+            found.append((subject, point))
+    return found
 
 
 class Candidate(NamedTuple):

@@ -12,7 +12,6 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.trace.reading.compare import compare_runs
 from tests.forked import Fork
-from tests.trace.old_format import make_old
 
 SMALL = "tests.faults.small_space"
 RUN = [
@@ -42,13 +41,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("how", "status", "is_old"), [(signal.SIGTERM, 143, True), (signal.SIGKILL, -9, False)]
-)
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_on_other_stages_after_a_signal(
-    tmp_path: Path, whole: Path, how: signal.Signals, status: int, is_old: bool
+    tmp_path: Path, whole: Path, how: signal.Signals, status: int
 ) -> None:
-    """Also where the first life's logs are those of an earlier naspipe."""
     path = tmp_path / "run"
     every = ["--checkpoint-every", "5", "--stages", "2", "--set", "window=4"]
     with start(path, *every) as launcher:
@@ -60,8 +56,6 @@ def test_on_other_stages_after_a_signal(
         assert said.startswith("naspipe: interrupted by SIGTERM, with a checkpoint at subnet ")
         assert said.count("\n") == 1 and f"naspipe train --resume {path}" in said
         assert json.loads((path / "manifest.json").read_text())["status"] == "interrupted"
-    if is_old:
-        make_old(path)
     assert main(["train", "--resume", str(path), "--stages", "3", "--quiet"]) == 0
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["execution"]["stages"] == 3 and manifest["execution"]["checkpoint_every"] == 5

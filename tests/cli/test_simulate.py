@@ -14,7 +14,6 @@ from naspipe.planning.cost import COLUMNS, CostTable, LayerCost
 from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.reading.metrics import causal_bound, summarize
 from tests.cli.refusals import MODULE
-from tests.trace.old_format import make_old
 
 TABLE5 = ("nlp.c3", "--costs", "table5")
 MINE = (f"{MODULE}:space", "--data", f"{MODULE}:data")
@@ -92,8 +91,6 @@ def test_a_real_run_is_imitated(place: Path, capsys: pytest.CaptureFixture[str])
     assert out["bubble, real"] == f"{real.bubble_ratio:.3f}"
     assert found["tasks"] == 2 * 2 * 12 and 0 <= found["order_agreement"] <= 1
     assert found["simulated_seconds"] < 1.5 * found["real_seconds"]
-    make_old(place / "real")
-    assert json.loads(run(capsys, "simulate", "--like", "real", "--json")) == found
 
 
 def test_a_run_is_imitated_in_the_order_of_its_own_plan(

@@ -213,6 +213,7 @@ def test_manifests_hold_plain_values() -> None:
     for node in (definition, Execution()):
         assert json.loads(json.dumps(node.as_dict(), allow_nan=False)) == node.as_dict()
     assert definition.as_dict()["recipe"]["lr"] == 0.1
+    assert definition.as_dict()["recipe"].keys() == {each.name for each in fields(Recipe)}
 
 
 def test_a_rate_is_finite() -> None:

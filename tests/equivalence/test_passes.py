@@ -29,7 +29,6 @@ from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt
 from tests.thinned import long
-from tests.trace.old_format import make_old
 
 LOSS = nn.CrossEntropyLoss()
 ALL = {"clip_global_norm": 1.0, "ema": 0.9}
@@ -130,7 +129,6 @@ def test_streams_side_by_side(tmp_path):
         assert_same_bits(run, oracle)
 
 
-@pytest.mark.backward("whole")  # logs of old versions have no time of weights' gradients
 @pytest.mark.parametrize("stages", [long(1), 3])
 def test_the_recipe_sandwich(tmp_path, stages):
     """Its rate follows from the step, and what a controller was told can be replayed."""
@@ -144,8 +142,6 @@ def test_the_recipe_sandwich(tmp_path, stages):
         options={"momentum": 0.9, "weight_decay": 4e-5},
     )  # fmt: skip
     assert_same_bits(run, oracle)
-    assert_replays(run, stages, parse_passes("sandwich:2"))
-    make_old(run.directory.path)
     assert_replays(run, stages, parse_passes("sandwich:2"))
 
 

@@ -11,20 +11,16 @@ from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId
 from naspipe.trace.access.event_log import read_events
 from naspipe.trace.access.log import read_access_log
-from naspipe.trace.access.records import MAGIC, ROWS, SCHEMA_VERSION
-from naspipe.trace.access.segments import encode_segment, segment_parts
+from naspipe.trace.access.segments import MAGIC, SCHEMA_VERSION, encode_segment, segment_parts
 from naspipe.trace.results.losses_file import read_losses
 from naspipe.trace.results.rolled_lines import MAGIC as TABLES
 from naspipe.trace.storage.framing import encode_frame
 from naspipe.trace.storage.headed_frames import headed
 from naspipe.trace.storage.tables import encode_table
 from tests.faults.fuzz_target import Target, pieces, put, texts
-from tests.trace.old_format import row
 
 LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)
-ROWS_HEADER = MAGIC + struct.pack("<I", ROWS)
-OLD_LOG_HEADER = MAGIC + struct.pack("<I", 2)
-EVENTS_HEADER, OLD_EVENTS_HEADER = (b"NPEVENTS" + struct.pack("<I", v) for v in (2, 1))
+EVENTS_HEADER = b"NPEVENTS" + struct.pack("<I", 2)
 
 
 def access_log(data, place):
@@ -41,22 +37,9 @@ def access_segments(data, place):
     return read_access_log(put(place / "log", LOG_HEADER + framed))
 
 
-def access_records(data, place, header=ROWS_HEADER):
+def events(data, place):
     framed = b"".join(encode_frame(part) for part in pieces(data))
-    return read_access_log(put(place / "log", header + framed))
-
-
-def events(data, place, header=EVENTS_HEADER):
-    framed = b"".join(encode_frame(part) for part in pieces(data))
-    return list(read_events(put(place / "events", header + framed)))
-
-
-def old_access_records(data, place):
-    return access_records(data, place, OLD_LOG_HEADER)
-
-
-def old_events(data, place):
-    return events(data, place, OLD_EVENTS_HEADER)
+    return list(read_events(put(place / "events", EVENTS_HEADER + framed)))
 
 
 def losses(data, place):
@@ -91,29 +74,12 @@ def segment_seeds(place):
     return [b"\xfe\xfe".join(segment_parts(each, 0)) for each in (LOGGED, [ACCESS])]
 
 
-def row_seeds(place):
-    return [msgpack.packb(row(access)) for access in (ACCESS, ACCESS._replace(digest="ab"))]
-
-
-def old_record_seeds(place):
-    return [msgpack.packb([0, 5, 0, "F", 3, 1, 2, 1, 0, 10, 20, 3, "ab"])]
-
-
-def old_event_seeds(place):
-    task = ["Task", 0, 5, 0, ["TaskKind", "F"], 1]
-    events = (["InputArrived", 7, task, ["tuple", task]], ["BlockFinished", 9, task, 2, 8])
-    return list(map(msgpack.packb, events))
-
-
 LOSS = '{"stream": 0, "sequence_id": 0, "loss": 1.5, "bits": "3fc00000"}\n'
 
 LOG_TARGETS = {
     "access log": Target(access_log, (LogError,), log_seeds),
     "access segments": Target(access_segments, (LogError,), segment_seeds),
-    "access records": Target(access_records, (LogError,), row_seeds),
     "events": Target(events, (LogError,), lambda place: [msgpack.packb([0, 1, 2]), b"\x93\0\1\2"]),
-    "old access records": Target(old_access_records, (LogError,), old_record_seeds),
-    "old events": Target(old_events, (LogError,), old_event_seeds),
     "losses": Target(losses, (LogError,), texts(LOSS, LOSS + LOSS.replace("_id\": 0", "_id\": 1"))),
     "tables of losses": Target(tables, (LogError,), table_seeds),
 }  # fmt: skip

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.report.filled import filled_time
 from naspipe.report.needs import Schedule
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
+from naspipe.report.summary import filled_time
 from tests.trace.fake_run import FakeRun, access, sequential_accesses
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE

@@ -18,8 +18,7 @@ from naspipe.report.layer_orders import layer_orders
 from naspipe.report.needs import Schedule
 from naspipe.report.reasons import Reason
 from naspipe.report.recorded import read_run
-from naspipe.report.run_tables import run_tables
-from naspipe.report.stage_balance import stage_balance
+from naspipe.report.run_tables import run_tables, stage_balance
 from naspipe.report.summary import agreement, facts, numbers
 from naspipe.report.time_bins import BUSY, time_bins
 from naspipe.report.waits import Wait, explain_waits

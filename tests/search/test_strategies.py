@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError
-from naspipe.search.front import Point, pareto_front
+from naspipe.search.search_directory import Point, pareto_front
 from naspipe.search.strategies import STRATEGIES, Evolution, make_strategy
 from naspipe.streams.feedback import FeedbackLoop
 

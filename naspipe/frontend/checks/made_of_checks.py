@@ -78,7 +78,7 @@ def check_run_layers(directory: RunDirectory, space: Space) -> None:
         ConfigError: naming the first layer that is something else.
     """
     if (earlier := read_made_of(directory.made_of)) is not None:
-        now = as_made_of({**structures(space), "captured": {}}, directory.made_of)
+        now = as_made_of({**structures(space), "captured": {}, "files": {}}, directory.made_of)
         _expect(directory, describe_space(space), earlier, now)
 
 

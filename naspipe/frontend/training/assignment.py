@@ -172,9 +172,7 @@ def _restored(
     if not stream.workload.is_written:
         return replace(stream, begins=first)
     folder = stream.directory.checkpoints.path
-    restored = Restored(
-        stream.workload.space, number, read_checkpoint(folder / cut_name(first)), stream.stateless
-    )
+    restored = Restored(stream.workload.space, number, read_checkpoint(folder / cut_name(first)))
     return replace(stream, restored=restored, kept=restored.layers(stages))
 
 

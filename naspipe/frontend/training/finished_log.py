@@ -22,7 +22,6 @@ from naspipe.trace.access.columns import (
     WRITE,
     AccessColumns,
     from_accesses,
-    joined,
 )
 from naspipe.trace.access.log import RunLog, joint_parts, read_joint_accesses
 from naspipe.trace.access.order import groups_of_layers
@@ -87,8 +86,6 @@ def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
         columns = log.columns(Wanted(layers=group)).by_layer()
         for layer in sorted(group):
             own = columns.get(layer, nothing)
-            if (layer.block, layer.candidate) in stream.stateless:
-                own = own.without_versions(before=stream.first)
             users = numbers[chains[:, layer.block] == layer.candidate]
             rule = rule_of(rules, layer)
             if job.policy == "csp" and job.steps.passes == 1 and _is_right(rule, users, own):
@@ -151,23 +148,12 @@ def _is_right_frozen(users: NDArray[np.int64], columns: AccessColumns) -> bool:
     )
 
 
-def _without_versions(accesses: Sequence[Access], stream: StreamJob) -> Sequence[Access]:
-    """As if earlier lives had known which layers have no state: some may not have."""
-    if not stream.first or not stream.stateless:
-        return accesses
-    columns = from_accesses(accesses)
-    places = zip(columns.block.tolist(), columns.candidate.tolist(), strict=True)
-    is_stateless = np.fromiter((place in stream.stateless for place in places), bool)
-    parts = columns.take(~is_stateless), columns.take(is_stateless).without_versions(stream.first)
-    return list(joined(parts).accesses())
-
-
 def _together(
     number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob
 ) -> Iterator[str]:
     """Of a stream among others, or of steps whose passes wait for one another."""
     stream = job.streams[number]
-    accesses = _without_versions(logs[number], stream)
+    accesses = logs[number]
     rules, policy = stream.rules, stream.workload.definition.policy
     alone = [subnet._replace(stream=FIRST_STREAM) for subnet in stream.so_far]
     if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere

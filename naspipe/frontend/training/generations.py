@@ -34,7 +34,7 @@ from naspipe.trace.access.recorded_steps import (
     is_complete,
     recorded_spans,
 )
-from naspipe.trace.reading.definitions import definitions, differing
+from naspipe.trace.reading.definitions import differing
 from naspipe.trace.results.losses_file import check_losses
 from naspipe.trace.results.reserved_space import reserve, write_last
 from naspipe.trace.results.run_directory import RunDirectory
@@ -195,7 +195,7 @@ class Generations:
             return replace(stream, restored=None, kept=())
         if stream.workload.is_trained:
             check_losses(stream.directory.losses, latest.checkpoint.losses)
-        restored = Restored(stream.workload.space, number, latest.checkpoint, stream.stateless)
+        restored = Restored(stream.workload.space, number, latest.checkpoint)
         if stream.workload.is_trained:
             check_cut_batch(stream.directory, stream.workload, restored.first)
         kept = restored.layers(self.job.participants[number])
@@ -268,8 +268,7 @@ def check_resumable(
     found, expected = manifest.get("definition"), json.loads(json.dumps(definition.as_dict()))
     if not isinstance(found, dict):
         raise ConfigError(f"{directory.path}: its manifest has no definition to go on with")
-    now = {"definition": expected, "stateless": []}
-    for key, there, here in differing(*definitions(manifest, now)):
+    for key, there, here in differing(found, expected):
         raise ConfigError(
             f"{directory.path} is another run: its {key} is {there}, you asked for {here}; resume "
             f"it as it was defined, or choose a new --run-dir"

@@ -55,23 +55,13 @@ class Restored:
         space: of the stream.
         stream: its number in this pipeline; in the files it is the only one.
         checkpoint: at the cut.
-        stateless: block and candidate of the layers without state. They have no versions, whatever
-            an earlier run called them.
     """
 
-    def __init__(
-        self,
-        space: Space,
-        stream: StreamId,
-        checkpoint: Checkpoint,
-        stateless: Collection[tuple[int, int]] = (),
-    ) -> None:
+    def __init__(self, space: Space, stream: StreamId, checkpoint: Checkpoint) -> None:
         self.first = checkpoint.subnets
         self._space = space
         self._stream = stream
         self.checkpoint = checkpoint
-        layers = (LayerId(FIRST_STREAM, *place) for place in stateless)
-        self._stateless = {layer_key(space, layer) for layer in layers}
         self._tensors = _by_layer(checkpoint.tensors)
         self._scalars = _by_layer(checkpoint.scalars)
         self._strides = _by_layer(checkpoint.strides)
@@ -170,8 +160,6 @@ class Restored:
             ) from error
 
     def _versions(self, key: str) -> tuple[Version, ...]:
-        if key in self._stateless:
-            return (INITIAL,)
         newest = self.checkpoint.versions[key]
         return tuple(map(Version, self.checkpoint.history.get(key, (newest,))))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 
 KINDS = tuple(AccessKind)
 """A kind is its place here: 0 for a forward, 1 for a backward, 2 for a WRITE."""
@@ -74,17 +74,6 @@ class AccessColumns:
         if not shift_ns:
             return self
         return replace(self, start_ns=self.start_ns + shift_ns, end_ns=self.end_ns + shift_ns)
-
-    def without_versions(self, before: int | None = None) -> AccessColumns:
-        """Forwards and backwards as if of the first version, and no WRITEs: of a layer without
-        state. Earlier runs recorded versions and WRITEs of such layers, too.
-
-        Args:
-            before: of the subnets below this one; None for all.
-        """
-        is_early = self.sequence_id < (np.iinfo(np.int64).max if before is None else before)
-        version = np.where(is_early, INITIAL, self.version)
-        return replace(self, version=version).take(~(is_early & (self.kind == WRITE)))
 
     def by_layer(self) -> dict[LayerId, AccessColumns]:
         """The rows of each layer in chain order, each in the order in which they are here."""

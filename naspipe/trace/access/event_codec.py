@@ -36,30 +36,6 @@ def decode_event(message: Any) -> Event:
     return event
 
 
-def without_passes(message: Any) -> Any:
-    """An event of version 1 as one of version 2: its tasks had the number of a pass, always 0.
-
-    Of exchanges there was one, that of norms. Anything else comes back as it is, for
-    :func:`decode_event` to judge.
-    """
-    match message:
-        case ["InputArrived", time_ns, task, ["tuple", *upcoming]]:
-            later = ["tuple", *map(_without_pass, upcoming)]
-            return ["InputArrived", time_ns, _without_pass(task), later]
-        case ["NormsArrived", time_ns, *rest]:
-            return ["ContributionArrived", time_ns, "norms", *rest]
-        case ["BlockFinished", time_ns, task, *rest]:
-            return ["BlockFinished", time_ns, _without_pass(task), *rest]
-    return message
-
-
-def _without_pass(task: Any) -> Any:
-    match task:
-        case ["Task", stream, sequence_id, 0, kind, stage]:
-            return ["Task", stream, sequence_id, kind, stage]
-    return task
-
-
 def _short(message: Any) -> str:
     return f"{reprlib.repr(message):.200}"  # neither long nor deep, whatever the message is
 
@@ -73,9 +49,9 @@ def _encode(value: Any) -> Any:
 
 
 def _make(kind: Any, values: list[Any]) -> Any:
-    """An event or a named tuple of these fields; the last ones may have defaults."""
+    """An event or a named tuple of these fields."""
     kinds = _field_kinds(kind)
-    if len(values) > len(kinds):
+    if len(values) != len(kinds):
         raise TypeError(f"{kind.__name__} has {len(kinds)} fields, found {len(values)}")
     return kind(*map(_decode, kinds, values))
 

@@ -11,12 +11,11 @@ import msgpack
 
 from naspipe.core.errors import LogError
 from naspipe.core.events import Event
-from naspipe.trace.access.event_codec import decode_event, encode_event, without_passes
-from naspipe.trace.storage.framing import FramedWriter, file_version, read_frames
+from naspipe.trace.access.event_codec import decode_event, encode_event
+from naspipe.trace.storage.framing import FramedWriter, read_frames
 
 _MAGIC = b"NPEVENTS"
 _VERSION = 2
-_WITH_PASSES = 1
 _BUFFERED = 512
 
 
@@ -55,12 +54,12 @@ def read_events(path: Path) -> Iterator[Event]:
     """Every event of one stage, in order; a torn tail is dropped.
 
     Raises:
-        LogError: when the file is damaged before its tail, or holds something else.
+        LogError: when the file is damaged before its tail, is of another schema, or holds
+            something else.
     """
-    version = file_version(path, (_WITH_PASSES, _VERSION))
-    for number, payload in enumerate(read_frames(path, _MAGIC, version)):
+    for number, payload in enumerate(read_frames(path, _MAGIC, _VERSION)):
         try:
             message = msgpack.unpackb(payload)
         except (ValueError, msgpack.UnpackException) as error:
             raise LogError(f"{path}, record {number}: {error}") from error
-        yield decode_event(without_passes(message) if version == _WITH_PASSES else message)
+        yield decode_event(message)

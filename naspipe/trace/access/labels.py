@@ -68,8 +68,8 @@ class SpaceLabels:
 
     Args:
         space: of the manifest.
-        stateless: labels of the layers without state; earlier manifests do not name them.
-        decided: what decides each candidate of each choice block; also only in newer manifests.
+        stateless: labels of the layers without state.
+        decided: what decides each candidate of each choice block, where that is known.
 
     Raises:
         ConfigError: when the manifest does not describe a space.

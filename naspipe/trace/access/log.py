@@ -13,8 +13,7 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId
 from naspipe.trace.access.columns import AccessColumns, joined
 from naspipe.trace.access.lives import Firsts, Life, laid_end_to_end, lowest, without_redone
-from naspipe.trace.access.records import MAGIC, SCHEMA_VERSION
-from naspipe.trace.access.segments import Head, encode_segment
+from naspipe.trace.access.segments import MAGIC, SCHEMA_VERSION, Head, encode_segment
 from naspipe.trace.access.stored import EVERYTHING, Wanted, iterate_heads, read_columns
 from naspipe.trace.access.streaming import parts_in_time
 from naspipe.trace.storage.framing import FramedWriter

@@ -8,7 +8,6 @@ from math import lcm
 from typing import Any, NamedTuple
 
 from naspipe.core.errors import ConfigError
-from naspipe.core.settings.run_groups import RecordSettings
 
 RECORDED_STEPS = "recorded_steps"
 """The key of a manifest under which the spans are listed."""
@@ -47,14 +46,13 @@ def continued(spans: RecordedSpans, first: int, every: int) -> RecordedSpans:
 def recorded_spans(manifest: Mapping[str, Any]) -> RecordedSpans:
     """The spans that a manifest lists.
 
-    The manifest of an older run lists none. Its last attempt then stands for all of them.
+    The manifest of a simulated run lists none: its log has every step.
 
     Raises:
         ConfigError: when the manifest is damaged.
     """
     if RECORDED_STEPS not in manifest:
-        setting = str(manifest.get("execution", {}).get("access_log", "full"))
-        return (RecordedSpan(0, RecordSettings(access_log=setting).logged_steps),)
+        return (RecordedSpan(0, 1),)
     listed = manifest[RECORDED_STEPS]
     try:
         spans = tuple(RecordedSpan(int(span["first"]), int(span["every"])) for span in listed)

@@ -32,6 +32,9 @@ from naspipe.trace.access.columns import KINDS, WRITE, AccessColumns, Integers, 
 from naspipe.trace.storage.headed_frames import headed
 from naspipe.trace.storage.number_columns import pack_numbers, unpack_numbers
 
+MAGIC = b"NASPIPEA"
+SCHEMA_VERSION = 4
+"""Both stand at the beginning of a file of segments."""
 MOST_RECORDS = 1 << 16
 """No segment holds more, so a damaged head can never ask for much memory."""
 
@@ -61,7 +64,7 @@ def encode_segment(accesses: Sequence[Access], generation: int) -> bytes:
 def segment_parts(accesses: Sequence[Access], generation: int) -> tuple[bytes, bytes]:
     """Its head and its body."""
     columns = from_accesses(accesses)
-    found = head_of(columns, generation)
+    found = _head_of(columns, generation)
     numbers = {tuple(row): place for place, row in enumerate(found.layers[:, :3].tolist())}
     places = np.array([numbers[access.layer] for access in accesses], np.int64)
     count, _, subnets, layers, start_ns, end_ns = found
@@ -84,7 +87,7 @@ def segment_parts(accesses: Sequence[Access], generation: int) -> tuple[bytes, b
     return msgpack.packb(head), msgpack.packb(body)
 
 
-def head_of(columns: AccessColumns, generation: int) -> Head:
+def _head_of(columns: AccessColumns, generation: int) -> Head:
     """What these records are, of which there is at least one."""
     of_layer = (columns.stream, columns.block, columns.candidate)
     layers = Counter(zip(*(column.tolist() for column in of_layer), strict=True))

@@ -1,28 +1,24 @@
-"""One stage's file of accesses: its segments, or what earlier versions wrote in their place."""
+"""One stage's file of accesses: its segments, of which a reader gets those that it wants."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.core.access import Access
 from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId
-from naspipe.trace.access.columns import BACKWARD, AccessColumns, Integers, from_accesses
-from naspipe.trace.access.records import (
+from naspipe.trace.access.columns import BACKWARD, AccessColumns, Integers
+from naspipe.trace.access.segments import (
     MAGIC,
-    READABLE_VERSIONS,
     SCHEMA_VERSION,
-    decode_access,
+    Head,
+    decode_body,
+    decode_head,
 )
-from naspipe.trace.access.segments import Head, decode_body, decode_head, head_of
-from naspipe.trace.storage.framing import file_version, read_frames
 from naspipe.trace.storage.headed_frames import read_headed, read_heads
 
 
@@ -77,21 +73,17 @@ class Wanted(NamedTuple):
 
 
 EVERYTHING = Wanted()
-_KEPT_FILES = 16
 
 
 def iterate_heads(path: Path) -> Iterator[Head]:
-    """What each segment of a file holds; of a file of an earlier version, each life's records.
+    """What each segment of a file holds.
 
     Raises:
-        LogError: when the file is damaged before its tail.
+        LogError: when the file is damaged before its tail, or is of another schema.
     """
-    if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
-        yield from (head_of(own, generation) for generation, own in _rows(path, version))
-        return
     count = 0
     try:
-        for packed in read_heads(path, MAGIC, version):
+        for packed in read_heads(path, MAGIC, SCHEMA_VERSION):
             yield decode_head(packed)
             count += 1
     except LogError as error:
@@ -102,16 +94,9 @@ def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int,
     """Life and records of each segment that has any that are wanted, in the order written.
 
     Raises:
-        LogError: when what is read is damaged, and is not the file's torn tail.
+        LogError: when what is read is damaged, and is not the file's torn tail; or when the file is
+            of another schema.
     """
-    if (version := file_version(path, READABLE_VERSIONS)) != SCHEMA_VERSION:
-        for generation, columns in _rows(path, version):
-            if wanted.generation not in (None, generation):
-                continue
-            if wanted.layers is not None:
-                columns = columns.take(_of_layers(columns, wanted.layers))
-            yield generation, wanted.of(columns)
-        return
     count = 0
     last: Head | None = None
 
@@ -122,7 +107,7 @@ def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int,
         return wanted.has(last)
 
     try:
-        for _, body in read_headed(path, MAGIC, version, wants):
+        for _, body in read_headed(path, MAGIC, SCHEMA_VERSION, wants):
             if last is not None:
                 own = None if wanted.layers is None else wanted.among(last.layers)
                 yield last.generation, wanted.of(decode_body(body, last, own))
@@ -134,31 +119,3 @@ def _named(path: Path, number: int, error: LogError) -> LogError:
     """Say of a segment that cannot be read which one it is."""
     is_named = str(error).startswith(str(path))
     return error if is_named else LogError(f"{path}, segment {number}: {error}")
-
-
-def _of_layers(columns: AccessColumns, layers: frozenset[LayerId]) -> NDArray[np.bool_]:
-    rows = np.zeros(len(columns), np.bool_)
-    for stream, block, candidate in sorted(layers):
-        of_block = (columns.stream == stream) & (columns.block == block)
-        rows |= of_block & (columns.candidate == candidate)
-    return rows
-
-
-def _rows(path: Path, version: int) -> list[tuple[int, AccessColumns]]:
-    """The lives of a file of a record for each access, which is read once."""
-    found = path.stat()
-    return _decoded(path, version, found.st_mtime_ns, found.st_size)
-
-
-@lru_cache(maxsize=_KEPT_FILES)
-def _decoded(
-    path: Path, version: int, changed_ns: int, size: int
-) -> list[tuple[int, AccessColumns]]:
-    by_generation: dict[int, list[Access]] = defaultdict(list)
-    for number, payload in enumerate(read_frames(path, MAGIC, version)):
-        try:
-            generation, access = decode_access(payload, version)
-        except LogError as error:
-            raise LogError(f"{path}, record {number}: {error}") from error
-        by_generation[generation].append(access)
-    return [(each, from_accesses(found)) for each, found in sorted(by_generation.items())]

@@ -20,7 +20,7 @@ from naspipe.trace.access.recorded_steps import (
     shared_spans,
     unrecorded_steps,
 )
-from naspipe.trace.reading.definitions import definitions, differing
+from naspipe.trace.reading.definitions import differing
 from naspipe.trace.reading.differences import (
     Difference,
     checkpoint_differences,
@@ -192,8 +192,7 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
     """
     if reason := _reason(reference, run):
         return Comparison(run.path, reason)
-    # Runs of one space have the same layers without state; earlier ones do not say which.
-    labels = (reference if "stateless" in reference.manifest else run).labels
+    labels = reference.labels
     differences = [
         *loss_differences(
             iterate_losses(reference.directory.losses), iterate_losses(run.directory.losses), labels
@@ -222,8 +221,8 @@ def _reason(reference: RecordedRun, run: RecordedRun) -> str:
         if state.status != "complete":
             return f"{side.path} is not complete: {state.said}"
     parts = {
-        "definition": definitions(reference.manifest, run.manifest),
-        "space": (reference.manifest.get("space"), run.manifest.get("space")),
+        part: (reference.manifest.get(part), run.manifest.get(part))
+        for part in ("definition", "space")
     }
     for part, sides in parts.items():
         found = list(differing(*sides))

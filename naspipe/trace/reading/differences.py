@@ -108,8 +108,6 @@ def access_differences(
     nothing = from_accesses(())
     for layer in sorted(left.keys() | right.keys()):
         columns = left.get(layer, nothing), right.get(layer, nothing)
-        if labels.is_stateless(layer):
-            columns = columns[0].without_versions(), columns[1].without_versions()
         is_exact = labels.is_exact(layer)
         if _agree(*columns, is_exact):
             continue
@@ -171,8 +169,6 @@ def checkpoint_differences(
             if name in left and name in right and _is_same(one, other):
                 continue
             stream, layer, rest = (*name.split("/", 2), "", "")[:3]
-            if what == "version" and layer in labels.stateless:
-                continue
             version = min(
                 checkpoint.versions.get(f"{stream}/{layer}", INITIAL)
                 for checkpoint in (expected, found)

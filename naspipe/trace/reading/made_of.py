@@ -16,8 +16,6 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.json_text import parse_json
 
 _LONGEST = 120
-_UNTOLD = "of type "
-"""Before a type's name, where nothing was told of a value. Earlier runs tell less."""
 
 
 class MadeOf(NamedTuple):
@@ -26,7 +24,7 @@ class MadeOf(NamedTuple):
     layers: Sequence[Sequence[str]]
     captured: Mapping[str, Mapping[str, str]]
     code: Mapping[str, str]
-    """Empty where it was not recorded, as of earlier runs."""
+    """A digest of each of the user's files; empty where what they wrote is in no file."""
 
 
 class Unlike(NamedTuple):
@@ -51,14 +49,14 @@ def as_made_of(values: Any, where: Path) -> MadeOf:
         layers = [[texts[number] for number in numbers] for numbers in values["layers"]]
         said = values["captured"].items()
         captured = {str(whose): dict(each.items()) for whose, each in said}
-        code = dict(values.get("files", {}).items())
+        code = dict(values["files"].items())
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{where} is damaged: {error!r:.80}") from error
     return MadeOf(layers, captured, code)
 
 
 def read_made_of(path: Path) -> MadeOf | None:
-    """What a file says; None where there is none: earlier runs do not say.
+    """What a file says; None where there is none, as of a simulated run.
 
     Raises:
         ConfigError: when it is damaged.
@@ -88,12 +86,11 @@ def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike
                 aside = f"the candidates of block {label} are the same in another order"
                 what = f"layer {label}" if is_shared else f"layer {label}.{candidate}"
                 return Unlike(what, *_lines(left, right), aside if is_moved else "")
-    is_earlier = not (one.code and other.code)
     for whose in sorted(one.captured.keys() & other.captured.keys()):
         mine, others = one.captured[whose], other.captured[whose]
         for name in sorted(mine.keys() | others.keys()):
             left, right = (str(side.get(name, "absent")) for side in (mine, others))
-            if left != right and not (is_earlier and _UNTOLD in (left[:8], right[:8])):
+            if left != right:
                 return Unlike(f"{whose}'s {name}", left, right)
     return None
 

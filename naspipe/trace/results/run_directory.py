@@ -57,7 +57,7 @@ class RunDirectory:
 
     @property
     def made_of(self) -> Path:
-        """Texts of the layers, and what functions capture; earlier runs have none."""
+        """Texts of the layers, and what functions capture; simulated runs have none."""
         return self.path / "made_of.json"
 
     @property

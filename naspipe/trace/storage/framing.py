@@ -8,7 +8,7 @@ damaged while whole records follow it is an error, because nothing can repair it
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -115,20 +115,6 @@ def read_frames(path: Path, magic: bytes, version: int) -> Iterator[bytes]:
     data = path.read_bytes()
     for start, end in _frames(data, path, header_of(magic, version)):
         yield data[start:end]
-
-
-def file_version(path: Path, readable: Sequence[int]) -> int:
-    """The schema version that a file has; the last of the readable ones where it has none of them.
-
-    So a file that cannot be read is refused by :func:`read_frames`, and one whose header is torn
-    counts as empty.
-    """
-    with path.open("rb") as file:
-        version = file.read(HEADER_BYTES)[MAGIC_BYTES:]
-    for number in readable:
-        if version == _VERSION.pack(number):
-            return number
-    return readable[-1]
 
 
 def header_of(magic: bytes, version: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The execution: groups inside, keys outside, the same JSON as ever."""
+"""The execution: groups inside, keys outside, JSON that stays the same."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ MANIFEST = {
     "validate_batches": 8, "validate_calibrate": 4, "validate_ema": False, "digests": False,
     "tensorboard": False, "record_events": False,
 }  # fmt: skip
-"""What a manifest held when the execution was 30 flat fields."""
+"""What a manifest holds of an execution, of some settings."""
 DEFINITION = {
     "space": "cv.c3", "scale": "", "data": {}, "loss": "",
     "recipe": {
         "optimizer": "SGD", "lr": 0.1, "optimizer_options": {"momentum": 0.9},
-        "schedule": "constant", "warmup_steps": 0, "precision": "float32", "feedback_delay": 15,
-        "nonfinite": "stop", "threads": 1, "label_smoothing": 0.0, "clip_layer_norm": 0.0,
-        "clip_global_norm": 0.0, "passes": "one", "ema": 0.0,
+        "parameter_groups": [], "schedule": "constant", "warmup_steps": 0, "restart_steps": 0,
+        "restart_factor": 1, "precision": "float32", "feedback_delay": 15, "nonfinite": "stop",
+        "threads": 1, "label_smoothing": 0.0, "clip_layer_norm": 0.0, "clip_global_norm": 0.0,
+        "passes": "one", "probes": "none", "reduction": "fold", "weight": "passes",
+        "norms": "ordered", "ema": 0.0,
     },
     "rules": {"stem": "lag(8)"}, "seed": 0, "steps": 3, "sampler": "uniform", "policy": "csp",
     "bulk": 0,
 }  # fmt: skip
-"""What it held of the definition."""
+"""What it holds of a definition."""
 
 
-def test_manifests_from_before_are_read_and_written() -> None:
+def test_the_json_of_an_execution_stays() -> None:
     execution = Execution(**MANIFEST)
     own = {"window": 16, "partition": "balanced", "memory_budget": "3x", "checkpoint_every": 5}
     assert execution == Execution(stages=2, **own)

@@ -78,9 +78,9 @@ def test_a_function_is_asked_once_and_recorded_by_name_and_digest() -> None:
         learning_rate(recorded, 0, 5)
 
 
-def test_definitions_without_restarts_say_nothing_of_them() -> None:
+def test_definitions_say_whether_a_rate_restarts() -> None:
     held = Definition(space="s", steps=5).as_dict()["recipe"]
-    assert not {"restart_steps", "restart_factor", "parameter_groups"} & set(held)
+    assert (held["restart_steps"], held["restart_factor"]) == (0, 1)
     recipe = Recipe(schedule="cosine", restart_steps=3, restart_factor=2)
     held = Definition(space="s", steps=5, recipe=recipe).as_dict()["recipe"]
     assert (held["restart_steps"], held["restart_factor"]) == (3, 2)

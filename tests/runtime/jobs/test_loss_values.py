@@ -12,7 +12,6 @@ from torch.nn import functional
 from naspipe.core.errors import ConfigError
 from naspipe.runtime.jobs.loss_values import described
 from naspipe.runtime.jobs.losses import smoothed
-from naspipe.trace.reading.definitions import definitions, differing
 
 PLAIN = "torch.nn.modules.loss.CrossEntropyLoss"
 
@@ -59,14 +58,6 @@ def test_what_it_counts_is_not_what_it_is():
     before = described(loss)
     loss.calls = 7
     assert described(loss) == before
-
-
-def test_earlier_manifests_name_the_class_alone():
-    old = {"definition": {"loss": PLAIN, "seed": 1}}
-    new = {"definition": {"loss": f"{PLAIN}(label_smoothing=0.1)", "seed": 1}, "stateless": []}
-    assert not list(differing(*definitions(old, new)))
-    plain = {"definition": {"loss": PLAIN, "seed": 1}, "stateless": []}
-    assert [key for key, *_ in differing(*definitions(plain, new))] == ["loss"]
 
 
 def test_two_amounts_of_smoothing_are_one_too_many():

@@ -13,11 +13,10 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import LogError
 from naspipe.core.ids import LayerId
 from naspipe.trace.access.log import AccessLogWriter, read_access_log, read_run_accesses
-from naspipe.trace.access.records import MAGIC, ROWS, decode_access
-from naspipe.trace.access.segments import segment_parts
+from naspipe.trace.access.segments import MAGIC, segment_parts
+from naspipe.trace.access.stored import iterate_heads
 from naspipe.trace.storage.framing import FramedWriter
 from tests.trace.fake_run import access
-from tests.trace.old_format import row
 
 small = st.integers(0, 1 << 20)
 times = st.integers(-(1 << 62), 1 << 62)
@@ -34,13 +33,6 @@ accesses = st.builds(
     st.text(max_size=64),
     st.sampled_from([0, 0, 7]) | small,
 )
-
-
-@given(record=accesses, generation=small)
-def test_a_row_of_before_comes_back_equal(record: Access, generation: int) -> None:
-    found = decode_access(msgpack.packb(row(record, generation)))
-    assert found == (generation, record._replace(owed_ns=0))
-    assert type(found.access) is Access and type(found.access.stalled_ns) is int
 
 
 @given(records=st.lists(accesses, max_size=20))
@@ -61,33 +53,19 @@ def test_a_log_of_whole_backwards_is_what_it_was_before(owed_ns: int, columns: i
     assert len(msgpack.unpackb(body)) == columns
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [],
-        5,
-        {},
-        [0] * 12,
-        [0, 0, "X", 0, 0, 0, 0, 0, 0, 0, 0, ""],
-        [0, 0, "F", 0, 0, 0, 0, 0, 0, 0, True, ""],
-        [0, "0", "F", 0, 0, 0, 0, 0, 0, 0, 0, ""],
-        [0, 0, "F", 0, 0, 0, 0, 0, 0, 0, 0, None],
-        [0, 0, ["F"], 0, 0, 0, 0, 0, 0, 0, 0, ""],
-        [0, 0, "F", 0, 0, 0, 0, 0, 0, 0, 0, "", 1],
-    ],
-)
-def test_what_is_no_access_is_refused(tmp_path: Path, values: object) -> None:
+@pytest.mark.parametrize("version", [1, 3, 5])
+def test_other_schemas_are_refused(tmp_path: Path, version: int) -> None:
+    """Such a file is neither read nor continued."""
     path = tmp_path / "log"
-    with FramedWriter(path, MAGIC, ROWS) as frames:
-        frames.append(msgpack.packb(values))
-    with pytest.raises(LogError, match="record 0: expected an access"):
-        read_access_log(path)
-
-
-def test_a_payload_that_is_no_msgpack_is_refused() -> None:
-    for payload in (b"", b"\xc1", b"\x93\x01"):
-        with pytest.raises(LogError, match="expected an access"):
-            decode_access(payload)
+    with FramedWriter(path, MAGIC, version) as frames:
+        frames.append(b"payload")
+    for opened in (read_access_log, AccessLogWriter, lambda log: list(iterate_heads(log))):
+        with pytest.raises(LogError) as caught:
+            opened(path)
+        assert str(caught.value) == (
+            f"{path}, offset 8: expected schema version 4, found bytes 0{version}000000; read it "
+            f"with the naspipe that wrote it"
+        )
 
 
 def test_stages_merge_by_time(tmp_path: Path) -> None:

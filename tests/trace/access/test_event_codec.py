@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgpack
 import pytest
 from hypothesis import given, settings
@@ -23,8 +25,10 @@ from naspipe.core.events import (
 from naspipe.core.ids import LayerId
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
-from naspipe.core.task import Task, TaskKind
+from naspipe.core.task import Task, TaskKind, parse_task
 from naspipe.trace.access.event_codec import decode_event, encode_event
+from naspipe.trace.access.event_log import EventLogWriter, read_events
+from naspipe.trace.storage.framing import FramedWriter
 
 numbers = st.integers(0, (1 << 63) - 1)
 layers = st.builds(LayerId, numbers, numbers, numbers)
@@ -113,3 +117,15 @@ def test_garbage_is_refused_as_such(message: object) -> None:
 def test_messages_that_are_no_events(message: object) -> None:
     with pytest.raises(LogError, match="expected a controller event, found"):
         decode_event(message)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_log_of_another_schema_is_refused(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "events"
+    with FramedWriter(path, b"NPEVENTS", version) as frames:
+        frames.append(msgpack.packb(encode_event(InputArrived(5, parse_task("0.1B@1")))))
+    said = f"schema version 2, found bytes 0{version}000000; read it with the naspipe that wrote it"
+    with pytest.raises(LogError, match=said):
+        list(read_events(path))
+    with pytest.raises(LogError, match=said):
+        EventLogWriter(path)

@@ -27,8 +27,7 @@ def test_an_attempt_replaces_what_it_does_again() -> None:
     assert continued(spans, 0, 1) == ((0, 1),)
 
 
-def test_the_manifest_of_an_older_run_says_it_of_its_last_attempt() -> None:
-    assert recorded_spans({"execution": {"access_log": "sampled:3"}}) == ((0, 3),)
+def test_spans_are_read_from_a_manifest() -> None:
     assert recorded_spans({}) == ((0, 1),)
     spans = (RecordedSpan(0, 3), RecordedSpan(20, 1))
     assert recorded_spans({"recorded_steps": as_listed(spans)}) == spans

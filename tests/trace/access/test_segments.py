@@ -23,7 +23,6 @@ from naspipe.trace.storage import framing, headed_frames
 from naspipe.trace.storage.number_columns import pack_numbers, unpack_numbers
 from tests.trace.access.test_access_log import accesses
 from tests.trace.fake_run import CHAINS, access, sequential_accesses
-from tests.trace.old_format import make_old
 
 whole = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -68,13 +67,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("version", [None, 2, 3])
-def test_any_part_can_be_read(run: Path, version: int | None) -> None:
-    everything = RunLog(run).columns()
-    if version:
-        make_old(run, version)
+def test_any_part_can_be_read(run: Path) -> None:
     log = RunLog(run)
-    records = list(everything.accesses())
+    records = list(log.columns().accesses())
     assert log.layers == {
         layer: sum(each.layer == layer for each in records)
         for layer in sorted({r.layer for r in records})
