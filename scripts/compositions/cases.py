@@ -69,7 +69,7 @@ _RECIPE: Domain = {
 _EXECUTION: Domain = {
     "window": [0, 1, 2, 5],
     "teacher_window": [0, 1, 3],
-    "partition": ["auto", "balanced", "rotated", "static", "ampa"],
+    "partition": ["auto", "balanced", "rotated", "static"],
     "data_path": ["shm", "zmq"],
     "labels": ["pipeline", "inline", "service", "file"],
     "teachers": [0, 1, 2],

@@ -17,7 +17,7 @@ from naspipe.core.settings.allowed import (
 from naspipe.core.settings.declare import Flag, check, setting
 
 PARTITIONS = [
-    "auto", "balanced", "rotated", "static", "ampa",
+    "auto", "balanced", "rotated", "static",
     "free", "pairs", "packed", "layers", "hybrid", "shared",
 ]  # fmt: skip
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
@@ -64,12 +64,11 @@ class PipelineSettings:
         "auto",
         "balanced (each subnet its own; layers are mirrored), rotated (so, too, and each subnet "
         "begins one stage further than the one before), auto (the faster one of these two, as "
-        "simulated; balanced with a memory budget), static (one for all) or ampa (one for all by "
-        "GroPipe's algorithm, for comparison). With balanced and rotated, layers follow their "
-        "users over the stages. For blocks with teachers of their own: free (each block "
-        "anywhere), pairs (consecutive ones), packed (pairs anywhere), layers (cut anywhere), "
-        "hybrid (consecutive ones, whose passes several stages may share) or shared (all stages "
-        "share all passes).",
+        "simulated; balanced with a memory budget) or static (one for all). With balanced and "
+        "rotated, layers follow their users over the stages. For blocks with teachers of their "
+        "own: free (each block anywhere), pairs (consecutive ones), packed (pairs anywhere), "
+        "layers (cut anywhere), hybrid (consecutive ones, whose passes several stages may share) "
+        "or shared (all stages share all passes).",
         named_in(PARTITIONS),
         flag=Flag(),
         example="static",

@@ -1,0 +1,26 @@
+"""Names that tests add to the registries of placements, exchanges, gates and orders, taken back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from naspipe.core.settings.pipeline_groups import ORDERS as ORDER_NAMES
+from naspipe.core.settings.pipeline_groups import PARTITIONS
+from naspipe.planning.partitions import PLACEMENTS
+from naspipe.runtime.blocks.exchanges import EXCHANGES
+from naspipe.stage.builder import GATES, ORDERS
+
+
+@contextmanager
+def kept_registries() -> Iterator[None]:
+    """What is registered inside is gone afterwards."""
+    lists, tables = (ORDER_NAMES, PARTITIONS), (PLACEMENTS, EXCHANGES, GATES, ORDERS)
+    before = [copy.copy(each) for each in (*lists, *tables)]
+    try:
+        yield
+    finally:
+        for each, kept in zip((*lists, *tables), before, strict=True):
+            each.clear()
+            each.extend(kept) if isinstance(each, list) else each.update(kept)
