@@ -14,10 +14,10 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.latest_start import CutStream
-from naspipe.planning.stage_bound import least_end, step_ends
 from naspipe.sim.costs import TableCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller
+from scripts.stage_bound import least_end, step_ends
 from tests.planning.test_latest_start import cut_streams
 
 
