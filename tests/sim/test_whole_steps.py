@@ -12,9 +12,9 @@ from naspipe.core.ids import StreamId
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
-from naspipe.sim.costs import RandomCosts
 from naspipe.stage.taps import Taps
 from scripts import teachers_simulated
+from scripts.paper.costs import RandomCosts
 from scripts.teachers_simulated import Setting, utilisation
 from tests.capabilities import simulated
 

@@ -17,11 +17,11 @@ from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.schedule import uses
 from naspipe.schedule.history import History
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate_into
 from naspipe.stage.admission import Absence, AdmissionWindow
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.intake import Intake
+from scripts.paper.costs import RandomCosts
 from tests.sim.test_causal_order import run
 from tests.stage.test_cuts import Spy
 from tests.strategies import moving_pipelines
