@@ -41,7 +41,7 @@ class Setting:
     """Blocks of each network on a stage: between them a stage may switch."""
     steps: int = 14
     order: str = "paper"
-    """Dispatch order."""
+    """Dispatch order; those of :mod:`scripts.paper.orders` have to be registered before."""
 
     @property
     def passes(self) -> int:

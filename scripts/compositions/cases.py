@@ -475,8 +475,6 @@ def _of_executions(case: Case) -> None:
         if family != "teacher" or get(case, "teacher.mode") == "train":
             _drop(case, f"{part}.labels")  # other sources compute each label by itself
             source = "pipeline"
-        if get(case, f"{part}.order") == "model-parallel" and family != "blockwise":
-            _drop(case, f"{part}.partition")
         if source == "service":
             case[f"{part}.teachers"] = case.get(f"{part}.teachers") or 1
         else:

@@ -143,9 +143,7 @@ def test_rules_of_shared_layers() -> None:
         ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
         (
             "order=random",
-            "order: expected paper or gpipe or model-parallel or critical-path or latest-start or "
-            "auto, found "
-            "'random'",
+            "order: expected paper or critical-path or latest-start or auto, found 'random'",
         ),
         ("port=1023", "port: expected 1024 to 65000, found 1023"),
         ("port=65001", "port: expected 1024 to 65000, found 65001"),

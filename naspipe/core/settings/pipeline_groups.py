@@ -21,7 +21,7 @@ PARTITIONS = [
     "free", "pairs", "packed", "layers", "hybrid", "shared",
 ]  # fmt: skip
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
-ORDERS = ["paper", "gpipe", "model-parallel", "critical-path", "latest-start", "auto"]
+ORDERS = ["paper", "critical-path", "latest-start", "auto"]
 """The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
 
 
@@ -52,10 +52,9 @@ class PipelineSettings:
     )
     order: str = setting(
         "auto",
-        "which of several clear tasks runs first: paper (backwards, and older subnets), gpipe "
-        "(forwards), model-parallel (one stage works at a time, for comparison), critical-path, "
-        "latest-start (what delays the end if it waits), or auto (the fastest of paper, "
-        "critical-path and latest-start: the beginning of the stream is simulated under each).",
+        "which of several clear tasks runs first: paper (backwards, and older subnets), "
+        "critical-path, latest-start (what delays the end if it waits), or auto (the fastest of "
+        "these three: the beginning of the stream is simulated under each).",
         named_in(ORDERS),
         flag=Flag(),
         example="latest-start",
