@@ -34,11 +34,11 @@ from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # no
 from naspipe.planning.causal_bound import WARM_UP_SHARE, causal_bound  # noqa: E402
 from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
 from naspipe.planning.latest_start import CutStream  # noqa: E402
-from naspipe.planning.stage_bound import step_ends  # noqa: E402
 from naspipe.sim.chains import Stream  # noqa: E402
 from naspipe.sim.pipeline import Plan  # noqa: E402
 from naspipe.sim.simulation import SimulatedRun, simulate_run  # noqa: E402
 from scripts.group_hops import all_hops  # noqa: E402
+from scripts.stage_bound import step_ends  # noqa: E402
 
 PASSES = (1, 8)
 """At least, for each step; every group has one."""

@@ -20,9 +20,9 @@ import torch  # noqa: E402
 import search_spaces  # noqa: E402
 from naspipe.core.config import Definition, Recipe  # noqa: E402
 from naspipe.frontend.simulation.scenario import DATA_INFO  # noqa: E402
-from naspipe.planning.footprint import SYSTEMS, largest_batch, stage_loads  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.measuring.footprints import measure_footprints  # noqa: E402
+from scripts.paper.footprint import SYSTEMS, largest_batch, stage_loads  # noqa: E402
+from scripts.paper.measured_footprints import measure_footprints  # noqa: E402
 
 DEVICE_BYTES = 11 * 2**30
 RESERVED_BYTES = 600 * 2**20

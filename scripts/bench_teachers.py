@@ -43,6 +43,7 @@ from naspipe.sim.simulation import simulate_run  # noqa: E402
 from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
 from naspipe.trace.reading.metrics import bubble_ratio  # noqa: E402
 from scripts.comparing.speed import steps_per_second  # noqa: E402
+from scripts.paper import orders  # noqa: E402
 
 
 class Way(NamedTuple):
@@ -164,6 +165,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--output", type=Path, default=ROOT / "artifacts/teachers/real.json")
     arguments = parser.parse_args()
+    orders.register()
     console = Console(highlight=False)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.only}
     for pair in range(arguments.pairs):

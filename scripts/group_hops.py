@@ -18,9 +18,9 @@ from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.costs import BlockCosts
 from naspipe.sim.pipeline import Pipeline, plan_pipeline
 from naspipe.sim.simulation import simulate_run
+from scripts.paper.costs import BlockCosts
 
 BLOCKS = 8
 """Of the network."""

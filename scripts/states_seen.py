@@ -24,11 +24,11 @@ from naspipe.core.wiring import CHAIN, PLAIN, StreamWiring, Tap, TapRole, Wiring
 from naspipe.planning.size import LayerSize
 from naspipe.residency.ledger import Ledger
 from naspipe.residency.manager import ResidencyManager
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.stage.controller import StageController
 from naspipe.stage.work import Progress, Work
+from scripts.paper.costs import RandomCosts
 
 BLOCKS, SUBNETS, SEEDS = 6, 24, 16
 NOWHERE, GONE = "[*]", "retired"

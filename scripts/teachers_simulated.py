@@ -14,10 +14,10 @@ from naspipe.core.rules import Exact, Follows
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
-from naspipe.sim.costs import BlockCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.teaching.crossing import crossed
+from scripts.paper.costs import BlockCosts
 
 FORWARD_NS = 9600
 """Of the student, on a stage."""
@@ -41,7 +41,7 @@ class Setting:
     """Blocks of each network on a stage: between them a stage may switch."""
     steps: int = 14
     order: str = "paper"
-    """Dispatch order."""
+    """Dispatch order; those of :mod:`scripts.paper.orders` have to be registered before."""
 
     @property
     def passes(self) -> int:

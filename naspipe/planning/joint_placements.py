@@ -42,7 +42,7 @@ class Pieces:
         found = [[*(int(t.source[0]) for t in lessons if t.sink[0] == n), n] for n in trained]
         if not found or {each for pair in found for each in pair} != set(range(len(self.costs))):
             raise ConfigError(
-                "partition: expected balanced, static or ampa, except where trained blocks each "
+                "partition: expected balanced, rotated or static, except where trained blocks each "
                 "have a block that teaches them (naspipe distill)"
             )
         return found

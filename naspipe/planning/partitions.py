@@ -10,7 +10,6 @@ from naspipe.core.config import PARTITIONS
 from naspipe.core.errors import ConfigError
 from naspipe.core.partition import Partition
 from naspipe.core.subnet import Subnet
-from naspipe.planning.ampa import AmpaPlacement
 from naspipe.planning.balance import balanced_partition
 from naspipe.planning.cost import CostTable
 from naspipe.planning.rotation import RotatedPlacement
@@ -98,7 +97,6 @@ PLACEMENTS: dict[str, Placement] = {
     "balanced": partial(Partitioner, "balanced"),
     "static": partial(Partitioner, "static"),
     "rotated": RotatedPlacement,
-    "ampa": AmpaPlacement,
 }
 """Which stage runs which blocks, by the names of the setting ``partition``."""
 

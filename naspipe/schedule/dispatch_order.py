@@ -20,19 +20,6 @@ class PaperOrder:
         return (task.kind is TaskKind.FORWARD, task.sequence_id, task.stream, task.section)
 
 
-class ForwardsFirstOrder:
-    """Forward before backward, then the older subnet: GPipe's (Huang et al. 2019, section 2.3).
-
-    The last stage is fed as early as can be; in return, activations of all passes are kept.
-    """
-
-    max_run = None
-
-    def key(self, task: Task, priority: int) -> tuple[bool, int, int, int]:
-        """The least key runs first."""
-        return (task.kind is TaskKind.BACKWARD, task.sequence_id, task.stream, task.section)
-
-
 class CriticalPathOrder:
     """The access with the longest causal chain behind it first, then as the paper's order.
 

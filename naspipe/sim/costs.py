@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from naspipe.core.access import AccessKind
 from naspipe.core.ids import LayerId
@@ -12,57 +11,6 @@ from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
 from naspipe.planning.cost import CostTable
 from naspipe.sim.ports import Costs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCosts:
-    """Fixed costs: one forward time per block of the chain and candidate, others in proportion."""
-
-    forward_ns: Mapping[tuple[int, int], int]
-    """Forward time by (block, candidate)."""
-    backward_ratio: float = 2.0
-    """Backward time over forward time; 3 with recompute."""
-    backward_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """Backward time by (block, candidate), in place of the ratio, where it is named."""
-    write_ns: int = 0
-    link_ns: int = 0
-    swap_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """Copy time between host and device by (block, candidate); 0 where it is not named."""
-
-    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`Costs`."""
-        if kind is AccessKind.WRITE:
-            return self.write_ns
-        place = (layer.block, layer.candidate)
-        if kind is AccessKind.BACKWARD and place in self.backward_ns:
-            return self.backward_ns[place]
-        forward = self.forward_ns[place]
-        return forward if kind is AccessKind.FORWARD else int(forward * self.backward_ratio)
-
-    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`Costs`."""
-        return 0
-
-    def make_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
-        return 0
-
-    def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`Costs`."""
-        return 0
-
-    def message_ns(self, receiver: Task) -> int:
-        """See :class:`Costs`."""
-        return self.link_ns
-
-    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`Costs`."""
-        return self.link_ns
-
-    def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
-        return self.swap_ns.get((layer.block, layer.candidate), 0)
-
 
 LINK_NS_PER_BYTE = 0.4
 """Of a layer on its way to another process: 0.4 ms per MB was measured over ipc."""
@@ -170,44 +118,3 @@ class StreamCosts:
     def copy_ns(self, layer: LayerId) -> int:
         """See :class:`Costs`."""
         return self.streams[layer.stream].copy_ns(layer)
-
-
-@dataclass(slots=True)
-class RandomCosts:
-    """Every duration drawn anew between 0 and a maximum: for tests of what must not matter."""
-
-    seed: int
-    max_access_ns: int = 1000
-    max_message_ns: int = 3000
-    _random: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
-
-    def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`Costs`."""
-        return self._random.randint(0, self.max_access_ns)
-
-    def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`Costs`."""
-        return self._random.randint(0, self.max_access_ns)
-
-    def make_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
-        return 0
-
-    def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`Costs`."""
-        return 0
-
-    def message_ns(self, receiver: Task) -> int:
-        """See :class:`Costs`."""
-        return self._random.randint(0, self.max_message_ns)
-
-    def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`Costs`."""
-        return self._random.randint(0, self.max_message_ns)
-
-    def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
-        return self._random.randint(0, self.max_access_ns)

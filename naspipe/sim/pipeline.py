@@ -34,6 +34,7 @@ from naspipe.schedule.traits import traits_of
 from naspipe.sim.chains import Stream
 from naspipe.sim.cutting import CutSteps, are_cut_alike, cut_by_steps
 from naspipe.sim.longest_paths import costs_of, longest_paths, mean_lengths
+from naspipe.stage.builder import READY_TASKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +133,10 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
         execution = execution.changed(partition="static")
     elif execution.pipeline.partition == "auto":
         execution = execution.changed(partition="balanced")
-    if (execution.pipeline.partition, execution.pipeline.order) == ("rotated", "model-parallel"):
+    if execution.pipeline.partition == "rotated" and execution.pipeline.order in READY_TASKS:
         raise ConfigError(
-            "partition=rotated: expected an order in which stages work side by side, found "
-            "order=model-parallel; use partition=balanced"
+            "partition=rotated: expected an order that holds no task back, found "
+            f"order={execution.pipeline.order}; use partition=balanced"
         )
     cutters = cut_by_steps(pipeline.streams, execution, pipeline.wiring, steps)
     check_groups(execution.pipeline.groups, pipeline.policy, steps)

@@ -19,7 +19,6 @@ from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.dispatch_order import (
     CriticalPathOrder,
-    ForwardsFirstOrder,
     LatestStartOrder,
     PaperOrder,
     RankedOrder,
@@ -31,7 +30,7 @@ from naspipe.stage.admission import Absence, AdmissionWindow, BulkAdmission, Ste
 from naspipe.stage.controller import StageController
 from naspipe.stage.gates import NORMS, EndLaunch, PartitionLaunch, StepGate
 from naspipe.stage.ports import WriteGate
-from naspipe.stage.ready import ReadyTasks, WholeSteps
+from naspipe.stage.ready import ReadyTasks
 
 POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
     "csp": lambda bulk, steps: CausalPolicy(steps),
@@ -43,8 +42,6 @@ POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
 
 ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
     "paper": lambda streams: PaperOrder(),
-    "gpipe": lambda streams: ForwardsFirstOrder(),
-    "model-parallel": lambda streams: ForwardsFirstOrder(),
     "critical-path": lambda streams: (
         CriticalPathOrder() if streams == 1 else StreamsCriticalPathOrder()
     ),
@@ -52,8 +49,12 @@ ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
 }
 """Dispatch orders; they are given how many streams share the pipeline."""
 
-WHOLE_STEPS = ("model-parallel",)
-"""Orders in which one stage works at a time; see :class:`naspipe.stage.ready.WholeSteps`."""
+MakesReadyTasks = Callable[[DispatchOrder, Sequence[int], Wiring, Steps], ReadyTasks]
+"""Makes the ready tasks of a stage, given the order, the blocks of each stream's chain, how the
+streams that the stage takes part in are joined, and how passes form steps."""
+
+READY_TASKS: dict[str, MakesReadyTasks] = {}
+"""Ready tasks of the orders that hold back tasks that could run, by the order's name."""
 
 GATES: dict[str, Callable[[Steps], WriteGate]] = {NORMS: StepGate}
 """What WRITEs can be made to wait for, by the exchange that a gate is named after."""
@@ -66,9 +67,21 @@ LAUNCHES: dict[str, tuple[Callable[[Steps], WriteGate], ...]] = {
 """What the sums of a step wait for beside their layer's last pass, by ``reduction_launch``."""
 
 
-def register_order(name: str, make: Callable[[int], DispatchOrder]) -> None:
-    """Let a dispatch order be chosen by a name; see :data:`ORDERS`."""
+def register_order(
+    name: str, make: Callable[[int], DispatchOrder], ready: MakesReadyTasks | None = None
+) -> None:
+    """Let a dispatch order be chosen by a name; see :data:`ORDERS`.
+
+    Args:
+        name: of the order.
+        make: makes the order, given how many streams share the pipeline.
+        ready: makes the ready tasks of a stage where the order holds tasks back; see
+            :data:`READY_TASKS`.
+    """
     ORDERS[name] = make
+    READY_TASKS.pop(name, None)
+    if ready is not None:
+        READY_TASKS[name] = ready
     if name not in ORDER_NAMES:
         ORDER_NAMES.append(name)
 
@@ -148,11 +161,10 @@ def build_controller(
         order = RankedOrder(order, ranks)
     lengths = list(map(len, rules))
     completed = wiring.completed(lengths, steps).among(streams)
-    tasks = (
-        WholeSteps(order, lengths, completed, steps)
-        if way.order in WHOLE_STEPS
-        else ReadyTasks(order, way.starts_partly_clear)
-    )
+    if (ready := READY_TASKS.get(way.order)) is not None:
+        tasks = ready(order, lengths, completed, steps)
+    else:
+        tasks = ReadyTasks(order, way.starts_partly_clear)
     gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
     launches = LAUNCHES[way.reduction_launch] if steps.passes > 1 else ()
     return StageController(

@@ -69,7 +69,7 @@ _RECIPE: Domain = {
 _EXECUTION: Domain = {
     "window": [0, 1, 2, 5],
     "teacher_window": [0, 1, 3],
-    "partition": ["auto", "balanced", "rotated", "static", "ampa"],
+    "partition": ["auto", "balanced", "rotated", "static"],
     "data_path": ["shm", "zmq"],
     "labels": ["pipeline", "inline", "service", "file"],
     "teachers": [0, 1, 2],
@@ -475,8 +475,6 @@ def _of_executions(case: Case) -> None:
         if family != "teacher" or get(case, "teacher.mode") == "train":
             _drop(case, f"{part}.labels")  # other sources compute each label by itself
             source = "pipeline"
-        if get(case, f"{part}.order") == "model-parallel" and family != "blockwise":
-            _drop(case, f"{part}.partition")
         if source == "service":
             case[f"{part}.teachers"] = case.get(f"{part}.teachers") or 1
         else:

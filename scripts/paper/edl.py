@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from naspipe.label_scheduler.rates import busy_share, online_rate, teachers_needed
-from naspipe.sim.tutored import simulate_tutored
-from naspipe.sim.tutored_script import Joins, TutoredScript
 from scripts.paper import published
 from scripts.paper.common import Headline, Options, Result, grouped_bars
 from scripts.paper.table6 import span
+from scripts.paper.tutored import simulate_tutored
+from scripts.paper.tutored_script import Joins, TutoredScript
 
 STEPS = 2000
 TOLERANCE = 0.03

@@ -16,6 +16,7 @@ from naspipe.core.parcels import COPY, LAYER, SUM, Parcel
 from naspipe.sim.pipeline import plan_pipeline
 from naspipe.sim.simulation import simulate_run
 from naspipe.stage.builder import LAUNCHES
+from scripts.paper import orders
 from scripts.paper.common import Headline, Options, Result
 from scripts.paper.figure14 import pushes
 from scripts.paper.grouped import LinkCosts, Setting, layers_of, setting_of
@@ -98,6 +99,7 @@ class Step(NamedTuple):
 
 def step_of(setting: Setting, push: tuple[int, ...], launch: str) -> Step:
     """A step whose forwards go first where they are ready, by naspipe's own controllers."""
+    orders.register()
     execution = setting.execution.changed(order="gpipe", reduction_launch=launch)
     pipeline, _ = setting.planned()
     plan = plan_pipeline(pipeline, execution)

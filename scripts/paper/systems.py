@@ -11,11 +11,11 @@ import torch
 import search_spaces
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario
-from naspipe.planning.footprint import SYSTEMS as MEMORY_SYSTEMS
-from naspipe.planning.footprint import FootprintTable, largest_batch
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.footprints import measure_footprints
 from naspipe.sim.outcome import bound_of, outcome_of
+from scripts.paper.footprint import SYSTEMS as MEMORY_SYSTEMS
+from scripts.paper.footprint import FootprintTable, largest_batch
+from scripts.paper.measured_footprints import measure_footprints
 from scripts.paper.published import BATCH_FIXED_SHARE
 
 DEVICE_BYTES = 11 * 10**9 - 10**9
@@ -47,7 +47,7 @@ class SimulatedSystem:
     prefetch: bool = True
     partition: str = "balanced"
     memory: str
-    """Whose memory it uses: a name of :data:`naspipe.planning.footprint.SYSTEMS`."""
+    """Whose memory it uses: a name of :data:`scripts.paper.footprint.SYSTEMS`."""
 
 
 NASPIPE = SimulatedSystem(label="naspipe", policy="csp", budget="3x", memory="naspipe")

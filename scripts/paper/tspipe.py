@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scripts.paper import published
+from scripts.paper import orders, published
 from scripts.paper.common import Headline, Options, Result, grouped_bars
 from scripts.paper.table6 import span
 from scripts.teachers_simulated import Setting, utilisation
@@ -62,6 +62,7 @@ DIFFERS = (
 
 def row_of(stages: int, views: int, ratio: float, batches: int) -> dict[str, Any]:
     """The share of time that stages are busy, and what the closed form says."""
+    orders.register()
     row: dict[str, Any] = {"stages": stages, "views": views, "ratio": ratio, "batches": batches}
     usual = {
         "stages": stages, "batches": batches, "views": views, "ratio": ratio,

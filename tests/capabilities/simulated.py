@@ -10,9 +10,9 @@ from naspipe.core.steps import ONE_PASS
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import PLAIN
 from naspipe.schedule.invariants import violations
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history
+from scripts.paper.costs import RandomCosts
 
 BLOCKS = 6
 

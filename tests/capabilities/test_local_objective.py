@@ -11,8 +11,8 @@ from torch.nn import functional
 import naspipe as npp
 from naspipe.core.access import AccessKind
 from naspipe.core.wiring import StreamWiring, Wiring
-from naspipe.sim.costs import RandomCosts
 from naspipe.trace.results.losses_file import read_losses
+from scripts.paper.costs import RandomCosts
 from tests.capabilities import plain, simulated
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits

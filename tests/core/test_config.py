@@ -136,16 +136,14 @@ def test_rules_of_shared_layers() -> None:
         ("bandwidth=0", "bandwidth: expected more than 0, found 0.0"),
         (
             "partition=best",
-            "partition: expected auto or balanced or rotated or static or ampa or free or pairs or "
-            "packed or layers or hybrid or shared, found 'best'",
+            "partition: expected auto or balanced or rotated or static or free or pairs or packed "
+            "or layers or hybrid or shared, found 'best'",
         ),
         ("data_path=rdma", "data_path: expected shm or zmq or nccl or cuda_ipc, found 'rdma'"),
         ("transport=udp", "transport: expected ipc or tcp, found 'udp'"),
         (
             "order=random",
-            "order: expected paper or gpipe or model-parallel or critical-path or latest-start or "
-            "auto, found "
-            "'random'",
+            "order: expected paper or critical-path or latest-start or auto, found 'random'",
         ),
         ("port=1023", "port: expected 1024 to 65000, found 1023"),
         ("port=65001", "port: expected 1024 to 65000, found 65001"),

@@ -17,6 +17,7 @@ from dataclasses import fields, replace
 import pytest
 
 from naspipe.core.settings.execution import Execution
+from tests.registries import orders_for_comparison
 
 BACKWARDS = ("whole", "split")
 
@@ -39,3 +40,10 @@ def backward(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "default", replace(pipeline.default, backward=chosen))
         yield chosen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def orders():
+    """Orders for comparison can be chosen: no bit depends on the order."""
+    with orders_for_comparison():
+        yield

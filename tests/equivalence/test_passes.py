@@ -20,7 +20,6 @@ from naspipe.runtime.sketching.layer_sizes import buffered_layers
 from naspipe.schedule.dispatch_order import PaperOrder
 from naspipe.stage.builder import build_controller
 from naspipe.stage.clearance import Clearance
-from naspipe.stage.replay import replay
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.event_log import read_events
 from naspipe.trace.access.log import read_access_log, read_run_accesses
@@ -28,6 +27,7 @@ from naspipe.trace.reading.compare import RecordedRun
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt
+from tests.stage.replay import replay
 from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()

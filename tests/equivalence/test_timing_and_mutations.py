@@ -18,12 +18,12 @@ from naspipe.runtime.wire.transport import ZmqTransport
 from naspipe.runtime.worker import connections
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.builder import build_controller
-from naspipe.stage.replay import replay
 from naspipe.trace.access.event_log import read_events
 from naspipe.trace.access.log import read_access_log
 from naspipe.trace.reading.compare import RecordedRun
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
+from tests.stage.replay import replay
 from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()

@@ -22,7 +22,8 @@ from naspipe.planning.critical_path import (
 )
 from naspipe.schedule.dispatch_order import CriticalPathOrder
 from naspipe.schedule.invariants import violations
-from naspipe.sim.costs import RandomCosts, TableCosts
+from naspipe.sim.costs import TableCosts
+from scripts.paper.costs import RandomCosts
 from tests.sim.test_causal_order import run
 from tests.strategies import pipelines, sees
 

@@ -17,7 +17,7 @@ from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.critical_path import critical_path_priorities
 from naspipe.planning.latest_start import CutStream, latest_start_priorities
 from naspipe.schedule.invariants import violations
-from naspipe.sim.costs import RandomCosts
+from scripts.paper.costs import RandomCosts
 from tests.planning.test_critical_path import table
 from tests.sim.test_causal_order import run
 from tests.strategies import moving_pipelines, sees

@@ -19,6 +19,7 @@ from naspipe.sim import simulation
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.pipeline import Pipeline, plan_pipeline
 from naspipe.sim.simulation import chosen_plan, measured_timing
+from tests.registries import orders_for_comparison
 
 COSTS = CostTable({(b, c): LayerCost(10 + b, 20 + c, 0) for b in range(8) for c in range(3)})
 SUBNETS = [Subnet(0, y, tuple((y + b) % 3 for b in range(8))) for y in range(9)]
@@ -109,13 +110,20 @@ def test_it_is_chosen_where_it_pays():
     assert not chosen("uniform")[0]
 
 
+@pytest.fixture
+def orders():
+    with orders_for_comparison():
+        yield
+
+
+@pytest.mark.usefixtures("orders")
 def test_it_is_left_where_something_is_in_its_way():
     for other in ({"memory_budget": "3x"}, {"order": "model-parallel"}, {"order": "gpipe"}):
         assert not chosen("fair", **other)[0], other
     assert chosen("fair", order="latest-start")[0]
     scenario = table5_scenario("nlp.c3", with_shared=False)
     asked = Execution(stages=4, partition="rotated", order="model-parallel")
-    with pytest.raises(ConfigError, match=r"partition=rotated: expected .* side by side"):
+    with pytest.raises(ConfigError, match=r"partition=rotated: expected .* holds no task back"):
         plan_pipeline(scenario.pipeline("fair", 0, 12), asked)
 
 

@@ -15,10 +15,10 @@ from naspipe.schedule.history import History
 from naspipe.schedule.uses import Uses
 from naspipe.schedule.versions import VersionBook
 from naspipe.schedule.whereabouts import Whereabouts
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
+from scripts.paper.costs import RandomCosts
 from tests.sim.test_causal_order import run
 from tests.strategies import moving_pipelines
 

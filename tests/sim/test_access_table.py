@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId
 from naspipe.sim.access_table import AccessTable
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.trace.reading.metrics import summarize
+from scripts.paper.costs import RandomCosts
 from tests.sim.test_causal_order import run
 from tests.strategies import moving_pipelines
 

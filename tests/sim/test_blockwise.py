@@ -9,7 +9,7 @@ import pytest
 from naspipe.core.config import Execution
 from naspipe.core.wiring import TapRole
 from naspipe.planning.joint_placements import on_one_stage, register_joint_placement
-from naspipe.sim.costs import RandomCosts, StreamCosts, TableCosts
+from naspipe.sim.costs import StreamCosts, TableCosts
 from naspipe.sim.pipeline import plan_pipeline
 from naspipe.sim.simulation import simulate_run
 from scripts.blockwise_costs import COSTS, BlockCost, equal
@@ -21,6 +21,7 @@ from scripts.blockwise_simulated import (
     step_of,
     with_barrier,
 )
+from scripts.paper.costs import RandomCosts
 from tests.thinned import long
 
 WINDOW = 3

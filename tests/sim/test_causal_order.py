@@ -15,11 +15,11 @@ from naspipe.core.subnet import Subnet
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
-from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.trace.access.order import access_orders
+from scripts.paper.costs import BlockCosts, RandomCosts
 from tests.strategies import moving_pipelines, pipelines, with_stateless_layers
 
 

@@ -13,10 +13,11 @@ from naspipe.core.rules import Exact
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.sim.costs import RandomCosts, TableCosts
+from naspipe.sim.costs import TableCosts
 from naspipe.sim.driver import simulate
 from naspipe.sim.fidelity import compare_to_real, link_ns, logged_costs, pause_ns
 from naspipe.stage.builder import build_admission, build_controller
+from scripts.paper.costs import RandomCosts
 from tests.planning.test_causal_bound import table
 from tests.sim.test_causal_order import run
 from tests.strategies import moving_pipelines

@@ -14,9 +14,9 @@ from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
-from naspipe.sim.costs import RandomCosts
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.writes import Writes
+from scripts.paper.costs import RandomCosts
 from tests.sim.test_residency import commanded
 from tests.sim.test_residency import run as budgeted
 from tests.sim.test_steps import run

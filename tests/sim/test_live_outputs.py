@@ -15,13 +15,13 @@ from naspipe.core.config import Execution
 from naspipe.core.events import BlockFinished, InputArrived
 from naspipe.core.task import TaskKind
 from naspipe.core.wiring import CHAIN, CREDIT
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.pipeline import plan_pipeline
 from naspipe.sim.simulation import simulate_run
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.controller import StageController
 from scripts.blockwise_costs import BlockCost
 from scripts.blockwise_simulated import Way, pipeline_of
+from scripts.paper.costs import RandomCosts
 
 STEPS = 12
 

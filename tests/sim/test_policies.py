@@ -15,10 +15,10 @@ from naspipe.core.rules import Exact, Frozen
 from naspipe.core.subnet import Subnet
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.invariants import violations
-from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.trace.access.order import access_orders
+from scripts.paper.costs import BlockCosts, RandomCosts
 from tests.strategies import pipelines
 
 

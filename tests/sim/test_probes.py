@@ -16,10 +16,10 @@ from naspipe.core.task import Task
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.layer_invariants import layer_violations
 from naspipe.schedule.uses import Uses
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate_into
 from naspipe.sim.known_passes import KnownPasses
 from naspipe.stage.builder import build_admission, build_controller
+from scripts.paper.costs import RandomCosts
 
 RULES = st.sampled_from([Exact(), Exact(), Frozen(), Lag(1), Lag(3)])
 

@@ -18,11 +18,11 @@ from naspipe.core.subnet import Subnet
 from naspipe.residency.ledger import Ledger
 from naspipe.residency.manager import ResidencyManager
 from naspipe.schedule.invariants import violations
-from naspipe.sim.costs import BlockCosts, RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.predictor import Predictor
 from naspipe.trace.reading.metrics import summarize
+from scripts.paper.costs import BlockCosts, RandomCosts
 from tests.strategies import moving_pipelines
 
 

@@ -17,12 +17,12 @@ from naspipe.core.wiring import CHAIN
 from naspipe.frontend.simulation.resimulation import ordered_in
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, build_policy
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.gates import StepGate
 from naspipe.stage.inputs import Inputs
+from scripts.paper.costs import RandomCosts
 from tests.strategies import moving_pipelines
 
 

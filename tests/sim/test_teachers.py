@@ -18,9 +18,9 @@ from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.followers import Followers
 from naspipe.schedule.invariants import led, violations
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history
+from scripts.paper.costs import RandomCosts
 from scripts.teachers_simulated import Setting, utilisation
 
 BLOCKS, STEPS = 4, 8

@@ -20,7 +20,7 @@ from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
 from naspipe.core.task import parse_task
 from naspipe.stage.builder import build_controller
-from naspipe.stage.replay import replay
+from tests.stage.replay import replay
 
 
 def layer(block, candidate):

@@ -27,12 +27,12 @@ from naspipe.core.task import TaskKind
 from naspipe.schedule.history import History
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage import cuts
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
 from naspipe.stage.cuts import Cuts
+from scripts.paper.costs import RandomCosts
 from tests.strategies import moving_pipelines, sees
 
 

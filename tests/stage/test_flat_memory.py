@@ -17,11 +17,12 @@ from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.schedule import uses
 from naspipe.schedule.history import History
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate_into
 from naspipe.stage.admission import Absence, AdmissionWindow
 from naspipe.stage.builder import build_admission, build_controller
 from naspipe.stage.intake import Intake
+from scripts.paper.costs import RandomCosts
+from tests.registries import orders_for_comparison
 from tests.sim.test_causal_order import run
 from tests.stage.test_cuts import Spy
 from tests.strategies import moving_pipelines
@@ -66,6 +67,12 @@ def after(count, steps=Steps(), every=0, **how):  # noqa: B008
 EXACT = [Exact()] * 10
 
 
+@pytest.fixture
+def orders():
+    with orders_for_comparison():
+        yield
+
+
 @pytest.mark.parametrize(
     ("how", "more"),
     [
@@ -76,7 +83,7 @@ EXACT = [Exact()] * 10
     ],
     ids=["lag", "mirrored", "steps", "checkpoints"],
 )
-def test_a_controller_is_as_large_after_more_subnets(monkeypatch, how, more):
+def test_a_controller_is_as_large_after_more_subnets(monkeypatch, orders, how, more):
     monkeypatch.setattr(uses, "_LONG", 4)  # what is kept for this long is soon as much as it gets
     few, many = after(400, **how, **more), after(1200, **how, **more)
     assert many - few < 100, "one object for each subnet were 800 more"

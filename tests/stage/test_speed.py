@@ -15,10 +15,10 @@ from naspipe.core.partition import Partition
 from naspipe.core.rules import Exact
 from naspipe.core.subnet import Subnet
 from naspipe.residency.manager import ResidencyManager
-from naspipe.sim.costs import RandomCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow
 from naspipe.stage.builder import build_controller
+from scripts.paper.costs import RandomCosts
 
 BLOCKS, CANDIDATES, IN_FLIGHT = 48, 72, 64
 BOUND_NS = 200_000

@@ -17,11 +17,11 @@ from naspipe.core.settings.allowed import (
 from naspipe.core.settings.declare import Flag, check, setting
 
 PARTITIONS = [
-    "auto", "balanced", "rotated", "static", "ampa",
+    "auto", "balanced", "rotated", "static",
     "free", "pairs", "packed", "layers", "hybrid", "shared",
 ]  # fmt: skip
 """The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
-ORDERS = ["paper", "gpipe", "model-parallel", "critical-path", "latest-start", "auto"]
+ORDERS = ["paper", "critical-path", "latest-start", "auto"]
 """The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
 
 
@@ -52,10 +52,9 @@ class PipelineSettings:
     )
     order: str = setting(
         "auto",
-        "which of several clear tasks runs first: paper (backwards, and older subnets), gpipe "
-        "(forwards), model-parallel (one stage works at a time, for comparison), critical-path, "
-        "latest-start (what delays the end if it waits), or auto (the fastest of paper, "
-        "critical-path and latest-start: the beginning of the stream is simulated under each).",
+        "which of several clear tasks runs first: paper (backwards, and older subnets), "
+        "critical-path, latest-start (what delays the end if it waits), or auto (the fastest of "
+        "these three: the beginning of the stream is simulated under each).",
         named_in(ORDERS),
         flag=Flag(),
         example="latest-start",
@@ -64,12 +63,11 @@ class PipelineSettings:
         "auto",
         "balanced (each subnet its own; layers are mirrored), rotated (so, too, and each subnet "
         "begins one stage further than the one before), auto (the faster one of these two, as "
-        "simulated; balanced with a memory budget), static (one for all) or ampa (one for all by "
-        "GroPipe's algorithm, for comparison). With balanced and rotated, layers follow their "
-        "users over the stages. For blocks with teachers of their own: free (each block "
-        "anywhere), pairs (consecutive ones), packed (pairs anywhere), layers (cut anywhere), "
-        "hybrid (consecutive ones, whose passes several stages may share) or shared (all stages "
-        "share all passes).",
+        "simulated; balanced with a memory budget) or static (one for all). With balanced and "
+        "rotated, layers follow their users over the stages. For blocks with teachers of their "
+        "own: free (each block anywhere), pairs (consecutive ones), packed (pairs anywhere), "
+        "layers (cut anywhere), hybrid (consecutive ones, whose passes several stages may share) "
+        "or shared (all stages share all passes).",
         named_in(PARTITIONS),
         flag=Flag(),
         example="static",

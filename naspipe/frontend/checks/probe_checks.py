@@ -7,7 +7,7 @@ from naspipe.core.errors import ConfigError
 from naspipe.planning.joint_placements import JOINT_PLACEMENTS
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.stage.builder import WHOLE_STEPS
+from naspipe.stage.builder import READY_TASKS
 
 
 def check_probes(workload: Workload, execution: Execution) -> None:
@@ -15,7 +15,7 @@ def check_probes(workload: Workload, execution: Execution) -> None:
 
     Raises:
         ConfigError: for groups, a teacher, a loss over several passes, a placement that deals
-            passes to stages, or an order that waits for whole steps.
+            passes to stages, or an order that holds tasks back.
     """
     recipe, pipeline = workload.recipe, execution.pipeline
     who = f"probes={recipe.probes}"
@@ -35,8 +35,7 @@ def check_probes(workload: Workload, execution: Execution) -> None:
             f"{who}: expected partition=static, which all passes of a step have in common, found "
             f"partition={pipeline.partition}"
         )
-    if pipeline.order in WHOLE_STEPS:
+    if pipeline.order in READY_TASKS:
         raise ConfigError(
-            f"{who}: expected an order in which stages work side by side, found "
-            f"order={pipeline.order}"
+            f"{who}: expected an order that holds no task back, found order={pipeline.order}"
         )

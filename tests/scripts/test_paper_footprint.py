@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.core.errors import ConfigError
-from naspipe.planning.footprint import (
+from scripts.paper.footprint import (
     SYSTEMS,
     Footprint,
     FootprintTable,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from naspipe.label_scheduler.rates import busy_share
 from naspipe.label_scheduler.scheduler import DeskSettings, is_audited
-from naspipe.sim.tutored import simulate_tutored
-from naspipe.sim.tutored_script import (
+from scripts.paper.tutored import simulate_tutored
+from scripts.paper.tutored_script import (
     Joins,
     Leaves,
     Loses,

@@ -10,10 +10,10 @@ from naspipe.core.blocks.setting_decisions import SettingDecisions
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Elastic, Space
 from naspipe.planning.cost import first_of_kind
-from naspipe.planning.footprint import Footprint, FootprintTable
 from naspipe.planning.size import SizeTable
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.layer_sizes import measure_sizes, sketch
+from scripts.paper.footprint import Footprint, FootprintTable
 
 MetaBatch = Callable[[int], Mapping[str, torch.Tensor]]
 """Batch fields of so many samples, on the meta device."""

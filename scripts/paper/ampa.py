@@ -1,5 +1,7 @@
 """AMPA, the partitioner of GroPipe (IEEE Trans. Computers 2025), as a baseline.
 
+A script that calls :func:`register` can plan, simulate or train with ``partition="ampa"``.
+
 Start with as many layers in each partition. Take the dearest partition; then, again and again, the
 cheapest one, and move a layer into it from its neighbour on the side of the dearest, until that
 neighbour was the dearest itself. The printed algorithm has no end of its own: mostly it goes round.
@@ -16,8 +18,14 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.partition import Partition, make_partition
 from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
+from naspipe.planning.partitions import register_placement
 
 Bounds = tuple[int, ...]
+
+
+def register() -> None:
+    """Let the placement ``ampa`` be chosen in this process and in those forked from it."""
+    register_placement("ampa", AmpaPlacement)
 
 
 class AmpaPlacement:

@@ -23,7 +23,8 @@ from naspipe.label_scheduler.messages import (
     Wanted,
 )
 from naspipe.label_scheduler.scheduler import SECOND_NS, Desk
-from naspipe.sim.tutored_script import (
+from naspipe.sim.virtual_clock import VirtualClock
+from scripts.paper.tutored_script import (
     Asked,
     Joins,
     Leaves,
@@ -34,7 +35,6 @@ from naspipe.sim.tutored_script import (
     TutoredOutcome,
     TutoredScript,
 )
-from naspipe.sim.virtual_clock import VirtualClock
 
 
 @dataclass(slots=True)

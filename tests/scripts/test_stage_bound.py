@@ -14,10 +14,11 @@ from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.latest_start import CutStream
-from naspipe.planning.stage_bound import least_end, step_ends
 from naspipe.sim.costs import TableCosts
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller
+from scripts.paper import orders
+from scripts.stage_bound import least_end, step_ends
 from tests.planning.test_latest_start import cut_streams
 
 
@@ -45,6 +46,7 @@ def makespan(stream, steps, order, window):
 @settings(max_examples=150)
 @given(cut_streams(), st.integers(1, 9), st.sampled_from(["paper", "gpipe"]), st.integers(0, 3))
 def test_no_schedule_ends_sooner(pipeline, window, order, reach):
+    orders.register()
     (stream, *_), steps = pipeline
     ends = step_ends(stream, steps, reach)
     assert ends == sorted(ends) and len(ends) == len(stream.subnets) // steps.passes

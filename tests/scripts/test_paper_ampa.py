@@ -1,4 +1,4 @@
-"""AMPA makes the printed moves, ends, and is never better than the balanced partition."""
+"""AMPA makes the printed moves, ends, is never better than balanced, and can be registered."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from naspipe.core.config import Execution
 from naspipe.core.errors import ConfigError
-from naspipe.planning.ampa import ampa_cuts, ampa_partition, projected_ns, sums
+from naspipe.frontend.simulation.scenario import table5_scenario
 from naspipe.planning.balance import balanced_partition
+from scripts.paper import ampa
+from scripts.paper.ampa import ampa_cuts, ampa_partition, projected_ns, sums
 
 COSTS = st.lists(st.integers(1, 1000), min_size=1, max_size=24)
 
@@ -50,3 +53,14 @@ def test_its_projection():
 def test_more_stages_than_blocks():
     with pytest.raises(ConfigError, match="expected 1 to 2 stages for 2 blocks, found 3"):
         ampa_partition([1, 2], 3)
+
+
+def test_it_is_chosen_by_its_name_once_it_is_registered():
+    with pytest.raises(ConfigError, match="partition: expected auto or balanced"):
+        Execution(stages=2, partition="ampa")
+    ampa.register()
+    scenario = table5_scenario("cv.c3", with_shared=False)
+    pipeline = scenario.pipeline("uniform", 0, 6)
+    plan = scenario.plan(pipeline, Execution(stages=2, partition="ampa"))
+    cuts = set(plan.streams[0].partitions)
+    assert len(cuts) == 1

@@ -1,4 +1,4 @@
-"""The order ``model-parallel``: one stage works at a time. A teacher's window: how far ahead."""
+"""The order ``model-parallel``: one stage works at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from naspipe.core.ids import StreamId
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
-from naspipe.sim.costs import RandomCosts
-from naspipe.stage.taps import Taps
-from scripts import teachers_simulated
+from scripts.paper import orders
+from scripts.paper.costs import RandomCosts
 from scripts.teachers_simulated import Setting, utilisation
 from tests.capabilities import simulated
 
 BLOCKS, PASSES = 6, 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered(registries):
+    orders.register()
 
 
 class FreeMessages(RandomCosts):
@@ -92,34 +96,5 @@ def test_one_of_the_stages_is_busy(stages):
 
 
 def test_a_broken_turn_is_seen(monkeypatch):
-    monkeypatch.setattr("naspipe.stage.ready._Turn.is_open", lambda *_: True)
+    monkeypatch.setattr("scripts.paper.orders._Turn.is_open", lambda *_: True)
     assert any(at_once(run("model-parallel", seed=seed)) for seed in range(4))
-
-
-def furthest(monkeypatch, **how):
-    """Passes that a frozen teacher of cheap forwards is ahead, at most."""
-    found, simulate = [], teachers_simulated.simulate
-
-    def spied(*arguments):
-        logs = simulate(*arguments)
-        for log in logs:
-            newest = [0, 0]
-            for access in sorted(log, key=lambda each: each.end_ns):
-                if access.layer.stream or access.kind is AccessKind.BACKWARD:
-                    stream = access.layer.stream
-                    newest[stream] = max(newest[stream], access.sequence_id)
-                    found.append(newest[1] - newest[0])
-        return logs
-
-    monkeypatch.setattr(teachers_simulated, "simulate", spied)
-    utilisation(Setting(stages=4, batches=6, ratio=0.5, **how))
-    return max(found)
-
-
-def test_a_teacher_is_no_further_ahead_than_its_window(monkeypatch):
-    assert furthest(monkeypatch) == 3 * 6
-
-
-def test_a_teacher_that_nothing_holds_runs_away(monkeypatch):
-    monkeypatch.setattr(Taps, "_lingers", lambda *_: False)
-    assert furthest(monkeypatch) > 40

@@ -10,7 +10,7 @@ from naspipe.core.config import Definition, Recipe
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Block, Shared, Space
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring.footprints import measure_footprints
+from scripts.paper.measured_footprints import measure_footprints
 
 
 def meta_batch(count):
