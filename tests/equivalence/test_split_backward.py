@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
+from naspipe.core.rules import Lag
 from naspipe.runtime.blocks import split_backward
+from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.blocks.pass_state import PassState, StepState
 from naspipe.runtime.blocks.split_backward import Owed, Plan
 from tests.equivalence import spaces
@@ -130,6 +132,58 @@ def test_a_buffer_that_the_next_pass_changes(tmp_path, through_data):
         tmp_path, space_of(scaled, scaled, scaled), spaces.vectors, LOSS, stages=(1,), steps=8,
         recipe={"passes": "accumulate:3"}, execution=SPLIT,
     )  # fmt: skip
+
+
+def normalised():
+    """Its weight is computed of two parameters, which the gradient of the weight reads."""
+    return nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+
+def lagging():
+    """The first two layers have bounded staleness."""
+    return npp.Space("lagging", [
+        npp.Shared("stem", lambda: nn.Linear(16, WIDTH), rule=Lag(2)),
+        npp.Shared("next", normalised, rule=Lag(2)),
+        *(npp.Block([made] * 2, alike=True) for made in (Deep, normalised)),
+        npp.Shared("head", lambda: nn.Linear(WIDTH, 10)),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "recipe", "groups"),
+    [
+        (lambda: space_of(Deep, normalised, Deep, normalised), {}, 1),
+        (
+            lambda: space_of(Deep, normalised, Deep, normalised),
+            {"passes": "accumulate:2", "clip_global_norm": 0.5},
+            1,
+        ),
+        (lambda: space_of(Deep, normalised, normalised), {"passes": "accumulate:4"}, 2),
+        (lagging, {}, 1),
+        (lagging, {"passes": "accumulate:2"}, 1),
+    ],
+    ids=["exact", "clipped", "groups", "lag", "lag, passes"],
+)
+@pytest.mark.parametrize("budget", ["0.001x", "1.5x"])
+def test_with_a_memory_budget(tmp_path, monkeypatch, budget, made, recipe, groups):
+    """Memory is short before each block, too, so that graphs and what is owed are given up."""
+    run_block = StageCompute.run_block
+
+    def when_short(compute, *block):
+        compute.free_memory()
+        return run_block(compute, *block)
+
+    monkeypatch.setattr(StageCompute, "run_block", when_short)
+    runs = check(
+        tmp_path, made(), spaces.vectors, LOSS, stages=(1, 2), steps=12, optimizer="Adam",
+        lr=0.01, recipe=recipe,
+        execution={**SPLIT, "memory_budget": budget, "groups": groups},
+    )  # fmt: skip
+    assert all("split backward: 0 of" in why_whole(run) for run in runs)
+    for run in runs:
+        budgets, stages = run.manifest["execution"]["budgets"], run.manifest["measured"]["stages"]
+        for limit, measured in zip(budgets, stages, strict=True):
+            assert 0 < measured["device_peak_bytes"] <= limit
 
 
 def why_whole(run):

@@ -187,7 +187,7 @@ class StageCompute:
     def free_memory(self) -> None:
         """Give up every graph that a backward can do without, and those that only wait for one."""
         for state in self._passes.values():
-            for layer in filter(self.placement.is_here, list(state.owed)):
+            for layer in list(state.owed):
                 state.settle(layer)
         segments = (each for state in self._passes.values() for each in state.segments.values())
         for segment in segments if self.placement.may_lose_graphs else ():
@@ -196,7 +196,13 @@ class StageCompute:
             torch.cuda.empty_cache()
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory; graphs stay good for when it is back."""
+        """Free a layer's device memory; graphs stay good for when it is back.
+
+        What its backwards have left is computed before, because a sum of gradients may be needed
+        while the layer is away: for the norm of all of them, or by another stage.
+        """
+        for state in self._passes.values():
+            state.settle(layer)
         self.placement.evict(layer)
 
     def layer(self, layer: LayerId) -> StoredLayer:

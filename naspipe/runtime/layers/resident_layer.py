@@ -86,11 +86,6 @@ class LayerMemory:
         """The layer's host memory, the same until it leaves; empty while it is away."""
         return self._host
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether the tensors are views of a piece that has memory."""
-        return self._blob.memory is self.piece and not self._is_absent
-
     def to_device(self, piece: torch.Tensor) -> None:
         """The layer is on the device: ``host`` has been copied to its piece of memory there.
 

@@ -56,10 +56,6 @@ class Placement:
         """Whether a pass may have to do without what autograd saved."""
         return self.torch_device.type != "cpu"
 
-    def is_here(self, layer: LayerId) -> bool:
-        """Return True if graphs that hold the layer's tensors find their bytes on the device."""
-        return True
-
     @property
     def shares_memory(self) -> bool:
         """Whether a layer's memory is given to other layers while it is not needed here."""
@@ -200,10 +196,6 @@ class SwappedPlacement(Placement):
     def may_lose_graphs(self) -> bool:
         """Always: an emulated device may be short of memory as a GPU may."""
         return True
-
-    def is_here(self, layer: LayerId) -> bool:
-        """See :class:`Placement`."""
-        return self._memories[layer].is_on_device
 
     def _mark(self) -> Mark:
         return self._device.mark()
