@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -187,7 +188,8 @@ def chosen_plan(
     # simulation knows nothing.
     if backward != AUTO or best.takes_ns is None or pipeline.steps.is_gated:
         return best.plan
-    split, wanted_ns = pipeline.splitting(SPLIT_DEARER), best.takes_ns / SPLIT_WORTH
+    split = pipeline.splitting(SPLIT_DEARER)
+    wanted_ns = best.takes_ns / SPLIT_WORTH / (1.0 + _share_of_proofs(pipeline, split))
     if split == pipeline or _least_ns(split, execution.workers) > wanted_ns:
         return best.plan
     settled = execution.changed(order=best.plan.order, partition=best.partition)
@@ -204,6 +206,23 @@ def _backward(pipeline: Pipeline, execution: Execution) -> str:
     backward = execution.pipeline.backward
     is_undecided = backward == AUTO and execution.memory.budget
     return backward if pipeline.is_causal and not is_undecided else "whole"
+
+
+def _share_of_proofs(pipeline: Pipeline, split: Pipeline) -> float:
+    """How much work the proofs of split backwards add, as a share of the work of all subnets.
+
+    The first backward of each candidate runs both whole and split. Few subnets of many candidates
+    do not make up for that.
+    """
+    proofs_ns, work_ns = 0, 0
+    for stream, own in zip(pipeline.streams, split.streams, strict=True):
+        costs = stream.costs.costs if stream.costs else {}
+        uses = Counter(place for each in stream.subnets for place in enumerate(each.chain))
+        for place, count in uses.items():
+            if (cost := costs.get(place)) is not None:
+                work_ns += count * cost.total_ns
+                proofs_ns += cost.inputs_ns + cost.weights_ns if place in own.split else 0
+    return proofs_ns / max(1, work_ns)
 
 
 class _Chosen(NamedTuple):
