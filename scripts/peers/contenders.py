@@ -43,6 +43,9 @@ PEERS = {
     ),
     "naspipe, 1 stage": Peer(lambda w: ours.piped(w, 1), _ALL, _SAME),
     "naspipe, 2 stages": Peer(lambda w: ours.piped(w, 2), (*_ALL, *_FIXED), _SAME),
+    "naspipe, 2 stages, split": Peer(
+        lambda w: ours.piped(w, 2, backward="split"), _ALL, _SAME
+    ),
     "naspipe bsp, 2 stages, bulk 4": Peer(
         lambda w: ours.piped(w, 2, policy="bsp", bulk=4), _FIXED,
         "four subnets read the weights from before them",

@@ -33,7 +33,9 @@ def plain(work: Work, threads: int) -> dict[str, Any]:
     return figures(work.steps, seconds, [float(loss) for loss in loop.losses])
 
 
-def piped(work: Work, stages: int, groups: int = 1, **how: Any) -> dict[str, Any]:
+def piped(
+    work: Work, stages: int, groups: int = 1, *, backward: str = "whole", **how: Any
+) -> dict[str, Any]:
     """A run of naspipe, timed from its first access to its last.
 
     Steps of several passes have a subnet each, and their losses are averaged. Statistics of batch
@@ -57,7 +59,11 @@ def piped(work: Work, stages: int, groups: int = 1, **how: Any) -> dict[str, Any
                 "passes": "one" if work.passes == 1 else f"subnets:{work.passes}:passes",
                 "norms": "ordered" if groups == 1 else "deferred",
             },
-            execution={"groups": groups, "window": max(64, 8 * work.passes)},
+            execution={
+                "groups": groups,
+                "window": max(64, 8 * work.passes),
+                "backward": backward,
+            },
             run_dir=Path(directory) / "run",
             **how,
         )
