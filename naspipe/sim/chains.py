@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from naspipe.core.layer_rules import BlockRule, with_stateless
 from naspipe.core.space import Space
 from naspipe.core.subnet import Subnet
-from naspipe.planning.cost import CostTable
+from naspipe.planning.cost import CostTable, first_of_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Chain:
     """Block and candidate of the layers whose forwards leave something; None for all."""
     stateless: frozenset[tuple[int, int]] = frozenset()
     """Block and candidate of the layers without parameters and buffers, which the rules know."""
+    kinds: tuple[int, ...] = ()
+    """For each block, the first block with the same candidates; empty if each has its own."""
 
     @classmethod
     def of(
@@ -39,6 +41,7 @@ class Chain:
             is_shared=space.stays,
             buffered=buffered,
             stateless=stateless,
+            kinds=first_of_kind(space),
         )
 
 

@@ -189,7 +189,9 @@ def chosen_plan(
     if backward != AUTO or best.takes_ns is None or pipeline.steps.is_gated:
         return best.plan
     split = pipeline.splitting(SPLIT_DEARER)
-    wanted_ns = best.takes_ns / SPLIT_WORTH / (1.0 + _share_of_proofs(pipeline, split))
+    wanted_ns = (
+        best.takes_ns / SPLIT_WORTH / (1.0 + _share_of_proofs(pipeline, split, execution.workers))
+    )
     if split == pipeline or _least_ns(split, execution.workers) > wanted_ns:
         return best.plan
     settled = execution.changed(order=best.plan.order, partition=best.partition)
@@ -208,20 +210,27 @@ def _backward(pipeline: Pipeline, execution: Execution) -> str:
     return backward if pipeline.is_causal and not is_undecided else "whole"
 
 
-def _share_of_proofs(pipeline: Pipeline, split: Pipeline) -> float:
+def _share_of_proofs(pipeline: Pipeline, split: Pipeline, workers: int) -> float:
     """How much work the proofs of split backwards add, as a share of the work of all subnets.
 
-    The first backward of each candidate runs both whole and split. Few subnets of many candidates
-    do not make up for that.
+    On each stage the first backward of each candidate runs both whole and split, once for all
+    blocks of a kind that are there. Few subnets of many candidates do not make up for that.
     """
     proofs_ns, work_ns = 0, 0
     for stream, own in zip(pipeline.streams, split.streams, strict=True):
         costs = stream.costs.costs if stream.costs else {}
         uses = Counter(place for each in stream.subnets for place in enumerate(each.chain))
-        for place, count in uses.items():
-            if (cost := costs.get(place)) is not None:
-                work_ns += count * cost.total_ns
-                proofs_ns += cost.inputs_ns + cost.weights_ns if place in own.split else 0
+        known = {place: count for place, count in uses.items() if place in costs}
+        work_ns += sum(count * costs[place].total_ns for place, count in known.items())
+        kinds = stream.chain.kinds or range(len(stream.chain.rules))
+        proven = Counter(
+            (kinds[block], option)
+            for block, option in known
+            if (block, option) in own.split and costs[block, option].inputs_ns
+        )
+        for place, blocks in proven.items():
+            cost = costs[place]
+            proofs_ns += min(workers, blocks) * (cost.inputs_ns + cost.weights_ns)
     return proofs_ns / max(1, work_ns)
 
 

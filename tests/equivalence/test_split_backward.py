@@ -5,6 +5,7 @@ Most other modules of this folder run every second test with split backwards; se
 
 from __future__ import annotations
 
+import traceback
 from functools import partial
 from itertools import chain
 
@@ -17,8 +18,9 @@ import naspipe as npp
 from naspipe.core.rules import Lag
 from naspipe.runtime.blocks import split_backward
 from naspipe.runtime.blocks.compute import StageCompute
-from naspipe.runtime.blocks.pass_state import PassState, StepState
+from naspipe.runtime.blocks.pass_state import PassState
 from naspipe.runtime.blocks.split_backward import Owed, Plan
+from naspipe.runtime.blocks.updates import StageUpdates
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop
 
@@ -186,6 +188,26 @@ def test_with_a_memory_budget(tmp_path, monkeypatch, budget, made, recipe, group
             assert 0 < measured["device_peak_bytes"] <= limit
 
 
+@pytest.mark.parametrize("where", ["evict", "contribution", "write"])
+def test_what_is_owed_is_computed_again_where_memory_was_short(tmp_path, monkeypatch, where):
+    """Wherever that first happens; what can be freed is freed before."""
+    compute, has_failed = Owed.compute, []
+
+    def short_once(owed):
+        callers = {frame.name for frame in traceback.extract_stack()}
+        if where in callers and "free_memory" not in callers and not has_failed:
+            has_failed.append(where)
+            raise torch.OutOfMemoryError("injected")
+        return compute(owed)
+
+    monkeypatch.setattr(Owed, "compute", short_once)
+    check(
+        tmp_path, space_of(Deep, normalised, Deep, normalised), spaces.vectors, LOSS, stages=(1,),
+        steps=12, recipe={"passes": "accumulate:2", "clip_global_norm": 0.5},
+        execution={**SPLIT, "memory_budget": "0.001x"},
+    )  # fmt: skip
+
+
 def why_whole(run):
     return run.manifest["measured"]["whole_backwards"]
 
@@ -304,17 +326,18 @@ def test_a_fault_changes_bits(tmp_path, monkeypatch, break_it, passes):
 
 
 def test_norms_that_are_told_before_all_gradients_are_there_end_the_run(tmp_path, monkeypatch):
-    gather = StepState.gather
+    gather = StageUpdates._gather
 
-    def hasty(step, layer, sequence_id, state):
+    def hasty(updates, layer, sequence_id):
+        state = updates._passes[layer.stream, sequence_id]
         owed = dict(state.owed)
         state.owed.clear()
-        gather(step, layer, sequence_id, state)
+        gather(updates, layer, sequence_id)
         state.owed.update(owed)
 
     recipe = {"clip_global_norm": 0.1}
     assert_as_plain(train(tmp_path / "well", space_of(Deep, Deep), **recipe), **recipe)
-    monkeypatch.setattr(StepState, "gather", hasty)
+    monkeypatch.setattr(StageUpdates, "_gather", hasty)
     with pytest.raises(npp.NaspipeError, match="KeyError"):
         train(tmp_path / "run", space_of(Deep, Deep), **recipe)
 

@@ -157,12 +157,19 @@ def test_auto_splits_backwards_where_that_is_faster(dearer, is_split):
     assert (found["split"] < found["whole"]) == is_split
 
 
-@pytest.mark.parametrize(("steps", "is_split"), [(3, False), (60, True)])
-def test_auto_counts_the_proofs_of_split_backwards(steps, is_split):
-    """The first backward of each candidate runs both ways, which three steps do not make up for."""
+@pytest.mark.parametrize(
+    ("steps", "kinds", "is_split"),
+    [(10, (), False), (10, (0,) * BLOCKS, True), (60, (), True)],
+)
+def test_auto_counts_the_proofs_of_split_backwards(steps, kinds, is_split):
+    """The first backward of each candidate runs both ways, which ten steps do not make up for.
+
+    Blocks of one kind share that proof.
+    """
     cost = LayerCost(10**8, 2 * 10**8, 0, 0, 10, 10**8, 10**8)
     costs = CostTable(dict.fromkeys(COSTS.costs, cost))
-    pipeline = Pipeline(streams=(Stream(CHAIN, tuple(stream("uniform", steps)), costs),))
+    chain = replace(CHAIN, kinds=kinds)
+    pipeline = Pipeline(streams=(Stream(chain, tuple(stream("uniform", steps)), costs),))
     how = Execution(stages=4, order="latest-start", partition="balanced", backward="auto")
     plan = chosen_plan(pipeline, how, None, lambda one, memory: measured_timing(one, how, memory))
     assert ((0, 0) in plan.streams[0].split) == is_split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -78,9 +79,11 @@ class StageCompute:
         self._averaging = tuple(map(Averaging, workloads))
         self._passes: Passes = {}
         room = self.memory_retry.wrapped(placement.make_room)
+        self._settle = self.memory_retry.wrapped(PassState.settle)
         self.updates = StageUpdates(
-            workloads, self._passes, self._together, self.stores, room, wiring.exchanges
-        )
+            workloads, self._passes, self._together, self.stores, room, self._settle,
+            wiring.exchanges,
+        )  # fmt: skip
         """WRITEs, on the same layers."""
         lengths = [len(workload.space) for workload in workloads]
         taps = wiring.completed(lengths, self._steps[0]).taps if self._steps else ()
@@ -186,12 +189,13 @@ class StageCompute:
 
     def free_memory(self) -> None:
         """Give up every graph that a backward can do without, and those that only wait for one."""
-        for state in self._passes.values():
-            for layer in list(state.owed):
-                state.settle(layer)
         segments = (each for state in self._passes.values() for each in state.segments.values())
         for segment in segments if self.placement.may_lose_graphs else ():
             segment.drop_graph()
+        owing = [(state, layer) for state in self._passes.values() for layer in state.owed]
+        with suppress(torch.OutOfMemoryError):  # what is left then stays owed
+            for state, layer in owing:
+                state.settle(layer)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
@@ -202,7 +206,7 @@ class StageCompute:
         while the layer is away: for the norm of all of them, or by another stage.
         """
         for state in self._passes.values():
-            state.settle(layer)
+            self._settle(state, layer)
         self.placement.evict(layer)
 
     def layer(self, layer: LayerId) -> StoredLayer:

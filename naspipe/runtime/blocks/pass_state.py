@@ -153,8 +153,7 @@ class StepState:
             self.statistics.setdefault(layer, {}).update(given.statistics)
 
     def gather(self, layer: LayerId, sequence_id: SequenceId, state: PassState) -> None:
-        """Take over what a pass on this stage has left of a layer, once."""
-        state.settle(layer)
+        """Take over what a pass on this stage has left of a layer, once; it owes nothing of it."""
         gradients = state.parameter_gradients.pop(layer, None)
         if gradients is None:
             return

@@ -49,13 +49,14 @@ class StageUpdates:
         together: StepStates,
         stores: Sequence[LayerStore],
         make_room: Callable[[int], None],
+        settle: Callable[[PassState, LayerId], bool],
         exchanges: Sequence[str] = (),
     ) -> None:
         self._workloads = tuple(workloads)
         self._passes = passes
         self._together = together
         self._stores = tuple(stores)
-        self._make_room = make_room
+        self._make_room, self._settle = make_room, settle
         recipes = [workload.definition.recipe for workload in workloads]
         self._steps = [recipe.steps for recipe in recipes]
         own = [NORMS] if any(steps.is_gated for steps in self._steps) else []
@@ -77,7 +78,7 @@ class StageUpdates:
             layer, sequence_id = command.layer, command.sequence_id
             self._make_room(_write_bytes(self._stores[layer.stream][layer]))
             before_ns = time.monotonic_ns()
-            if self._passes[layer.stream, sequence_id].settle(layer):
+            if self._settle(self._passes[layer.stream, sequence_id], layer):
                 owed_ns += time.monotonic_ns() - before_ns
             self._write(command)
         self._joint.take()
@@ -190,6 +191,7 @@ class StageUpdates:
     def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
         """Add a pass's gradients to its step's, unless that was done for an exchange."""
         state = self._passes[layer.stream, sequence_id]
+        self._settle(state, layer)
         self._together.of(layer.stream, sequence_id).gather(layer, sequence_id, state)
 
 
