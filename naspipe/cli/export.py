@@ -68,10 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Export; prints the directory on stdout, and what to know on stderr."""
     from naspipe.cli.distilling.export_blocks import export_students
     from naspipe.core.errors import ConfigError
-    from naspipe.export.assembly import check_space, find_choices
-    from naspipe.export.exporter import export_subnet, train_alone
-    from naspipe.export.onnx_form import check_onnx
-    from naspipe.frontend.given.run import Run
+    from naspipe.export.assembly import find_choices
+    from naspipe.export.exporter import check_onnx, export_subnet, train_alone
+    from naspipe.frontend.given.run import Run, check_space
     from naspipe.frontend.teaching.blockwise import folder
     from naspipe.runtime.wire.reports import NotesToStderr
     from naspipe.trace.results.run_directory import RunDirectory

@@ -143,8 +143,7 @@ def _bleu(
     """What decodes, where it is asked for."""
     if not (arguments.bleu or arguments.score == "bleu"):
         return None
-    from naspipe.export.beam import BeamOptions
-    from naspipe.export.bleu import BleuScorer
+    from naspipe.export.translation import BeamOptions, BleuScorer
 
     options = BeamOptions(beams=arguments.beams)
     return BleuScorer(searching.run, searching.held_out, searching.definition.validation, options)
@@ -160,7 +159,7 @@ def _examine(
     shown = search.ranked()[: arguments.top]
     measured: dict[int, float] = {}
     if arguments.latency == "measured":
-        from naspipe.export.latency import measure_top
+        from naspipe.export.translation import measure_top
 
         measured = measure_top(searching.run, search, shown, searching.held_out)
         if limit := searching.definition.limits.latency_ms:

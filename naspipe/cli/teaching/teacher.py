@@ -165,8 +165,8 @@ def find_teacher(path: Path, subnet: str, data_dir: Path | None, top: int = 0) -
         ConfigError: for a run or a subnet that is not there.
     """
     from naspipe.cli.sources.run_source import run_source
-    from naspipe.export.assembly import check_space, find_choices
-    from naspipe.frontend.given.run import Run
+    from naspipe.export.assembly import find_choices
+    from naspipe.frontend.given.run import Run, check_space
     from naspipe.frontend.given.workloads import as_trained, find_workload
     from naspipe.frontend.teaching.teachers import Teacher
     from naspipe.trace.results.run_directory import RunDirectory
