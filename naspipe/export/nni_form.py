@@ -13,7 +13,7 @@ from naspipe.export.exporter import first_batch
 from naspipe.export.pytorch_form import same_outputs
 from naspipe.frontend.display.watching import Told
 from naspipe.frontend.given.run import Run, check_space
-from naspipe.nni.instances import instance, proof_of
+from naspipe.nni.adapter import instance, proof_of
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.workload import Batches
 from naspipe.runtime.wire.reports import NotesToStderr
