@@ -40,7 +40,7 @@ QUICK = (
 
 INSTRUMENTED = [
     "naspipe.trace", "naspipe.core", "naspipe.data.fairseq_format", "naspipe.runtime.wire.messages",
-    "naspipe.runtime.wire.tensor_codec", "naspipe.streams.from_file", "naspipe.cli.streams",
+    "naspipe.runtime.wire.tensor_codec", "naspipe.streams.from_file", "naspipe.cli.train",
     "naspipe.runtime.labels.label_messages", "naspipe.runtime.labels.label_file",
     "naspipe.runtime.registries", "naspipe.runtime.teachers.registry_server",
 ]  # fmt: skip

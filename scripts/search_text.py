@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import naspipe as npp  # noqa: E402
 from naspipe.data import registry  # noqa: E402
-from naspipe.export.bleu import BleuScorer  # noqa: E402
+from naspipe.export.translation import BleuScorer  # noqa: E402
 from naspipe.search.rank_agreement import interval, kendalls_tau  # noqa: E402
 from naspipe.search.run_searches import find_search  # noqa: E402
 from naspipe.search.search_directory import Search  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from naspipe.cli.display.settings_lists import page
+from naspipe.cli.options import page
 
 if __name__ == "__main__":
     place = Path(__file__).parents[1] / "docs" / "settings.md"

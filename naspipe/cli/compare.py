@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from naspipe.cli.display.json_results import add_json, as_json
+from naspipe.cli.output import add_json, as_json
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_to
 from naspipe.trace.reading.long_metrics import summarize_parts

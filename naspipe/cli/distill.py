@@ -13,13 +13,12 @@ from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
-from naspipe.cli.display.json_results import as_json
-from naspipe.cli.display.json_results import trained as described
-from naspipe.cli.display.result_lines import tell
-from naspipe.cli.distilling.distill_arguments import add_arguments as add_arguments
+from naspipe.cli.distill_sources import add_arguments as add_arguments
+from naspipe.cli.output import as_json, tell
+from naspipe.cli.output import trained as described
 
 if TYPE_CHECKING:
-    from naspipe.cli.distilling.asked import Asked
+    from naspipe.cli.distill_sources import Asked
     from naspipe.frontend.training.training import Training
     from naspipe.runtime.processes.rendezvous import Worker
 
@@ -66,7 +65,7 @@ def training_of(arguments: argparse.Namespace, stack: ExitStack) -> Training:
 
 def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
     """What is trained and how: by the command line, the run to go on with, and torchrun."""
-    from naspipe.cli.distilling.asked import read_asked, read_resumed
+    from naspipe.cli.distill_sources import read_asked, read_resumed
     from naspipe.core.config import Execution
     from naspipe.frontend.training.workers import execution_of
 
@@ -80,8 +79,8 @@ def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
 
 def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> Training:
     """All streams, and their progress."""
-    from naspipe.cli.distilling.found import find
-    from naspipe.cli.training.train_arguments import resume_of
+    from naspipe.cli.distill_sources import find
+    from naspipe.cli.train import resume_of
     from naspipe.core.config import Recipe
     from naspipe.frontend.display.training_progress import TrainingProgress
     from naspipe.frontend.training.distillation import Kept, blockwise_training

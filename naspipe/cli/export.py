@@ -7,15 +7,17 @@ subnet in evaluation mode. The files are loaded again and checked on a batch of 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from naspipe.cli.display.result_lines import tell
-from naspipe.cli.sources.prepared_data import add_data_place
+from naspipe.cli.data import add_data_place
+from naspipe.cli.output import tell
 
 if TYPE_CHECKING:
     from naspipe.core.space import Space
     from naspipe.export.exporter import Exported
+    from naspipe.frontend.training.distilled import Blockwise
     from naspipe.runtime.jobs.losses import Loss
     from naspipe.runtime.jobs.workload import Batches
     from naspipe.trace.results.run_directory import RunDirectory
@@ -66,12 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; prints the directory on stdout, and what to know on stderr."""
-    from naspipe.cli.distilling.export_blocks import export_students
     from naspipe.core.errors import ConfigError
-    from naspipe.export.assembly import check_space, find_choices
-    from naspipe.export.exporter import export_subnet, train_alone
-    from naspipe.export.onnx_form import check_onnx
-    from naspipe.frontend.given.run import Run
+    from naspipe.export.assembly import find_choices
+    from naspipe.export.exporter import check_onnx, export_subnet, train_alone
+    from naspipe.frontend.given.run import Run, check_space
     from naspipe.frontend.teaching.blockwise import folder
     from naspipe.runtime.wire.reports import NotesToStderr
     from naspipe.trace.results.run_directory import RunDirectory
@@ -125,7 +125,7 @@ def _workload(
     arguments: argparse.Namespace, directory: RunDirectory
 ) -> tuple[Space, Batches | None, Loss | None]:
     """The run's space, its data where they are known, and its loss where that is needed."""
-    from naspipe.cli.sources.run_source import run_source
+    from naspipe.cli.sources import run_source
     from naspipe.core.rules import parse_rule
     from naspipe.frontend.given.run import loss_layer_of
     from naspipe.frontend.given.run_losses import run_loss
@@ -158,3 +158,70 @@ def _as_searched(arguments: argparse.Namespace) -> tuple[int | None, bool]:
         calibrate = search.calibration if calibrate is None else calibrate
         ema = ema or search.ema
     return calibrate, ema
+
+
+# The student blocks of a blockwise distillation, as one network
+
+
+def export_students(arguments: argparse.Namespace) -> Exported:
+    """Export what the arguments of ``naspipe export`` name.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+    """
+    from naspipe.core.errors import ConfigError
+    from naspipe.export.composed import export_blocks
+
+    for option in ("ema", "retrain"):
+        if getattr(arguments, option):
+            raise ConfigError(
+                f"--{option}: expected a run of its own, found a blockwise distillation; "
+                f"train its network from Python, and export that run"
+            )
+    found = _found(arguments)
+    choices = _choices(found, arguments.subnet)
+    return export_blocks(
+        found, choices, arguments.output, calibrate=arguments.calibrate or 0, onnx=arguments.onnx
+    )
+
+
+def _found(arguments: argparse.Namespace) -> Blockwise:
+    """The distillation, by what the command line once called it or what it is now told."""
+    from naspipe.cli.distill_sources import read_distilled
+    from naspipe.core.errors import ConfigError
+    from naspipe.core.user_code import import_attribute
+    from naspipe.frontend.given.workloads import find_data
+    from naspipe.frontend.training.distilled import Blockwise, read_blocks
+    from naspipe.trace.results.run_directory import RunDirectory
+
+    path = Path(arguments.run)
+    source = RunDirectory(path / "block-0").read_manifest().get("source") or {}
+    if source.get("command") == "distill" and not (arguments.space or arguments.data):
+        return read_distilled(path, arguments.data_dir).found
+    if arguments.space is None or arguments.data is None:
+        raise ConfigError(
+            f"{path}: a blockwise distillation: expected --space MODULE:ATTRIBUTE, the list of its "
+            f"students, and --data MODULE:FUNCTION"
+        )
+    listed = import_attribute(arguments.space)
+    if not isinstance(listed, list | tuple):
+        raise ConfigError(
+            f"{arguments.space}: expected the list of students, found {type(listed).__name__}"
+        )
+    data = find_data(arguments.data, arguments.data_dir, {})
+    return Blockwise(read_blocks(path, listed), (), data, ())
+
+
+def _choices(found: Blockwise, text: str) -> list[tuple[int, ...]]:
+    from naspipe.core.errors import ConfigError
+    from naspipe.frontend.search.block_rating import combine_blocks
+
+    if text == "best":
+        return list(combine_blocks(found.ratings()).choices)
+    if not re.fullmatch(r"[0-9,;\s]*", text):
+        raise ConfigError(
+            f"--subnet {text!r:.80}: expected best, or the choices of {len(found.blocks)} blocks, "
+            f"as in 0,1;2;"
+        )
+    parts = text.split(";")
+    return [tuple(int(each) for each in part.split(",") if each.strip()) for part in parts]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from naspipe.cli.display.json_results import add_json, as_json
+from naspipe.cli.output import add_json, as_json
 from naspipe.core.errors import ConfigError, LogError
 from naspipe.core.ids import LayerId
 from naspipe.streams.from_file import read_stream

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import NoReturn
 
 from naspipe import __version__
-from naspipe.cli.display.result_lines import complain, silence, systems_line
-from naspipe.cli.sources.prepared_data import run_with_data
+from naspipe.cli.data import run_with_data
+from naspipe.cli.output import complain, silence, systems_line
 from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
 from naspipe.core.wording.known_keywords import did_you_mean
 

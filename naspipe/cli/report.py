@@ -54,11 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, and traces if asked; print their paths, and a line on sums of groups."""
     from naspipe.report.chrome_trace import write_chrome_trace
-    from naspipe.report.page import write_page
-    from naspipe.report.recorded import read_run
-    from naspipe.report.reduction_tables import reduction_line
-    from naspipe.report.run_tables import run_tables
-    from naspipe.report.stretches import Asked
+    from naspipe.report.recorded import Asked, read_run
+    from naspipe.report.run_tables import reduction_line, run_tables, write_page
     from naspipe.report.summary import agreement
 
     paths: list[Path] = arguments.runs

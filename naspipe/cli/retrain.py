@@ -10,11 +10,18 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from naspipe.cli.display.result_lines import tell
-from naspipe.cli.flags import add_flags, flags, given
-from naspipe.cli.sources.judged_run import add_judged_run
+from naspipe.cli.options import add_flags, flags, given
+from naspipe.cli.output import tell
+from naspipe.cli.sources import add_judged_run
 from naspipe.core.config import Execution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from naspipe.search.retrained import Retrained
+    from naspipe.search.search_directory import Search
 
 _EXAMPLE = """\
 examples:
@@ -51,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Retrain; prints the table and how far the ranking holds on stdout."""
-    from naspipe.cli.display.retrained_subnets import print_retrained
-    from naspipe.cli.sources.judged_run import judged_run
+    from naspipe.cli.sources import judged_run
     from naspipe.frontend.display.watching import training_progress
     from naspipe.frontend.search.retraining import Retraining
     from naspipe.search.run_searches import find_search
@@ -71,3 +77,63 @@ def run(arguments: argparse.Namespace) -> int:
     print_retrained(search, retrained)
     tell(str(search.path))
     return 0
+
+
+# The table, and what it says of the search
+
+
+_NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5"}
+
+
+def print_retrained(search: Search, retrained: Sequence[Retrained]) -> None:
+    """Scores of each subnet in the search and alone, the search's best first.
+
+    Args:
+        search: that ranked them.
+        retrained: with the same terms.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    terms = retrained[0].terms
+    console.print(f"alone for {terms.steps} steps, seed {terms.seed}; {terms.judged_by}")
+    table = Table(box=None, pad_edge=False)
+    heads = [_NAMES.get(search.score, search.score), *(f"{each} alone" for each in _NAMES.values())]
+    for head in ("subnet", "rank", *heads):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("choices", overflow="ellipsis", no_wrap=True)
+    places = {each.sequence_id: place for place, each in enumerate(search.ranked(), 1)}
+    for each in retrained:
+        candidate, scores = search.candidates[each.subnet], each.scores
+        table.add_row(
+            str(each.subnet), str(places[each.subnet]),
+            _text(search.score, candidate.scores.of(search.score)),
+            *(_text(name, scores.of(name)) for name in _NAMES),
+            ",".join(map(str, candidate.choices)),
+        )  # fmt: skip
+    console.print(table)
+    console.print(in_words(search, retrained))
+
+
+def _text(name: str, value: float) -> str:
+    """Shares in percent, as ``naspipe search`` shows them."""
+    if value != value:
+        return ""
+    return f"{100 * value:.2f}" if name in ("top1", "top5") else f"{value:.4f}"
+
+
+def in_words(search: Search, retrained: Sequence[Retrained]) -> str:
+    """How far the ranking holds, in a line."""
+    from naspipe.search.retrained import FEWEST, compared_by, confidence
+
+    found = confidence(search, retrained)
+    if found is None:
+        return f"fewer than {FEWEST} subnets say nothing of the ranking; retrain more"
+    return (
+        f"Kendall's tau with {compared_by(search.score)} alone: {found.tau:.2f} "
+        f"({found.low:.2f} to {found.high:.2f}, 90 %) over {found.subnets} subnets: the better one "
+        f"of two is named in {found.right_pairs:.0f} of 100 pairs"
+    )

@@ -8,23 +8,27 @@ subnets, with the same scores bit for bit, on any number of stages. RUN/search-N
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from naspipe.cli.display.result_lines import tell
-from naspipe.cli.flags import add_flags, flags, given
-from naspipe.cli.sources.judged_run import add_judged_run
+from naspipe.cli.options import add_flags, flags, given
+from naspipe.cli.output import tell
+from naspipe.cli.sources import add_judged_run
 from naspipe.core.config import Execution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from naspipe.cli.ports import Options
+    from rich.table import Table
+
+    from naspipe.cli.options import Options
     from naspipe.frontend.search.searching import Searching
     from naspipe.search.definition import SearchDefinition
     from naspipe.search.limits import Limits
     from naspipe.search.search_directory import Candidate, Search
+    from naspipe.trace.access.decided import Decided
 
 _EXAMPLE = """\
 examples:
@@ -109,7 +113,6 @@ def cost_limits(arguments: argparse.Namespace) -> Limits:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; prints the tables and the search's directory on stdout."""
-    from naspipe.cli.display.found_subnets import print_tables
     from naspipe.core.errors import ConfigError
     from naspipe.frontend.display.search_progress import SearchProgress
     from naspipe.frontend.search.search_parts import title_of
@@ -143,8 +146,7 @@ def _bleu(
     """What decodes, where it is asked for."""
     if not (arguments.bleu or arguments.score == "bleu"):
         return None
-    from naspipe.export.beam import BeamOptions
-    from naspipe.export.bleu import BleuScorer
+    from naspipe.export.translation import BeamOptions, BleuScorer
 
     options = BeamOptions(beams=arguments.beams)
     return BleuScorer(searching.run, searching.held_out, searching.definition.validation, options)
@@ -160,7 +162,7 @@ def _examine(
     shown = search.ranked()[: arguments.top]
     measured: dict[int, float] = {}
     if arguments.latency == "measured":
-        from naspipe.export.latency import measure_top
+        from naspipe.export.translation import measure_top
 
         measured = measure_top(searching.run, search, shown, searching.held_out)
         if limit := searching.definition.limits.latency_ms:
@@ -200,7 +202,7 @@ def _option(text: str) -> tuple[str, float]:
 
 
 def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> Searching:
-    from naspipe.cli.sources.judged_run import judged_run
+    from naspipe.cli.sources import judged_run
     from naspipe.frontend.search.search_record import SilentSearchObserver
     from naspipe.frontend.search.searching import Searching
 
@@ -215,3 +217,90 @@ def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> S
         name=arguments.name,
         observer=SilentSearchObserver(),
     )
+
+
+# The tables
+
+
+def print_tables(
+    search: Search,
+    shown: Sequence[Candidate],
+    measured: Mapping[int, float],
+    decided: Decided,
+) -> None:
+    """The best subnets, and those that no other beats in both score and parameters.
+
+    Args:
+        search: that ended.
+        shown: the best ones.
+        measured: milliseconds of whole forwards, by subnet.
+        decided: what labels say of a subnet.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    for title, rows in (
+        (f"best by {search.score}", shown),
+        (f"front: {search.score} against parameters", search.front("params")),
+    ):
+        console.print(_table(title, rows, measured, decided, console.width))
+
+
+def _table(
+    title: str,
+    candidates: Sequence[Candidate],
+    measured: Mapping[int, float],
+    decided: Decided,
+    width: int,
+) -> Table:
+    """Numbers in full; choices and labels as far as there is room, else with an ellipsis."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    names = [
+        "subnet", "loss", "top-1", "top-5", "BLEU", "synflow", "naswot", "combined", "MFLOPs",
+        "params", "ms",
+    ]  # fmt: skip
+    rows = [_row(each, measured) for each in candidates]
+    used = [place for place in range(len(names)) if any(row[place] != "" for row in rows)]
+    room = width
+    for place in used:
+        widest = max(len(row[place]) for row in [names, *rows])
+        table.add_column(names[place], justify="right", no_wrap=True, min_width=widest)
+        room -= widest + 2
+    subnets = [
+        (",".join(map(str, each.choices)), decided.of_subnet(each.choices)) for each in candidates
+    ]
+    rooms = [room]
+    if any(labels for _, labels in subnets):
+        widest = max(len(choices) for choices, _ in subnets)
+        rooms = [first := min(max(widest, len("choices")), room // 2), room - first - 2]
+    for name, own in zip(("choices", "labels"), rooms, strict=False):
+        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=max(1, own))
+    for subnet, row in zip(subnets, rows, strict=True):
+        table.add_row(*(row[place] for place in used), *subnet[: len(rooms)])
+    return table
+
+
+def _row(candidate: Candidate, measured: Mapping[int, float]) -> list[str]:
+    scores, cost = candidate.scores, candidate.cost
+    latency = measured.get(candidate.sequence_id, cost.latency_ms)
+    return [
+        str(candidate.sequence_id),
+        _text(scores.loss, ".4f"),
+        _text(scores.top1 * 100, ".2f"),
+        _text(scores.top5 * 100, ".2f"),
+        _text(scores.bleu, ".2f"),
+        _text(scores.synflow, ".3f"),
+        _text(scores.naswot, ".3f"),
+        _text(scores.combined, ".3f"),
+        _text(cost.flops / 1e6, ".2f"),
+        _text(cost.params, ",.0f"),
+        _text(latency, ".2f"),
+    ]
+
+
+def _text(value: float, form: str) -> str:
+    return "" if value != value else format(value, form)

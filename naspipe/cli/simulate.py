@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from naspipe.cli.flags import add_flags, flags, given
-from naspipe.cli.sources.prepared_data import add_data_place
+from naspipe.cli.data import add_data_place
+from naspipe.cli.options import add_flags, flags, given
 from naspipe.core.config import Definition, Execution
 
 if TYPE_CHECKING:

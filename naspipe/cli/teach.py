@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from naspipe.cli.display.result_lines import tell
-from naspipe.cli.sources.prepared_data import add_data_place
+from naspipe.cli.data import add_data_place
+from naspipe.cli.output import tell
 
 if TYPE_CHECKING:
     from naspipe.core.config import Settings
@@ -163,7 +163,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _teacher(arguments: argparse.Namespace) -> Teacher:
-    from naspipe.cli.teaching.teacher import find_teacher
+    from naspipe.cli.teacher import find_teacher
 
     subnet = arguments.subnet or "last"
     return find_teacher(arguments.teacher, subnet, arguments.data_dir, arguments.top)

@@ -7,31 +7,233 @@ and never on the stages, the partition, recompute or the timing of messages.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from naspipe.cli.display.json_results import as_json, trained
-from naspipe.cli.display.result_lines import tell
-from naspipe.cli.flags import given
-from naspipe.cli.teaching.teacher import join_teacher, with_momentum
-from naspipe.cli.training.train_arguments import DEFAULTS, resume_of
-from naspipe.cli.training.train_arguments import add_arguments as add_arguments
+from naspipe.cli import teacher
+from naspipe.cli.data import add_data_place
+from naspipe.cli.options import Options, add_flags, flags, given, key_list
+from naspipe.cli.output import add_json, as_json, tell, trained
+from naspipe.cli.teacher import join_teacher, with_momentum
+from naspipe.core.config import Definition, Execution, Recipe, Settings, apply_settings
+from naspipe.core.errors import ConfigError
+from naspipe.core.json_text import parse_json
+from naspipe.core.settings.declare import declared
 from naspipe.planning.group_shapes import AUTO
 
 if TYPE_CHECKING:
-    from naspipe.cli.streams import StreamOptions
-    from naspipe.cli.teaching.teacher import Joined
-    from naspipe.core.config import Execution, Settings
+    from naspipe.cli.teacher import Joined
     from naspipe.core.recipe_file import RecipeFile
     from naspipe.frontend.training.training import Training
     from naspipe.runtime.jobs.workload import Workload
 
 
+# Streams: several runs side by side, from a number or from a file
+
+
+MAX_STREAMS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """What may differ between streams that share a pipeline."""
+
+    space: str
+    scale: str
+    data: str | None
+    seed: int
+    steps: int
+    sampler: str
+
+
+def parse_streams(text: str, arguments: argparse.Namespace) -> list[StreamOptions]:
+    """``K``: the command's run with K seeds, counted up. Otherwise a file, a stream per line.
+
+    Each line is a JSON object with some of ``space``, ``scale``, ``data``, ``seed``, ``steps``
+    and ``sampler``; the others are the command's.
+
+    Raises:
+        ConfigError: for a number below 1 or too large, a file that cannot be read, or a line
+            that is not such an object.
+    """
+    given = StreamOptions(
+        **{field.name: getattr(arguments, field.name) for field in fields(StreamOptions)}
+    )
+    if text.isascii() and text.lstrip("-").isdigit() and len(text) < 20:
+        count = int(text)
+        if not 1 <= count <= MAX_STREAMS:
+            raise ConfigError(f"--streams: expected 1 to {MAX_STREAMS} or a file, found {text}")
+        return [replace(given, seed=given.seed + number) for number in range(count)]
+    try:
+        lines = Path(text).read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--streams: expected a number or a file with a JSON object a line, found {text!r:.80}"
+            f" ({error})"
+        ) from None
+    streams = [
+        _parse_line(line, f"{text}:{number}", given)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    if not 1 <= len(streams) <= MAX_STREAMS:
+        raise ConfigError(
+            f"--streams {text}: expected 1 to {MAX_STREAMS} streams, found {len(streams)}"
+        )
+    return streams
+
+
+def _parse_line(line: str, place: str, given: StreamOptions) -> StreamOptions:
+    known: dict[str, type] = {
+        "space": str, "scale": str, "data": str, "seed": int, "steps": int, "sampler": str
+    }  # fmt: skip
+    try:
+        found: Any = parse_json(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or any(
+        type(value) is not known.get(key) for key, value in found.items()
+    ):
+        raise ConfigError(
+            f"{place}: expected a JSON object with some of {', '.join(known)}, found {line!r:.80}"
+        )
+    return replace(given, **found)
+
+
+# The arguments
+
+
+_EXAMPLE = """\
+examples:
+  naspipe train nlp.c1 --steps 100 --stages 2 --sampler spaced:8
+  naspipe train nlp.c1 --steps 100 --stages auto
+  naspipe train cv.c3 --recipe spos --set lr=0.1
+  naspipe train cv.c3 --set lr=0.01 --set optimizer.momentum=0.8 --set rule.stem=frozen
+  naspipe train nlp.c1 --checkpoint-every 100 --run-dir runs/one; naspipe train --resume runs/one
+  naspipe train nlp.c1 --steps 500 --checkpoint-every 50 --run-dir runs/two --resume-if-exists
+  naspipe train cv.c3 --steps 1000 --validate-every 200 --tensorboard
+  naspipe train cv.c3 --teacher runs/large --teacher-subnet best --stages 2
+  naspipe train byol --momentum 0.99:1 --steps 1000 --stages 2
+  naspipe train mymodule:space --data mymodule:batches --stages 2
+  torchrun --nnodes 2 ... -m naspipe train nlp.c1 --run-dir /shared/one --resume-if-exists
+
+spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
+plain networks: vgg8 vgg16 vgg19 resnet50 resnet101 resnet152 mobilenet-v2 mobilenet-v3 bert-base
+  bert-mini distil-bert vit cnn byol moco-v3
+samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line), only:0,3,1
+streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
+  one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
+  is taken from the command
+recipes: spos, fairnas, greedynas, sandwich, evolved-transformer, nasbench201, byol, moco-v3,
+  soft-target, distil-bert, blockwise, blockwise-compress, dna, fine-tune (naspipe/recipes/), or a
+  TOML file of yours; what it says goes before the space's defaults, --sampler and --set go before
+  it
+"""
+
+DEFAULTS: dict[str, Any] = {
+    **{each.key: each.usual for each in flags(Definition)}, "streams": "1"
+}  # fmt: skip
+"""Of what defines a run; what is said of its execution has its defaults there."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.epilog = _EXAMPLE + key_list(Execution)
+    parser.add_argument(
+        "space", metavar="SPACE", nargs="?", help="a space by name, or MODULE:ATTRIBUTE"
+    )
+    _add_definition(parser.add_argument_group("what is trained"))
+    execution = parser.add_argument_group("how it is carried out, which changes no bit")
+    add_flags(execution, flags(Execution), words={"stages": AUTO})
+    execution.add_argument(
+        "--validation",
+        metavar="MODULE:FUNCTION",
+        help="held-out batches of your own (default: the data's split valid)",
+    )
+    add_run(parser.add_argument_group("the run and what is shown of it"))
+
+
+def _add_definition(parser: Options) -> None:
+    """What the bits of the result depend on."""
+    add_flags(parser, flags(Definition))
+    parser.add_argument(
+        "--streams",
+        metavar="K|FILE",
+        help="runs that share the pipeline: K seeds, or one JSON object a line",
+    )
+    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    add_data_place(parser)
+    parser.add_argument(
+        "--recipe", metavar="NAME|FILE", help="how to train: a recipe of naspipe's or a TOML file"
+    )
+    teacher.add_arguments(parser)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, listed below"
+    )
+
+
+def add_run(parser: Options, name: str = "SPACE") -> None:
+    """Where the run is, and its progress; ``name`` is what its folder is called after."""
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help=f"default: runs/{name}-TIME")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with a run from its newest checkpoint, on as many stages as you like",
+    )
+    parser.add_argument(
+        "--resume-if-exists",
+        action="store_true",
+        help="go on with the run in --run-dir, or begin it where it is not there yet: one command "
+        "for the start and for every restart",
+    )
+    parser.add_argument(
+        "--log-every",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="from one line of progress to the next, where there is no terminal (default: 10)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_json(parser, "the run directory: status, steps, loss, what was measured")
+
+
+def resume_of(arguments: argparse.Namespace) -> bool | str:
+    """Whether a command line goes on with a run; as ``resume=`` of :func:`naspipe.train`.
+
+    Raises:
+        ConfigError: for options that do not go together.
+    """
+    if not arguments.resume_if_exists:
+        return arguments.resume is not None
+    if arguments.resume or not arguments.run_dir:
+        found = f"--resume {arguments.resume}" if arguments.resume else "none"
+        raise ConfigError(
+            f"--resume-if-exists: expected --run-dir DIR with it, and the definition of the run, "
+            f"found {found}"
+        )
+    return "if_exists"
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, 0 or more, found {text!r:.80}")
+    return seconds
+
+
+# The command
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
-    from naspipe.core.errors import ConfigError
     from naspipe.frontend.simulation.chosen_stages import choose_stages
     from naspipe.frontend.training.workers import execution_of, refuse, train_as_worker
     from naspipe.runtime.jobs.workload import wiring_of
@@ -112,9 +314,6 @@ def _defined(
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
     """What is trained, and how; from the run where one is resumed."""
-    from naspipe.cli.streams import parse_streams
-    from naspipe.cli.training.resumed import read_resumed
-    from naspipe.core.errors import ConfigError
     from naspipe.core.recipe_file import NO_RECIPE, read_recipe
 
     if arguments.resume:
@@ -137,7 +336,6 @@ def _defined(
 
 def _settings(settings: Settings, recipe: RecipeFile, arguments: argparse.Namespace) -> Settings:
     """With the recipe's values, the options that are given, and ``--set``, each before the last."""
-    from naspipe.core.config import Execution, apply_settings
 
     found = recipe.applied_to(settings)
     execution = found.execution.changed(**given(Execution, arguments))
@@ -155,7 +353,6 @@ def _workloads(
     Raises:
         ConfigError: for a name that cannot be found or a value that does not fit.
     """
-    from naspipe.core.config import Settings
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.strategies import Asked, check_draws, find_strategy_maker
     from naspipe.frontend.given.workloads import find_workload
@@ -199,3 +396,128 @@ def _workloads(
         )
         sources.append(source)
     return settings.execution, workloads, sources
+
+
+# Resuming: what a run directory says of the run that is to go on
+
+
+DEFINING = (*(each.key for each in flags(Definition)), "streams", "data", "recipe")
+"""Options that define a run, so that a resume takes them from it."""
+
+
+def read_resumed(
+    path: Path, arguments: argparse.Namespace
+) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
+    """The execution, the workloads and their sources; options that are given change the execution.
+
+    Raises:
+        ConfigError: when it is no run directory, was not started from the command line, or an
+            option is given that the run defines.
+    """
+    for name in ("space", *DEFINING, "run_dir"):
+        if getattr(arguments, name) is not None:
+            option = "SPACE" if name == "space" else f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option}: expected nothing beside --resume, which takes it from {path}; leave "
+                f"it out"
+            )
+    manifests = _manifests(path)
+    execution = resumed_execution(manifests[0], path, arguments)
+    workloads = [_workload(each, execution, path, arguments) for each in manifests]
+    return execution, workloads, [each["source"] for each in manifests]
+
+
+def resumed_execution(
+    manifest: dict[str, Any], path: Path, arguments: argparse.Namespace
+) -> Execution:
+    """How a run goes on: as it was carried out, but for the options that are given.
+
+    Raises:
+        ConfigError: for a manifest of another version, or a setting that defines the run.
+    """
+    execution = _execution(manifest.get("requested"), path)
+    recipe_free = Settings(execution=execution)
+    settings = apply_settings(recipe_free, arguments.set)
+    if replace(settings, execution=execution) != recipe_free:
+        raise ConfigError("--set: expected settings of execution only, beside --resume")
+    return settings.execution.changed(**given(Execution, arguments))
+
+
+def _manifests(path: Path) -> list[dict[str, Any]]:
+    from naspipe.trace.results.run_directory import RunDirectory
+
+    if not (path / "stream-0").is_dir():
+        return [RunDirectory(path).read_manifest()]
+    first = RunDirectory(path / "stream-0").read_manifest()
+    count = int(first.get("execution", {}).get("streams", 1))
+    rest = [RunDirectory(path / f"stream-{number}").read_manifest() for number in range(1, count)]
+    return [first, *rest]
+
+
+def _execution(requested: Any, path: Path) -> Execution:
+    """By their keys; settings that are newer than the manifest have their defaults."""
+    if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
+        raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
+    try:
+        return Execution(**requested)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
+
+
+def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
+    """The recipe of a run.
+
+    Raises:
+        ConfigError: for a manifest that is damaged.
+    """
+    try:
+        return Recipe(**definition["recipe"])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
+
+
+def _workload(
+    manifest: dict[str, Any], execution: Execution, path: Path, arguments: argparse.Namespace
+) -> Workload:
+    from naspipe.core.blocks.loss_block import LOSS
+    from naspipe.core.rules import parse_rule
+    from naspipe.frontend.given.held_out import held_out_for
+    from naspipe.frontend.given.joined_end import END
+    from naspipe.frontend.given.strategies import Asked, find_strategy_maker
+    from naspipe.frontend.given.workloads import find_workload
+
+    definition, source = manifest.get("definition"), manifest.get("source")
+    if not source or not isinstance(definition, dict):
+        raise ConfigError(
+            f"{path} was not started by `naspipe train`: go on with naspipe.train(..., "
+            f"run_dir={str(path)!r}, resume=True)"
+        )
+    if source.get("command") == "distill":
+        raise ConfigError(
+            f"{path} was started by `naspipe distill`: go on with naspipe distill --resume and "
+            f"the folder that it is in"
+        )
+    try:
+        scale, data = source["scale"], source["data"]
+        sizes = source.get("sizes")
+        named = find_workload(source["space"], scale, data, arguments.data_dir, sizes)
+        said = definition["rules"].items()
+        known = named.space.shared_rules
+        rules = {n: parse_rule(text) for n, text in said if n in known or n not in (END, LOSS)}
+        recipe = recorded_recipe(definition, path)
+        identity = {
+            key: definition[key] for key in ("seed", "steps", "sampler", "policy", "bulk", "scale")
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
+    defined = named.redefined(rules, recipe=recipe, **identity)
+    own = arguments.validation
+    asked = Asked(seed=identity["seed"], delay=recipe.feedback_delay, subnets=identity["steps"])
+    return replace(
+        defined,
+        recompute=execution.pipeline.recompute,
+        make_strategy=find_strategy_maker(identity["sampler"], defined.space, asked),
+        held_out=held_out_for(
+            execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir
+        ),
+    )

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from naspipe.cli.display.json_results import add_json, as_json
-from naspipe.cli.sources.prepared_data import add_data_place
+from naspipe.cli.data import add_data_place
+from naspipe.cli.output import add_json, as_json
 from naspipe.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,10 +1,16 @@
-"""A subnet of a run as a chain of modules with the run's weights."""
+"""A subnet of a run as a chain of modules with the run's weights, and with statistics of its own.
+
+The weights are those that the run left, or their moving averages. Running statistics can be taken
+anew from batches of the run, as a search takes them before it judges a subnet.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,19 +22,21 @@ from naspipe.core.errors import ConfigError
 from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.core.space import Block, Elastic, Space
 from naspipe.core.user_code import users_code
-from naspipe.frontend.given.run import Run, check_space
+from naspipe.frontend.display.watching import Told
+from naspipe.frontend.given.run import Run
 from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
-from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.devices.determinism import block_seed, deterministic_torch, seed_draws
+from naspipe.runtime.evaluating.calibration import find_norms, fresh_statistics, may_keep_statistics
+from naspipe.runtime.jobs.workload import Batches
 from naspipe.runtime.layers.layer_store import LayerStore
+from naspipe.runtime.wire.ports import LaunchObserver
+from naspipe.runtime.wire.reports import NotesToStderr
 from naspipe.search.run_searches import find_best
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 
-__all__ = [
-    "ChainLayer", "ModuleChain", "assemble", "chain_names", "check_cuts", "check_space",
-    "find_choices",
-]  # fmt: skip
+# The layers of a subnet
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +192,82 @@ def chain_names(space: Space) -> list[str]:
         else:
             names.append(block.name.replace("-", "_"))
     return names
+
+
+# Running statistics, taken anew
+
+
+def with_own_statistics(
+    chain: ModuleChain,
+    run: Run,
+    data: Batches | None,
+    batches: int | None,
+    observer: LaunchObserver | None = None,
+) -> int:
+    """:func:`calibrate`, and how many batches were taken; None takes none, and notes it.
+
+    Raises:
+        ConfigError: as :func:`calibrate`.
+    """
+    if calibrate(chain, run, data, batches or 0):
+        return batches or 0
+    if batches is None and (
+        mixed := [each.label for each in chain.layers if may_keep_statistics(each.module)]
+    ):
+        (observer or Told(NotesToStderr())).on_note(
+            f"{who_keep(mixed)} running statistics, which are exported as all subnets left them; "
+            f"--calibrate 16 takes the subnet's own from batches of --data, 0 silences this"
+        )
+    return 0
+
+
+def who_keep(labels: Sequence[str]) -> str:
+    """How a sentence about layers begins: the first of them, and how many others there are."""
+    others = len(labels) - 1
+    if not others:
+        return f"layer {labels[0]} keeps"
+    return f"layer {labels[0]} and {others} other{'s' * (others > 1)} keep"
+
+
+def calibrate(chain: ModuleChain, run: Run, data: Batches | None, batches: int) -> bool:
+    """Take the statistics of a subnet's norms from so many of the run's batches, and keep them.
+
+    They are those that a search with as many batches takes, bit for bit: of all batches alike,
+    each normalised by its own on its way. Returns whether there were any to take.
+
+    Raises:
+        ConfigError: when the subnet has such norms, but there are no data.
+    """
+    if batches < 0:
+        raise ConfigError(f"calibrate: expected 0 batches or more, found {batches}")
+    keeping = [n for n, layer in enumerate(chain.layers) if may_keep_statistics(layer.module)]
+    if not keeping or not batches:
+        return False
+    if data is None:
+        raise ConfigError(
+            f"layer {chain.layers[keeping[0]].label} keeps running statistics: expected the run's "
+            f"--data to take them from, as the search did; give them, or --calibrate 0 to keep "
+            f"the supernet's"
+        )
+    definition = run.manifest["definition"]
+    seed, recipe = definition["seed"], Recipe(**definition["recipe"])
+    fed = [data(seed, number) for number in range(batches)]
+    is_bf16 = recipe.precision == "bf16"
+    casts = torch.autocast("cpu", dtype=torch.bfloat16) if is_bf16 else nullcontext()
+    with deterministic_torch(recipe.threads), torch.no_grad(), casts:
+        _take(chain, seed, fed, keeping[-1])
+    return True
+
+
+def _take(chain: ModuleChain, seed: int, fed: list[Mapping[str, torch.Tensor]], last: int) -> None:
+    states: list[tuple[torch.Tensor, ...]] = [()] * len(fed)
+    for block, layer in enumerate(chain.layers[: last + 1]):
+
+        def forward(number: int, block: int = block, layer: ChainLayer = layer) -> Any:
+            seed_draws(block_seed(seed, 0, block, number))
+            return layer.module(*states[number], *(fed[number][name] for name in layer.fields))
+
+        norms = find_norms(layer.label, layer.module, partial(forward, 0))
+        with fresh_statistics(layer.label, layer.module, norms, keeps=True):
+            for number in range(len(fed)):
+                states[number] = as_outputs(forward(number))

@@ -11,7 +11,7 @@ from torch import nn
 
 from naspipe.core.config import Recipe
 from naspipe.export.assembly import ModuleChain, assemble
-from naspipe.export.calibrated import calibrate as take_statistics
+from naspipe.export.assembly import calibrate as take_statistics
 from naspipe.export.exporter import Exported, check_place, write_checked
 from naspipe.frontend.given.held_out import judged_by
 from naspipe.frontend.training.distilled import Blockwise, Choices

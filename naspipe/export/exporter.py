@@ -1,8 +1,14 @@
-"""Export a subnet of a run, and train a subnet alone."""
+"""Export a subnet of a run as PyTorch or ONNX files, and train a subnet alone.
+
+The files appear whole or not at all, and what they compute is compared with the run's own layers.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.core.errors import ConfigError, InvariantError, reason
 from naspipe.core.user_code import users_code
-from naspipe.export.assembly import ModuleChain, assemble, check_cuts, check_space
-from naspipe.export.calibrated import with_own_statistics
-from naspipe.export.onnx_form import check_onnx, write_onnx
+from naspipe.export.assembly import (
+    ModuleChain,
+    assemble,
+    check_cuts,
+    with_own_statistics,
+)
 from naspipe.export.pytorch_form import FILES, load_pytorch, same_outputs, write_pytorch
-from naspipe.frontend.given.run import Run
+from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.search.alone import workload_alone
 from naspipe.frontend.training.training import Training
 from naspipe.runtime.devices.determinism import deterministic_torch
@@ -28,6 +38,95 @@ from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import Observer
 from naspipe.search.scores import Scores
 from naspipe.trace.results.run_directory import RunDirectory
+
+# ONNX, where a subnet's operators allow
+
+
+EXTRA = "pip install 'naspipe[onnx]'"
+TOLERANCE = 1e-5
+"""How far ONNX Runtime's outputs may be from torch's, absolutely and relatively."""
+
+
+def check_onnx() -> None:
+    """The packages that writing and checking ONNX needs.
+
+    Raises:
+        ConfigError: naming the extra to install.
+    """
+    missing = [
+        name for name in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(name)
+    ]
+    if missing:
+        raise ConfigError(f"ONNX needs {' and '.join(missing)}, not installed here; {EXTRA}")
+
+
+def write_onnx(model: nn.Module, batch: Mapping[str, torch.Tensor], path: Path) -> float:
+    """Write the model for batches of this shape; returns the greatest difference of an output.
+
+    Raises:
+        ConfigError: for an operator that ONNX does not have, or outputs that differ by more than
+            the tolerance.
+    """
+    check_onnx()
+    inputs = tuple(batch[name] for name in model.input_names)  # type: ignore[union-attr]
+    names = list(model.input_names)  # type: ignore[arg-type]
+    quiet = logging.getLogger("torch.onnx")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model, inputs, path, input_names=names, dynamo=True, verbose=False,
+                external_data=False,
+            )  # fmt: skip
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        cause = _first_cause(error)
+        raise ConfigError(f"ONNX: expected operators that it has, found {reason(cause)}") from error
+    finally:
+        quiet.setLevel(level)
+    difference = _difference(model, inputs, path)
+    if difference > TOLERANCE:
+        path.unlink()
+        raise ConfigError(
+            f"ONNX: expected outputs within {TOLERANCE:g} of torch's, found a difference of "
+            f"{difference:.3g}"
+        )
+    return difference
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The exporter wraps what went wrong in advice of several lines."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _difference(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> float:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    given = {
+        argument.name: tensor.numpy()
+        for argument, tensor in zip(session.get_inputs(), inputs, strict=True)
+    }
+    found = [torch.from_numpy(output) for output in session.run(None, given)]
+    with torch.no_grad():
+        expected = model(*inputs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    differences = [
+        ((a - b).abs() / b.abs().clamp(min=1.0)).max().item()
+        for a, b in zip(found, expected, strict=True)
+        if b.is_floating_point()
+    ]
+    return max(differences, default=0.0)
+
+
+# Export, and training alone
 
 
 @dataclass(frozen=True, slots=True)

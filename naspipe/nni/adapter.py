@@ -1,4 +1,8 @@
-"""``naspipe.from_nni``: a model space of NNI as a chain of blocks."""
+"""``naspipe.from_nni``: a model space of NNI as a chain of blocks, and back.
+
+A space that was made of NNI's gives NNI's own model of an architecture again, with the weights of
+a run's layers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from naspipe.core.errors import ConfigError
 from naspipe.core.rules import Rule
 from naspipe.core.space import AnyBlock, Block, Elastic, Shared, Space
@@ -14,12 +20,13 @@ from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.cut import Draft, cut
 from naspipe.nni.decisions import BlockLayers, LabelDecisions
-from naspipe.nni.library import library
-from naspipe.nni.loose_ends import find_sized
-from naspipe.nni.mutables import Sample, domains, structure_in
-from naspipe.nni.proof import NniProof
+from naspipe.nni.library import Sample, domains, library, structure_in
+from naspipe.nni.proof import DiffersError, NniProof, load_tensors, tensor_partners
 from naspipe.nni.shared_sizes import SETTING, Slices, find_slices
-from naspipe.nni.trace import Traced, trace
+from naspipe.nni.trace import Traced, find_sized, trace
+
+# From a model space to a chain
+
 
 PROOFS = 1000
 """Layers that are compared with NNI's own models, unless the user says otherwise."""
@@ -222,3 +229,42 @@ def _shared_name(draft: Draft, taken: set[str]) -> str:
         unique, number = f"{name}_{number}", number + 1
     taken.add(unique)
     return unique
+
+
+# From a run's layers to NNI's own model
+
+
+def proof_of(space: Space) -> NniProof:
+    """What :func:`naspipe.from_nni` noted of a space.
+
+    Raises:
+        ConfigError: when the space is not of it, or a part of one that is.
+    """
+    if not isinstance(space.proof, NniProof) or space.decisions is not space.proof.decisions:
+        raise ConfigError(
+            f"space {space.name}: expected a whole space of naspipe.from_nni, found another one"
+        )
+    return space.proof
+
+
+def instance(space: Space, sample: Sample, layers: Sequence[Any]) -> nn.Module:
+    """What NNI's ``model_context(sample)`` makes, with all tensors of the layers.
+
+    Args:
+        space: of :func:`naspipe.from_nni`.
+        sample: the value of every label.
+        layers: of this architecture, in the order of the chain.
+
+    Raises:
+        ConfigError: when the space is not NNI's, or the model is another than the layers.
+    """
+    traced = proof_of(space).traced
+    with kept_draws():
+        model = fixed_model(traced.space, sample)
+    try:
+        load_tensors(list(tensor_partners(layers, counterparts(traced, sample, model))))
+    except DiffersError as error:
+        raise ConfigError(
+            f"space {space.name}: expected the layers of {sample!r:.200}, found {error}"
+        ) from None
+    return model

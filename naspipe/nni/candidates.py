@@ -14,12 +14,10 @@ import torch.fx as fx
 from torch import nn
 
 from naspipe.data.keyed.global_draws import kept_draws
-from naspipe.nni.counterparts import Counterparts, follow
+from naspipe.nni.counterparts import Counterparts, attribute, follow
 from naspipe.nni.cut import Draft, fused_cell
-from naspipe.nni.library import library
-from naspipe.nni.mutables import Sample, is_open
+from naspipe.nni.library import Sample, is_open, library
 from naspipe.nni.trace import Region, Traced, arguments, either
-from naspipe.nni.values import attribute
 from naspipe.runtime.layers.module_copies import copied
 
 

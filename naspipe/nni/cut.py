@@ -11,10 +11,8 @@ import torch.fx as fx
 from torch import nn
 
 from naspipe.core.errors import ConfigError
-from naspipe.nni.library import library
-from naspipe.nni.loose_ends import cells_that_size
-from naspipe.nni.mutables import labels_in
-from naspipe.nni.trace import Region
+from naspipe.nni.library import labels_in, library
+from naspipe.nni.trace import Region, cells_that_size
 
 _SCALAR_METHODS = {"size", "dim", "numel", "ndimension"}
 _SCALAR_ATTRIBUTES = {"shape", "ndim", "dtype", "device"}

@@ -16,9 +16,8 @@ from torch import nn
 
 from naspipe.core.errors import ConfigError
 from naspipe.nni.cut import Draft, Kind
-from naspipe.nni.library import library
-from naspipe.nni.loose_ends import input_labels, open_ends, variants
-from naspipe.nni.mutables import Sample, labels_in
+from naspipe.nni.library import Sample, labels_in, library
+from naspipe.nni.trace import input_labels, open_ends, variants
 
 MAX_COMBINATIONS = 20_000
 """Values that the labels of one block may take together."""

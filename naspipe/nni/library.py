@@ -1,17 +1,27 @@
-"""The classes of NNI that the adapter knows, imported when a space is handed over."""
+"""The classes of NNI that the adapter knows, and what a model space leaves open.
+
+The classes are imported when a space is handed over. Open are the labels of a space; this module
+says which values they have, and where each is used.
+"""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, combinations
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from naspipe.core.errors import ConfigError
+
+# The classes of NNI
+
 
 EXTRA = "pip install 'naspipe[nni]'"
 
@@ -77,3 +87,104 @@ def library() -> Library:
         constraint=Constraint,
         model_context=model_context,
     )
+
+
+# Labels, their values, and where each is used
+
+
+Sample = dict[str, Any]
+"""One architecture as NNI writes it: the value of every label."""
+
+MAX_VALUES = 4096
+"""Values that one label may have."""
+
+
+def domains(space: Any) -> dict[str, tuple[Any, ...]]:
+    """Every label of a space with its values, in the order in which NNI lists them.
+
+    Raises:
+        ConfigError: for a label that is no choice between finitely many values.
+    """
+    return {label: _values(label, mutable) for label, mutable in space.simplify().items()}
+
+
+def _values(label: str, mutable: Any) -> tuple[Any, ...]:
+    if isinstance(mutable, library().categorical):
+        return tuple(mutable.values)
+    if isinstance(mutable, library().categorical_multiple):
+        sizes = [mutable.n_chosen] if mutable.n_chosen else range(1, len(mutable.values) + 1)
+        if len(mutable.values) <= MAX_VALUES.bit_length():
+            subsets = chain.from_iterable(combinations(mutable.values, size) for size in sizes)
+            return tuple(list(subset) for subset in subsets)
+        if mutable.n_chosen == 1:
+            return tuple([value] for value in mutable.values)
+    if isinstance(mutable, library().constraint):
+        raise ConfigError(
+            f"label {label}: expected labels that are drawn each on its own, found a constraint, "
+            f"{type(mutable).__name__}; leave it out. A NasBench101Cell is made as a whole, with "
+            f"widths that follow from all its edges: list cells as candidates of a LayerChoice, "
+            f"each NasBench101Cell.create_fixed_module(sample, ...)"
+        )
+    raise ConfigError(
+        f"label {label}: expected a choice between at most {MAX_VALUES} values, found "
+        f"{mutable!r:.80}"
+    )
+
+
+def explored(mutable: Any) -> Any:
+    """A label's mutable as strategies take it: a tuner is offered every subset as one value."""
+    if not isinstance(mutable, library().categorical_multiple):
+        return mutable
+
+    class Subsets(library().categorical_multiple):  # type: ignore[misc]
+        def as_legacy_dict(self) -> dict[str, Any]:
+            return {"_type": "choice", "_value": list(_values(self.label, self))}
+
+    found = Subsets(mutable.values, n_chosen=mutable.n_chosen, label=mutable.label)
+    found.weights = mutable.weights
+    return found
+
+
+def labels_of(mutable: Any) -> tuple[str, ...]:
+    """The labels that an expression depends on."""
+    return tuple(mutable.simplify()) if isinstance(mutable, library().mutable) else ()
+
+
+def labels_in(module: nn.Module) -> tuple[str, ...]:
+    """Every label that a module or anything in it registered, sorted."""
+    found = {
+        label
+        for part in module.modules()
+        for mutable in library().own_mutables(part)
+        for label in labels_of(mutable)
+    }
+    return tuple(sorted(found))
+
+
+def is_open(module: nn.Module) -> bool:
+    """Whether a module or anything in it is made with values; :func:`labels_in` says which."""
+    if module not in _IS_OPEN:
+        _IS_OPEN[module] = bool(labels_in(module))
+    return _IS_OPEN[module]
+
+
+def call_open(module: nn.Module) -> None:
+    """Note that a module is made with something else that an architecture decides."""
+    _IS_OPEN[module] = True
+
+
+_IS_OPEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Asked at every call of a forward that is traced, and slow to find out."""
+
+
+def is_structure(module: nn.Module) -> bool:
+    """Whether a module's forward decides which others run."""
+    known = library()
+    if isinstance(module, known.repeat):
+        return isinstance(module.depth_choice, known.mutable)
+    return isinstance(module, (known.layer_choice, known.input_choice, known.cell))
+
+
+def structure_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Name and module of every such decision in a module, the module itself included."""
+    return ((name, part) for name, part in module.named_modules() if is_structure(part))

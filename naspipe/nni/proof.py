@@ -1,14 +1,16 @@
 """The proof that a chain of layers is NNI's own model: the same bits, for sampled architectures.
 
-The layers are those that a run makes. Their tensors are copied into NNI's model, each into its
-counterpart; then both compute the same batch from the same random numbers. Outputs, gradients and
-what statistics become must agree in every bit.
+The architectures are chosen so that together they use every layer of every block. The layers are
+those that a run makes. Their tensors are copied into NNI's model, each into its counterpart; then
+both compute the same batch from the same random numbers. Outputs, gradients and what statistics
+become must agree in every bit.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,17 +20,68 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import AnyBlock, Shared
 from naspipe.core.user_code import users_code
-from naspipe.nni.alike import difference, tensor_pairs
 from naspipe.nni.candidates import counterparts, fixed_model
-from naspipe.nni.counterparts import Counterparts
-from naspipe.nni.cover import cover
+from naspipe.nni.counterparts import Counterparts, attribute
 from naspipe.nni.decisions import LabelDecisions
-from naspipe.nni.mutables import Sample
+from naspipe.nni.library import Sample
+from naspipe.nni.module_equality import difference, tensor_pairs
 from naspipe.nni.trace import Traced
-from naspipe.nni.values import attribute
 from naspipe.runtime.devices.determinism import deterministic_torch, layer_seed, seed_draws
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.forking.apart import done_apart
+
+# Architectures that together use every layer
+
+
+RANDOM = 3
+"""Architectures drawn at random beside those that are needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Architectures, and how many of the layers of the choice blocks are in one of them."""
+
+    samples: tuple[Sample, ...]
+    covered: int
+    layers: int
+
+
+def cover(decisions: LabelDecisions, most: int) -> Cover:
+    """Architectures until so many layers are in one of them, or all; always the same.
+
+    Each takes the layers that no earlier one has as far as their labels agree, from the last block
+    on, because what a depth leaves out comes last; the other labels are drawn.
+    """
+    draw = random.Random(0)
+    left = dict.fromkeys(
+        (block, number)
+        for block, layers in reversed(list(enumerate(decisions.blocks)))
+        for number in range(len(layers.samples))
+    )
+    total, drawn, samples = len(left), 0, list[Sample]()
+    while not samples or (total - len(left) < most and drawn < RANDOM):
+        drawn += not left
+        wanted = _compatible(decisions, left)
+        sample = {
+            label: wanted[label] if label in wanted else draw.choice(options)
+            for label, options in decisions.values.items()
+        }
+        samples.append(sample)
+        for used in enumerate(decisions.choices_of(sample)):
+            left.pop(used, None)
+    return Cover(tuple(samples), total - len(left), total)
+
+
+def _compatible(decisions: LabelDecisions, layers: Iterable[tuple[int, int]]) -> Sample:
+    """Values of labels under which an architecture has the first of these layers, and more."""
+    wanted: Sample = {}
+    for block, number in layers:
+        wanted |= decisions.blocks[block].wanted(number, wanted) or {}
+    return wanted
+
+
+# The proof
+
 
 ROWS = 4
 """Of a batch; a proof does not need more, unless the forward does."""

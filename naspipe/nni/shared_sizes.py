@@ -22,11 +22,10 @@ from naspipe.core.errors import ConfigError
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.counterparts import Counterparts
-from naspipe.nni.cover import cover
 from naspipe.nni.cut import Draft, Kind
 from naspipe.nni.decisions import BlockLayers, LabelDecisions
-from naspipe.nni.library import library
-from naspipe.nni.mutables import Sample, labels_in
+from naspipe.nni.library import Sample, labels_in, library
+from naspipe.nni.proof import cover
 from naspipe.nni.trace import Traced
 
 SETTING = "values"

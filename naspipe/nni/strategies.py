@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary
 from naspipe.core.errors import ConfigError
 from naspipe.core.space import Space
 from naspipe.nni.decisions import LabelDecisions
-from naspipe.nni.driven import NniStrategy
-from naspipe.nni.library import library
-from naspipe.nni.mutables import explored
+from naspipe.nni.library import explored, library
+from naspipe.nni.strategy_thread import NniStrategy
 
 STRATEGIES = ("Random", "GridSearch", "RegularizedEvolution", "TPE", "PolicyBasedRL")
 """Those that ``nni:NAME`` makes."""

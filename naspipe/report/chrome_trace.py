@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.core.access import Access, AccessKind
-from naspipe.report.elastic_teachers import stays_and_refusals
 from naspipe.report.needs import Needs
-from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded
-from naspipe.report.reductions import Handover
-from naspipe.report.teacher_time import with_teacher
-from naspipe.report.time_bins import BUSY, time_bins
+from naspipe.report.reductions import Handover, Reason
+from naspipe.report.run_tables import BUSY, time_bins
+from naspipe.report.teachers import stays_and_refusals, with_teacher
 from naspipe.report.waits import Wait, explain_waits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import time_key

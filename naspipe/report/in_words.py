@@ -17,8 +17,8 @@ from naspipe.core.partition import Partition, partition_along
 from naspipe.core.steps import Steps
 from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound
-from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded, section
+from naspipe.report.reductions import Reason
 from naspipe.sim.bottlenecks import Bottleneck, bottlenecks
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.fidelity import logged_table

@@ -1,7 +1,9 @@
-"""What is left of a run, whole or not: its log, its losses, and remarks on what is missing.
+"""Read what a run left, whole or not: its log, its losses, and remarks on what is missing.
 
-Which layers' forwards follow one another within a step, because they leave buffers behind, is not
-in the log. The names of the tensors in a checkpoint say it.
+Of a run that is too long to show every record, this module chooses the steps that are shown in
+full, and takes the numbers of all of them. Which layers' forwards follow one another within a step,
+because they leave buffers behind, is not in the log. The names of the tensors in a checkpoint say
+it.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from naspipe.core.rules import Exact
 from naspipe.core.steps import recorded_steps
 from naspipe.planning.window import WIDEST
 from naspipe.report.needs import Schedule
-from naspipe.report.stretches import Asked, choose_stretch, summary_of_all
 from naspipe.schedule.traits import TRAITS, PolicyTraits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.lives import Life
-from naspipe.trace.access.log import read_joint_columns
+from naspipe.trace.access.log import RunLog, read_joint_columns
 from naspipe.trace.access.recorded_steps import is_complete, recorded_spans
-from naspipe.trace.access.stored import EVERYTHING
+from naspipe.trace.access.stored import EVERYTHING, Wanted
 from naspipe.trace.reading.compare import RecordedRun
+from naspipe.trace.reading.long_metrics import summarize_parts
 from naspipe.trace.reading.metrics import Summary
 from naspipe.trace.results.losses_file import Loss
 from naspipe.trace.results.run_directory import RunDirectory
@@ -33,6 +35,73 @@ from naspipe.trace.results.teacher_events import read_teacher_events
 from naspipe.trace.results.validation_file import Validation, read_validations
 from naspipe.trace.snapshots.checkpoints import cut_name
 from naspipe.trace.snapshots.snapshot import tensor_names
+
+# Runs too long to show every record
+
+
+SHOWN_RECORDS = 20_000
+"""A page shows so many in full, unless it is asked for certain steps."""
+SHOWN_LOSSES = 4_000
+"""Points of the curve of losses, at most."""
+
+
+class Asked(NamedTuple):
+    """Steps that a reader asks for; all, or as many as can be shown, where nothing is said."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.first is not None or self.last is not None
+
+
+class Stretch(NamedTuple):
+    """Steps that are shown in full."""
+
+    first: int
+    last: int
+    """The last one is in."""
+
+    def wanted(self, passes: int) -> Wanted:
+        """What to read of a log, with so many passes in a step."""
+        return Wanted(first=self.first * passes, end=(self.last + 1) * passes)
+
+
+def choose_stretch(log: RunLog, asked: Asked, passes: int) -> Stretch | None:
+    """The asked steps; of a long run those in its middle; None for all of a short one.
+
+    Raises:
+        ConfigError: for steps that the run does not have.
+    """
+    records = sum(head.records for head in log.heads)
+    last = max((last for head in log.heads for _, _, last in head.subnets), default=0) // passes
+    if not asked:
+        if records <= SHOWN_RECORDS:
+            return None
+        length = max(1, (last + 1) * SHOWN_RECORDS // records)
+        first = (last + 1 - length) // 2
+        return Stretch(first, first + length - 1)
+    first = asked.first or 0
+    found = Stretch(first, last if asked.last is None else min(asked.last, last))
+    if not 0 <= found.first <= found.last:
+        until = "" if asked.last is None else f" --to {asked.last}"
+        raise ConfigError(f"--from {first}{until}: expected steps from 0 to {last}, in this order")
+    return found
+
+
+def thinned(losses: Sequence[Loss]) -> tuple[list[int], list[int], list[float]]:
+    """Streams, sequence IDs and values of a curve; of many losses, means of as many neighbours."""
+    width = -(-len(losses) // SHOWN_LOSSES) or 1
+    streams, subnets, values = [], [], []
+    for begin in range(0, len(losses), width):
+        some = losses[begin : begin + width]
+        streams.append(int(some[0].stream))
+        subnets.append(int(some[-1].sequence_id))
+        values.append(sum(loss.value for loss in some) / len(some))
+    return streams, subnets, values
+
+
+# What a run directory holds
 
 
 def ordered_layers(
@@ -142,7 +211,7 @@ def read_run(path: Path, asked: Asked = NOT_ASKED) -> Recorded:
         wanted = stretch.wanted(run.passes_per_step) if stretch else EVERYTHING
         columns, lives = read_joint_columns([path, *_teachers(path)], wanted)
         accesses, *teacher = (list(each.accesses()) for each in columns)
-        whole = summary_of_all(run.log, run.num_stages) if stretch else None
+        whole = summarize_parts(run.log.parts, run.num_stages) if stretch else None
         teacher_events = read_teacher_events(path)
         validations = read_validations(run.directory.validation)
     except (LogError, OSError) as error:

@@ -8,20 +8,56 @@ add gradients up. Where the next one of a layer is on another stage, the sum wen
 the two. So a log says when it could leave, and when it was there at the latest.
 
 In a tree of passes each stage adds up its own first, and only the last WRITE waits for sums. A sum
-that goes on from a stage in between could leave when all that it is made of was there.
+that goes on from a stage in between could leave when all that it is made of was there. The names of
+all reasons that a stage can have waited for are here, too, because sums have some of their own.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from itertools import chain, pairwise
 from typing import NamedTuple
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.ids import LayerId, StageId
 from naspipe.core.steps import Steps
-from naspipe.report.reasons import Reason
+
+# What a stage can have waited for
+
+
+class Reason(Enum):
+    """What a stage waited for."""
+
+    FILL = "fill"
+    """The stage's first input: the pipeline was filling."""
+    INPUT = "input"
+    """Activations, gradients or a layer of another stage, the message's time included."""
+    CAUSAL = "causal"
+    """An earlier subnet's WRITE of a layer that a forward reads whose input was there."""
+    REDUCTION = "reduction"
+    """The gradients of another group's passes: a WRITE that had its own waited for their sum."""
+    COPY = "copy"
+    """A layer that another group wrote: the WRITE was over, and the copy on its way back."""
+    BUFFERS = "buffers"
+    """What another group's forward leaves for the next pass: running statistics of norms."""
+    NORM = "norm"
+    """The global norm: a WRITE that had its gradient waited for all gradients of its step."""
+    WINDOW = "window"
+    """An earlier subnet to finish here, so that another may be under way."""
+    TEACHER = "teacher"
+    """Nothing at all: a teacher's forward ran here."""
+    LOAD = "load"
+    """A layer on its way from host memory to the device."""
+    OTHER = "other"
+    """Nothing that a log knows: dispatch, messages, making of layers, a busy machine."""
+    DRAIN = "drain"
+    """Nothing is left to do here while other stages finish."""
+
+
+# Sums of gradients, and the global norm
+
 
 _StepOfLayer = tuple[LayerId, int]
 _StepOfStream = tuple[int, int]

@@ -2,7 +2,7 @@
 
 Implementations: :class:`Sampler` are those of :mod:`naspipe.streams.samplers` and
 :class:`naspipe.streams.from_file.FileSampler`; :class:`ExplorationStrategy` are those of
-:mod:`naspipe.search.strategies`, NNI's (:mod:`naspipe.nni.driven`), or a user's own.
+:mod:`naspipe.search.strategies`, NNI's (:mod:`naspipe.nni.strategy_thread`), or a user's own.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import naspipe as npp
-from naspipe.cli.distilling.found import read_distilled
+from naspipe.cli.distill_sources import read_distilled
 from naspipe.cli.main import main
 from naspipe.data import open_data
 from tests.cli.refusals import expect

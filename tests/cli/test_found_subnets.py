@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from naspipe.cli.display.found_subnets import print_tables
+from naspipe.cli.search import print_tables
 from naspipe.search.limits import Cost
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, Search

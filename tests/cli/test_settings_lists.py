@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.cli.display.settings_lists import page
 from naspipe.cli.main import main
+from naspipe.cli.options import page
 from naspipe.core.config import Definition, Execution, Recipe
 from naspipe.core.settings.declare import declared
 

@@ -11,8 +11,7 @@ from torch import nn
 from naspipe.core.errors import ConfigError
 from naspipe.data.dictionary import EOS, PADDING
 from naspipe.export.assembly import ChainLayer, ModuleChain
-from naspipe.export.beam import BeamOptions, translate
-from naspipe.export.bleu import words_of
+from naspipe.export.translation import BeamOptions, translate, words_of
 
 WORDS = (EOS, 4, 5, 6)
 VOCABULARY = 7

@@ -10,7 +10,7 @@ import torch
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.export.calibrated import who_keep
+from naspipe.export.assembly import who_keep
 from naspipe.export.pytorch_form import load_pytorch
 from naspipe.runtime.evaluating.batch_sums import batch_sums
 from naspipe.search.run_searches import find_best

@@ -15,8 +15,8 @@ import msgpack
 import numpy as np
 import torch
 
-from naspipe.cli.streams import StreamOptions, parse_streams
-from naspipe.cli.training import resumed
+from naspipe.cli import train
+from naspipe.cli.train import StreamOptions, parse_streams
 from naspipe.core.config import Settings, apply_settings
 from naspipe.core.errors import ConfigError, DataError, LogError, TransportError
 from naspipe.core.ids import LayerId, WorkerId
@@ -96,7 +96,7 @@ def manifest(data, place):
 def run_manifest(data, place):
     put(place / "manifest.json", data)
     found = RunDirectory(place).read_manifest()
-    resumed._execution(found.get("requested"), place)
+    train._execution(found.get("requested"), place)
     return found
 
 

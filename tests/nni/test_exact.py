@@ -9,7 +9,7 @@ from torch import nn
 import naspipe
 from naspipe.core.errors import NaspipeError
 from naspipe.nni import candidates, proof
-from naspipe.nni.cover import cover
+from naspipe.nni.proof import cover
 from tests.nni.chain import differing, samples
 from tests.nni.filtered import FILTERED, Cell
 from tests.nni.misbuilt import REFUSED_AT_ONCE, REFUSED_BY_BITS, Rescaled

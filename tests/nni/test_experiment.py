@@ -15,8 +15,7 @@ from torch.utils.data import Dataset, WeightedRandomSampler
 
 from naspipe.core.errors import ConfigError
 from naspipe.experiment.evaluators import evaluated
-from naspipe.export.assembly import assemble
-from naspipe.export.calibrated import calibrate
+from naspipe.export.assembly import assemble, calibrate
 from naspipe.nni import NasExperiment
 from naspipe.nni.strategies import check_explores
 from tests.oracle import bits

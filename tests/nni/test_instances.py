@@ -10,7 +10,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.core.errors import ConfigError
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.nni.instances import proof_of
+from naspipe.nni.adapter import proof_of
 from tests.nni.spaces import batches
 from tests.oracle import bits
 

@@ -9,8 +9,8 @@ from nni.nas.hub.pytorch.nasnet import NDS
 from torch import nn
 
 import naspipe
-from naspipe.nni.loose_ends import open_ends, variants
 from naspipe.nni.proof import NniProof
+from naspipe.nni.trace import open_ends, variants
 from tests.nni import spaces
 from tests.nni.chain import differing, samples
 from tests.nni.compare import stages_agree

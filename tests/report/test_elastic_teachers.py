@@ -11,9 +11,9 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.label_scheduler.label_table import Counts
 from naspipe.report.chrome_trace import trace_events
-from naspipe.report.elastic_teachers import Refusal, Stay, stays_and_refusals
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
+from naspipe.report.teachers import Refusal, Stay, stays_and_refusals
 from naspipe.runtime.labels.label_record import LabelRecord
 from naspipe.trace.access.log import Life
 from naspipe.trace.results.teacher_events import COUNTED, read_teacher_events, tally

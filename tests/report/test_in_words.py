@@ -107,6 +107,6 @@ def test_nothing_is_said_of_what_is_not_there(tmp_path: Path) -> None:
 
 
 def reasons() -> list[str]:
-    from naspipe.report.reasons import Reason
+    from naspipe.report.reductions import Reason
 
     return [reason.value for reason in Reason]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.steps import Steps
 from naspipe.report.needs import Schedule
-from naspipe.report.reasons import Reason
+from naspipe.report.reductions import Reason
 from naspipe.report.waits import explain_waits
 from tests.report.test_waits import explained
 from tests.trace.fake_run import access

@@ -7,9 +7,8 @@ from typing import Any
 from naspipe.core.access import Access, AccessKind
 from naspipe.core.steps import Steps
 from naspipe.report.needs import Needs, Schedule
-from naspipe.report.reasons import Reason
-from naspipe.report.reduction_tables import reduction_columns
-from naspipe.report.reductions import Held, Reductions
+from naspipe.report.reductions import Held, Reason, Reductions
+from naspipe.report.run_tables import reduction_columns
 from naspipe.report.waits import Wait, explain_waits
 from tests.trace.fake_run import access
 

@@ -13,9 +13,8 @@ import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.core.events import VersionArrived
 from naspipe.core.parcels import BUFFERS, COPY, SUM
-from naspipe.report.reasons import Reason
 from naspipe.report.recorded import Recorded, read_run
-from naspipe.report.reductions import Reductions
+from naspipe.report.reductions import Reason, Reductions
 from naspipe.report.run_tables import run_tables
 from naspipe.report.summary import agreement
 from naspipe.report.waits import explain_waits

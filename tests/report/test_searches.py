@@ -12,8 +12,7 @@ from naspipe.cli.main import main
 from naspipe.core.errors import ConfigError
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.report.searches.search_tables import search_tables
-from naspipe.report.searches.winning import winning
+from naspipe.report.searches import search_tables, winning
 from naspipe.search.limits import Cost
 from naspipe.search.retrained import Retrained, Terms, append_retrained
 from naspipe.search.scores import Scores

@@ -8,10 +8,9 @@ import pytest
 
 from naspipe.cli.main import main
 from naspipe.core.errors import ConfigError
-from naspipe.report import stretches
-from naspipe.report.recorded import read_run
+from naspipe.report import recorded
+from naspipe.report.recorded import Asked, read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.report.stretches import Asked
 from naspipe.trace.reading.metrics import summarize
 from tests.trace.fake_run import CHAINS, FakeRun, float32_bits, sequential_accesses
 
@@ -30,8 +29,8 @@ def test_a_long_run_shows_its_middle_and_the_numbers_of_all(
 ) -> None:
     every = read_run(path)
     assert every.whole is None and not every.remarks
-    monkeypatch.setattr(stretches, "SHOWN_RECORDS", len(every.accesses) // 4)
-    monkeypatch.setattr(stretches, "SHOWN_LOSSES", 13)
+    monkeypatch.setattr(recorded, "SHOWN_RECORDS", len(every.accesses) // 4)
+    monkeypatch.setattr(recorded, "SHOWN_LOSSES", 13)
     run = read_run(path)
     assert {each.sequence_id for each in run.accesses} == set(range(15, 25))
     assert run.whole == summarize(every.accesses, 1)

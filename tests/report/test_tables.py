@@ -14,13 +14,11 @@ from naspipe.core.access import Access, AccessKind
 from naspipe.core.errors import ConfigError
 from naspipe.core.ids import LayerId, StreamId
 from naspipe.core.steps import Steps
-from naspipe.report.layer_orders import layer_orders
 from naspipe.report.needs import Schedule
-from naspipe.report.reasons import Reason
 from naspipe.report.recorded import read_run
-from naspipe.report.run_tables import run_tables, stage_balance
+from naspipe.report.reductions import Reason
+from naspipe.report.run_tables import BUSY, layer_orders, run_tables, stage_balance, time_bins
 from naspipe.report.summary import agreement, facts, numbers
-from naspipe.report.time_bins import BUSY, time_bins
 from naspipe.report.waits import Wait, explain_waits
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.order import access_orders

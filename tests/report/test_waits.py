@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from naspipe.core.access import Access, AccessKind
 from naspipe.report.needs import Schedule
-from naspipe.report.reasons import Reason
+from naspipe.report.reductions import Reason
 from naspipe.report.waits import Wait, explain_waits
 from tests.trace.fake_run import CHAINS, access, sequential_accesses
 

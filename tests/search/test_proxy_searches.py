@@ -11,7 +11,7 @@ from torch import nn
 
 import naspipe
 from naspipe.cli.main import main
-from naspipe.report.searches.search_tables import search_tables
+from naspipe.report.searches import search_tables
 from naspipe.runtime.evaluating.naswot import Naswot
 from naspipe.runtime.evaluating.synflow import Synflow
 from naspipe.search.run_searches import find_best

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from naspipe.cli.display.settings_lists import key_list, page
-from naspipe.cli.flags import flags, given
+from naspipe.cli import train
 from naspipe.cli.main import Parser
-from naspipe.cli.training import train_arguments
+from naspipe.cli.options import flags, given, key_list, page
 from naspipe.core.config import Execution, Settings, apply_settings
 from naspipe.core.errors import ConfigError, InvariantError
 from naspipe.core.settings.allowed import between
@@ -41,9 +40,9 @@ class Wider(Execution):
 
 @pytest.fixture
 def parser(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
-    monkeypatch.setattr(train_arguments, "Execution", Wider)
+    monkeypatch.setattr(train, "Execution", Wider)
     made = Parser(prog="naspipe train", formatter_class=argparse.RawDescriptionHelpFormatter)
-    train_arguments.add_arguments(made)
+    train.add_arguments(made)
     return made
 
 

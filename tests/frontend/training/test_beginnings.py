@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from naspipe.cli import train
 from naspipe.cli.main import build_parser
-from naspipe.cli.training import train_arguments
 from naspipe.core.errors import ConfigError
 from naspipe.frontend.training.beginnings import asked_resume, is_begun
 
@@ -32,8 +32,6 @@ def test_what_python_may_say():
     (["--resume", "runs/one"], "found --resume runs/one"),
 ])  # fmt: skip
 def test_what_the_option_needs(words, said):
-    from naspipe.cli import train
-
     arguments = build_parser("train", train).parse_args(["train", *words, "--resume-if-exists"])
     with pytest.raises(ConfigError, match=said):
-        train_arguments.resume_of(arguments)
+        train.resume_of(arguments)

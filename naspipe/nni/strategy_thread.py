@@ -3,7 +3,8 @@
 The strategy runs on a thread of its own, but never beside the thread that drives it: one hands
 over to the other and waits. The strategy hears of scores only then, in sequence order and
 after every one that it can know of, so what it submits depends on its seed and the scores
-alone, never on the number of workers or on timing.
+alone, never on the number of workers or on timing. What hands every submitted model over is an
+execution engine as NNI has others.
 """
 
 from __future__ import annotations
@@ -11,12 +12,81 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
 from naspipe.core.errors import ConfigError
 from naspipe.data.keyed.global_draws import Randomness
-from naspipe.nni.engine import engine_class
+
+# The execution engine
+
+
+@cache
+def engine_class() -> Any:
+    """The class; made when NNI is there."""
+    from nni.nas.execution import ExecutionEngine
+    from nni.nas.execution.event import FinalMetricEvent, TrainingEndEvent
+    from nni.nas.space import ModelStatus
+
+    class SubnetEngine(ExecutionEngine):  # type: ignore[misc]
+        """Submitting blocks until the model was taken; waiting blocks until scores are told.
+
+        There is always an idle worker, and a budget until the end: no strategy sleeps.
+
+        ``submit`` is called with each model, ``wait`` with a condition until which to wait.
+        """
+
+        def __init__(
+            self, submit: Callable[[Any], None], wait: Callable[[Callable[[], bool]], None]
+        ) -> None:
+            super().__init__()
+            self._submit = submit
+            self._wait = wait
+            self._models: list[Any] = []
+            self.is_over = False
+
+        def submit_models(self, *models: Any) -> None:
+            """Hand models on."""
+            for model in models:
+                model.status = ModelStatus.Training
+                self._models.append(model)
+                self._submit(model)
+
+        def wait_models(self, *models: Any) -> None:
+            """Wait until these models, or all that were submitted, have their score."""
+            awaited = models or tuple(self._models)
+            self._wait(lambda: all(model.status.completed() for model in awaited))
+
+        def list_models(self, status: Any = None) -> list[Any]:
+            """The submitted models, with a status or all."""
+            return [each for each in self._models if status is None or each.status == status]
+
+        def idle_worker_available(self) -> bool:
+            """Always: submitting blocks instead."""
+            return True
+
+        def budget_available(self) -> bool:
+            """Until the strategy is to end."""
+            return not self.is_over
+
+        def finish(self, model: Any, score: float) -> None:
+            """Tell the strategy how a model did."""
+            self.dispatch_model_event(FinalMetricEvent(model, score))
+            self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Trained))
+
+        def reject(self, model: Any) -> None:
+            """Tell the strategy that a model failed: it is not what is looked for."""
+            self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Failed))
+
+        def shutdown(self) -> None:
+            """Nothing is left to end."""
+
+    return SubnetEngine
+
+
+# The strategy
+
 
 END_SECONDS = 60.0
 """How long a strategy may take to end once it is told to."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from naspipe.cli.ports import Options
+    from naspipe.cli.options import Options
     from naspipe.core.config import Execution, Settings
     from naspipe.core.wiring import Tap
     from naspipe.frontend.teaching.momentum import Momentum
@@ -164,9 +164,9 @@ def find_teacher(path: Path, subnet: str, data_dir: Path | None, top: int = 0) -
     Raises:
         ConfigError: for a run or a subnet that is not there.
     """
-    from naspipe.cli.sources.run_source import run_source
-    from naspipe.export.assembly import check_space, find_choices
-    from naspipe.frontend.given.run import Run
+    from naspipe.cli.sources import run_source
+    from naspipe.export.assembly import find_choices
+    from naspipe.frontend.given.run import Run, check_space
     from naspipe.frontend.given.workloads import as_trained, find_workload
     from naspipe.frontend.teaching.teachers import Teacher
     from naspipe.trace.results.run_directory import RunDirectory

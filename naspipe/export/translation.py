@@ -1,20 +1,31 @@
-"""Beam search with a subnet of a translation space, as an ordinary module: plain and exact.
+"""Subnets of translation spaces judged by BLEU, and how long whole subnets take on this machine.
 
-Every step computes the whole prefix anew: nothing that a layer keeps of earlier tokens has to be
-known. Sentences are decoded together, and leave as they end.
+Beam search takes a subnet as an ordinary module, plain and exact: every step computes the whole
+prefix anew, so that nothing that a layer keeps of earlier tokens has to be known. Sentences are
+decoded together, and leave as they end. BLEU is counted by sacrebleu.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
 from naspipe.core.errors import ConfigError
 from naspipe.data.dictionary import BOS, EOS, PADDING
-from naspipe.export.assembly import ModuleChain
+from naspipe.export.assembly import ModuleChain, assemble
+from naspipe.frontend.given.run import Run
+from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.runtime.jobs.workload import Batches
+from naspipe.search.search_directory import Candidate, Search
+
+# Beam search
+
 
 _PREFIX = "previous"
 """The batch field of the target's tokens before each place."""
@@ -193,3 +204,109 @@ class _Beam:
         memory_rows = (row_index.unsqueeze(1) * beams + torch.arange(beams)).flatten()
         if len(rows) < len(kept):
             self._memory = tuple(each[memory_rows] for each in self._memory)
+
+
+# BLEU
+
+
+_JOINED = "@@"
+"""Behind a subword that goes on in the next one."""
+
+
+def check_sacrebleu() -> None:
+    """BLEU is counted by the package sacrebleu.
+
+    Raises:
+        ConfigError: when it is not installed.
+    """
+    try:
+        import_module("sacrebleu")
+    except ImportError as error:
+        raise ConfigError(
+            "BLEU: expected the package sacrebleu, found none; install naspipe[search]"
+        ) from error
+
+
+def words_of(tokens: Iterable[int], symbols: Sequence[str]) -> str:
+    """A sentence's words, its subwords joined; padding and the end left out."""
+    pieces = [symbols[token] for token in tokens if token not in (EOS, PADDING)]
+    return " ".join(pieces).replace(f"{_JOINED} ", "").removesuffix(_JOINED)
+
+
+class BleuScorer:
+    """Decodes the same held-out batches with any subnet of a run.
+
+    Args:
+        run: whose weights.
+        held_out: translation data; its ``target_symbols`` are the words.
+        batches: how many.
+        options: of the beam search.
+
+    Raises:
+        ConfigError: when the data are no translations, or sacrebleu is missing.
+    """
+
+    def __init__(
+        self, run: Run, held_out: Batches, batches: int, options: BeamOptions | None = None
+    ) -> None:
+        check_sacrebleu()
+        symbols = getattr(held_out, "target_symbols", None)
+        if not isinstance(symbols, Sequence):
+            raise ConfigError(
+                "BLEU: expected translation data with the symbols of the target language, found "
+                "none; use --score loss or top1"
+            )
+        definition = run.manifest["definition"]
+        self._run = run
+        self._symbols = symbols
+        self._threads = int(definition["recipe"]["threads"])
+        self._options = options or BeamOptions()
+        self._batches: list[Mapping[str, torch.Tensor]] = [
+            held_out(definition["seed"], number) for number in range(batches)
+        ]
+
+    def __call__(self, choices: Sequence[int]) -> float:
+        """BLEU of a subnet, from 0 to 100; the same bits at every call."""
+        chain = assemble(self._run, choices)
+        with deterministic_torch(self._threads):
+            return self.of(chain)
+
+    def of(self, chain: ModuleChain) -> float:
+        """BLEU of any subnet of the space."""
+        found: list[str] = []
+        expected: list[str] = []
+        for batch in self._batches:
+            found += [
+                words_of(each, self._symbols) for each in translate(chain, batch, self._options)
+            ]
+            expected += [words_of(each, self._symbols) for each in batch["target"].tolist()]
+        metric: Any = import_module("sacrebleu").BLEU(tokenize="none", force=True)
+        return float(metric.corpus_score(found, [expected]).score)
+
+
+# Latency, of any space
+
+
+_ROUNDS = 5
+
+
+def measure_top(
+    run: Run, search: Search, candidates: Sequence[Candidate], data: Batches
+) -> dict[int, float]:
+    """Milliseconds of each subnet's forward on one batch, alone, kept in the search's manifest.
+
+    The subnets take turns, so that a slow moment of the machine hits all alike; medians.
+    """
+    definition = run.manifest["definition"]
+    batch = data(definition["seed"], 0)
+    with deterministic_torch(definition["recipe"]["threads"]), torch.no_grad():
+        chains = {each.sequence_id: assemble(run, each.choices) for each in candidates}
+        samples: dict[int, list[float]] = {number: [] for number in chains}
+        for _ in range(_ROUNDS + 1):
+            for number, chain in chains.items():
+                before = time.perf_counter()
+                chain(batch)
+                samples[number].append(1e3 * (time.perf_counter() - before))
+    found = {number: median(times[1:]) for number, times in samples.items()}
+    search.note(latency_ms={str(number): ms for number, ms in found.items()})
+    return found

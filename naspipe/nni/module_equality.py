@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.nni.library import library
-from naspipe.nni.mutables import is_open
+from naspipe.nni.library import is_open, library
 
 
 def fixed_class(module: nn.Module) -> type:

@@ -1,17 +1,25 @@
-"""A run whose subnets are judged: its space, data and loss, and held-out batches."""
+"""What a finished run was trained on, and what judges its subnets.
+
+A run is found with its space, data and loss, by the names of its manifest or of the command line,
+and with held-out batches.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from naspipe.cli.sources.prepared_data import add_data_place
+from naspipe.cli.data import add_data_place
 
 if TYPE_CHECKING:
-    from naspipe.cli.ports import Options
+    from naspipe.cli.options import Options
     from naspipe.frontend.given.run import Run
     from naspipe.runtime.jobs.losses import Loss
     from naspipe.runtime.jobs.workload import Batches
+
+
+# A run whose subnets are judged
 
 
 class JudgedRun(NamedTuple):
@@ -51,7 +59,6 @@ def judged_run(arguments: argparse.Namespace) -> JudgedRun:
     Raises:
         ConfigError: when something of it cannot be found.
     """
-    from naspipe.cli.sources.run_source import run_source
     from naspipe.frontend.given.held_out import find_held_out, judged_by
     from naspipe.frontend.given.run import Run
     from naspipe.frontend.given.run_losses import run_loss
@@ -75,3 +82,40 @@ def judged_run(arguments: argparse.Namespace) -> JudgedRun:
     _, count = judged_by(named.data, held_out, arguments.validate)
     loss = run_loss(named, directory, (data, space))
     return JudgedRun(Run(named.space, arguments.run), named.data, loss, held_out, count)
+
+
+# What a run was trained on
+
+
+class RunSource(NamedTuple):
+    """Names for :func:`naspipe.frontend.given.workloads.find_workload`."""
+
+    space: str
+    scale: str
+    data: str | None
+    """None where a user's own space was trained from Python, and no data are given."""
+    sizes: dict[str, int]
+
+
+def run_source(arguments: argparse.Namespace, manifest: Mapping[str, Any]) -> RunSource:
+    """From the run's manifest, unless ``--space`` or ``--data`` say otherwise.
+
+    Raises:
+        ConfigError: for a run of a user's own space that was not started from the command line.
+    """
+    import search_spaces
+    from naspipe.core.errors import ConfigError
+
+    definition, source = manifest["definition"], manifest.get("source") or {}
+    space = arguments.space or source.get("space") or definition["space"]
+    is_named = space in (*search_spaces.names(), *search_spaces.networks())
+    if ":" not in space and not is_named:
+        raise ConfigError(
+            f"run {arguments.run} trained {space}, a space of your own: expected --space "
+            f"MODULE:ATTRIBUTE and --data MODULE:FUNCTION; a script is a module of its file's name"
+        )
+    data = arguments.data or source.get("data")
+    if is_named and data is None:
+        data = str(definition["data"]["name"])
+    scale = source.get("scale") or definition.get("scale") or "tiny"
+    return RunSource(space, scale, data, dict(source.get("sizes") or {}))

@@ -1,17 +1,27 @@
-"""Teachers that came and went, as bars, marks and a table; from ``teachers-N.jsonl``.
+"""Teachers in the report: elastic ones that came and went, and when a teacher's forwards ran.
 
 teacher-0  |joined ............................ end|
 teacher-1      |joined ...... left|  |joined ... end|
 false          x refused
+
+Bars, marks and a table of elastic teachers are made of ``teachers-N.jsonl``. What the student's log
+alone shows as waits is cut where the log of the teacher has records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from naspipe.core.access import Access
+from naspipe.report.reductions import Reason
+from naspipe.report.waits import Wait
 from naspipe.trace.access.lives import Life
 from naspipe.trace.results.teacher_events import COUNTED, tally
+
+# Teachers that came and went
+
 
 Events = Sequence[Mapping[str, Any]]
 
@@ -139,3 +149,36 @@ def _counted(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
         if type(found.get(what)) in (int, float)
     }
     return {"by_teacher": known, **more}
+
+
+# Where a teacher's forwards ran
+
+
+def with_teacher(waits: Iterable[Wait], teacher: Sequence[Access]) -> list[Wait]:
+    """The waits, and in their place the teacher's records, where there were any.
+
+    Args:
+        waits: of the student's log, by stage and time.
+        teacher: the teacher's log, on the same clock.
+    """
+    if not teacher:
+        return list(waits)
+    spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for access in sorted(teacher, key=lambda each: each.start_ns):
+        spans[access.stage].append((access.start_ns, access.end_ns))
+    return [part for wait in waits for part in _parts(wait, spans[wait.stage])]
+
+
+def _parts(wait: Wait, spans: Sequence[tuple[int, int]]) -> Iterator[Wait]:
+    """A wait, cut where the teacher ran."""
+    now = wait.start_ns
+    for start, end in spans:
+        start, end = max(start, now), min(end, wait.end_ns)
+        if start >= end:
+            continue
+        if start > now:
+            yield wait._replace(start_ns=now, end_ns=start)
+        yield Wait(wait.stage, start, end, Reason.TEACHER)
+        now = end
+    if now < wait.end_ns:
+        yield wait._replace(start_ns=now)

@@ -1,1 +1,0 @@
-"""Teachers as the command line names them."""

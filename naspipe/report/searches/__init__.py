@@ -1,1 +1,0 @@
-"""Searches in the report: their tables, and which choices win."""
