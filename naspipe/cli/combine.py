@@ -59,7 +59,7 @@ def _ratings(
     from naspipe.cli.display.combined_blocks import RatingProgress
     from naspipe.cli.distilling.combine_arguments import NEWEST, measure_of
     from naspipe.cli.flags import given
-    from naspipe.core.config import Execution
+    from naspipe.config.definition import Execution
     from naspipe.frontend.search.block_rating import AT_MOST, OWN, rate_blocks
 
     found, budget = distilled.found, arguments.budget

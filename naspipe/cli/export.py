@@ -14,7 +14,7 @@ from naspipe.cli.display.result_lines import tell
 from naspipe.cli.sources.prepared_data import add_data_place
 
 if TYPE_CHECKING:
-    from naspipe.core.space import Space
+    from naspipe.config.space import Space
     from naspipe.export.exporter import Exported
     from naspipe.runtime.jobs.losses import Loss
     from naspipe.runtime.jobs.workload import Batches
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Export; prints the directory on stdout, and what to know on stderr."""
     from naspipe.cli.distilling.export_blocks import export_students
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.export.assembly import check_space, find_choices
     from naspipe.export.exporter import export_subnet, train_alone
     from naspipe.export.onnx_form import check_onnx
@@ -126,7 +126,7 @@ def _workload(
 ) -> tuple[Space, Batches | None, Loss | None]:
     """The run's space, its data where they are known, and its loss where that is needed."""
     from naspipe.cli.sources.run_source import run_source
-    from naspipe.core.rules import parse_rule
+    from naspipe.config.rules import parse_rule
     from naspipe.frontend.given.run import loss_layer_of
     from naspipe.frontend.given.run_losses import run_loss
     from naspipe.frontend.given.workloads import as_trained, find_space, find_workload

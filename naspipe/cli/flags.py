@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from naspipe.cli.ports import Options
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.declare import Setting, declared
+from naspipe.config.errors import ConfigError
+from naspipe.config.settings import Setting, declared
 
 
 def flags(node: type, *keys: str) -> list[Setting]:

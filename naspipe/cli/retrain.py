@@ -14,7 +14,7 @@ from pathlib import Path
 from naspipe.cli.display.result_lines import tell
 from naspipe.cli.flags import add_flags, flags, given
 from naspipe.cli.sources.judged_run import add_judged_run
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 
 _EXAMPLE = """\
 examples:

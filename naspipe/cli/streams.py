@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import ConfigError
+from naspipe.config.text import parse_json
 
 MAX_STREAMS = 64
 

@@ -23,15 +23,15 @@ from naspipe.planning.group_shapes import AUTO
 if TYPE_CHECKING:
     from naspipe.cli.streams import StreamOptions
     from naspipe.cli.teaching.teacher import Joined
-    from naspipe.core.config import Execution, Settings
-    from naspipe.core.recipe_file import RecipeFile
+    from naspipe.config.definition import Execution, Settings
+    from naspipe.config.recipe_file import RecipeFile
     from naspipe.frontend.training.training import Training
     from naspipe.runtime.jobs.workload import Workload
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.simulation.chosen_stages import choose_stages
     from naspipe.frontend.training.workers import execution_of, refuse, train_as_worker
     from naspipe.runtime.jobs.workload import wiring_of
@@ -114,8 +114,8 @@ def _defined(
     """What is trained, and how; from the run where one is resumed."""
     from naspipe.cli.streams import parse_streams
     from naspipe.cli.training.resumed import read_resumed
-    from naspipe.core.errors import ConfigError
-    from naspipe.core.recipe_file import NO_RECIPE, read_recipe
+    from naspipe.config.errors import ConfigError
+    from naspipe.config.recipe_file import NO_RECIPE, read_recipe
 
     if arguments.resume:
         execution, workloads, sources = read_resumed(arguments.resume, arguments)
@@ -137,7 +137,7 @@ def _defined(
 
 def _settings(settings: Settings, recipe: RecipeFile, arguments: argparse.Namespace) -> Settings:
     """With the recipe's values, the options that are given, and ``--set``, each before the last."""
-    from naspipe.core.config import Execution, apply_settings
+    from naspipe.config.definition import Execution, apply_settings
 
     found = recipe.applied_to(settings)
     execution = found.execution.changed(**given(Execution, arguments))
@@ -155,7 +155,7 @@ def _workloads(
     Raises:
         ConfigError: for a name that cannot be found or a value that does not fit.
     """
-    from naspipe.core.config import Settings
+    from naspipe.config.definition import Settings
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.strategies import Asked, check_draws, find_strategy_maker
     from naspipe.frontend.given.workloads import find_workload

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data.dictionary import EOS, PADDING
 from naspipe.export.assembly import ModuleChain, assemble
 from naspipe.export.beam import BeamOptions, translate

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
 from naspipe.export.assembly import ChainLayer, ModuleChain
 from naspipe.frontend.display.watching import Told
 from naspipe.frontend.given.run import Run

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.sketching.plain_forms import WAY_OUT, formless, has_hooks, is_compiled
 
 _INTERNAL = frozenset(nn.Module().__dict__)

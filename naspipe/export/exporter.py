@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.user_code import users_code
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.user_code import users_code
 from naspipe.export.assembly import ModuleChain, assemble, check_cuts, check_space
 from naspipe.export.calibrated import with_own_statistics
 from naspipe.export.onnx_form import check_onnx, write_onnx

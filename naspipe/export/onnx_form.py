@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError, reason
+from naspipe.config.errors import ConfigError, reason
 
 EXTRA = "pip install 'naspipe[onnx]'"
 TOLERANCE = 1e-5

@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.nni.alike import (
     class_difference,
     fixed_class,

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx as fx
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.nni.library import library
 from naspipe.nni.loose_ends import cells_that_size
 from naspipe.nni.mutables import labels_in

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data.keyed.global_draws import Randomness
 from naspipe.nni.engine import engine_class
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model
 from naspipe.nni.mutables import Sample

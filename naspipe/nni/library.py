@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 EXTRA = "pip install 'naspipe[nni]'"
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.nni.library import library
 
 Sample = dict[str, Any]

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import AnyBlock, Shared
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import AnyBlock, Shared
+from naspipe.config.user_code import users_code
 from naspipe.nni.alike import difference, tensor_pairs
 from naspipe.nni.candidates import counterparts, fixed_model
 from naspipe.nni.counterparts import Counterparts

@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.nni.decisions import LabelDecisions
 from naspipe.nni.driven import NniStrategy
 from naspipe.nni.library import library

@@ -17,8 +17,8 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import users_code
 from naspipe.nni.library import library
 from naspipe.nni.loose_ends import is_loose, open_ends
 from naspipe.nni.mutables import Sample, labels_of, structure_in

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.ids import Access, AccessKind
 from naspipe.report.needs import Needs
 from naspipe.report.reasons import Reason
 from naspipe.report.reductions import Held

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.ids import Access, AccessKind
 from naspipe.report.elastic_teachers import stays_and_refusals
 from naspipe.report.needs import Needs
 from naspipe.report.reasons import Reason

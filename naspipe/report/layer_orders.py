@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.report.reasons import Reason
 from naspipe.report.reduction_tables import REDUCING
 from naspipe.report.waits import Wait

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 from naspipe.report.reasons import Reason
 from naspipe.report.reductions import Handover
 from naspipe.report.waits import Wait

@@ -18,9 +18,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, StageId
-from naspipe.core.steps import Steps
+from naspipe.config.ids import Access, AccessKind, LayerId, StageId
+from naspipe.config.steps import Steps
 from naspipe.report.reasons import Reason
 
 _StepOfLayer = tuple[LayerId, int]

@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.report.elastic_teachers import teacher_tables
 from naspipe.report.in_words import in_words
 from naspipe.report.layer_orders import layer_orders

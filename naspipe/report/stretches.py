@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.trace.access.log import RunLog
 from naspipe.trace.access.stored import Wanted
 from naspipe.trace.reading.long_metrics import summarize_parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from naspipe.core.access import Access
+from naspipe.config.ids import Access
 from naspipe.report.reasons import Reason
 from naspipe.report.waits import Wait
 

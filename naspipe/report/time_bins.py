@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.ids import Access, AccessKind
 from naspipe.report.reasons import Reason
 from naspipe.report.waits import Wait
 

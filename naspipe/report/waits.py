@@ -15,8 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import StageId
+from naspipe.config.ids import Access, AccessKind, StageId
 from naspipe.report.blocked import blocked_stretches
 from naspipe.report.needs import Needs, Schedule
 from naspipe.report.reasons import Reason

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from naspipe.cli.display.simulated_plans import WIDTH, refuse_unused, show
 from naspipe.cli.flags import given
 from naspipe.cli.teaching.teacher import teacher_of, with_momentum
-from naspipe.core.config import Execution, Settings, apply_settings
+from naspipe.config.definition import Execution, Settings, apply_settings
 
 if TYPE_CHECKING:
     from naspipe.frontend.simulation.taught_plans import TaughtPlan

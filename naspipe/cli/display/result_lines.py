@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from naspipe.core.errors import reason
+from naspipe.config.errors import reason
 from naspipe.trace.storage.writing import STORAGE, cannot_write
 
 

@@ -29,7 +29,7 @@ def refuse_unused(arguments: argparse.Namespace, beside: str, *without: str) -> 
     Raises:
         ConfigError: naming the first that is.
     """
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     for name, usual in (_UNUSED | dict.fromkeys(without)).items():
         if getattr(arguments, name) != usual:

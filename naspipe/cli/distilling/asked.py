@@ -10,8 +10,8 @@ from typing import Any
 
 from naspipe.cli.distilling.distill_arguments import DEFINING
 from naspipe.cli.flags import flags, given
-from naspipe.core.config import Definition, Execution, Recipe, Settings, apply_settings
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
+from naspipe.config.errors import ConfigError
 
 _SETUP = (*DEFINING, "teacher", "student", "data", "recipe", "run_dir", "network", "cuts",
           "teacher_subnet")  # fmt: skip
@@ -54,7 +54,7 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
         ConfigError: for a value that does not fit, or a setting that means nothing here.
     """
     import search_spaces
-    from naspipe.core.recipe_file import NO_RECIPE, read_recipe
+    from naspipe.config.recipe_file import NO_RECIPE, read_recipe
     from naspipe.frontend.training.api import default_run_directory
 
     if arguments.student is None:

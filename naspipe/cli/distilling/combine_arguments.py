@@ -10,7 +10,7 @@ from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.search import add_cost_limits
 from naspipe.cli.sources.judged_run import add_held_out
 from naspipe.cli.sources.prepared_data import add_data_place
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 
 if TYPE_CHECKING:
     from naspipe.cli.ports import Options
@@ -77,7 +77,7 @@ def read_limits(arguments: argparse.Namespace) -> dict[str, float]:
         ConfigError: for a limit that is none, or options that do not go together.
     """
     from naspipe.cli.search import cost_limits
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     unused = [name for name in _OF_RATINGS if getattr(arguments, name) is not None]
     if arguments.ratings and unused:
@@ -98,6 +98,6 @@ def measure_of(name: str) -> Any:
     Raises:
         ConfigError: when it cannot be found.
     """
-    from naspipe.core.user_code import import_attribute
+    from naspipe.config.user_code import import_attribute
 
     return import_attribute(name) if ":" in name else name

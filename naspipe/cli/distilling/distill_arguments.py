@@ -9,7 +9,7 @@ from naspipe.cli.display.settings_lists import key_list
 from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.training.train_arguments import add_run
-from naspipe.core.config import Definition, Execution
+from naspipe.config.definition import Definition, Execution
 
 if TYPE_CHECKING:
     from naspipe.cli.ports import Options

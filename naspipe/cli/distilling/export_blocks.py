@@ -18,7 +18,7 @@ def export_students(arguments: argparse.Namespace) -> Exported:
     Raises:
         ConfigError: for input that cannot be used.
     """
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.export.composed import export_blocks
 
     for option in ("ema", "retrain"):
@@ -37,8 +37,8 @@ def export_students(arguments: argparse.Namespace) -> Exported:
 def _found(arguments: argparse.Namespace) -> Blockwise:
     """The distillation, by what the command line once called it or what it is now told."""
     from naspipe.cli.distilling.found import read_distilled
-    from naspipe.core.errors import ConfigError
-    from naspipe.core.user_code import import_attribute
+    from naspipe.config.errors import ConfigError
+    from naspipe.config.user_code import import_attribute
     from naspipe.frontend.given.workloads import find_data
     from naspipe.frontend.training.distilled import Blockwise, read_blocks
     from naspipe.trace.results.run_directory import RunDirectory
@@ -62,7 +62,7 @@ def _found(arguments: argparse.Namespace) -> Blockwise:
 
 
 def _choices(found: Blockwise, text: str) -> list[tuple[int, ...]]:
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.search.block_rating import combine_blocks
 
     if text == "best":

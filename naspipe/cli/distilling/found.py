@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from naspipe.cli.distilling.asked import Source
     from naspipe.cli.sources.run_source import RunSource
-    from naspipe.core.space import Space
+    from naspipe.config.space import Space
     from naspipe.frontend.given.students import Students
     from naspipe.frontend.training.distilled import Blockwise
     from naspipe.runtime.jobs.workload import Batches
@@ -35,7 +35,7 @@ def find(source: Source, data_dir: Path | None) -> Found:
     """
     import search_spaces
     from naspipe.cli.teaching.teacher import find_teacher
-    from naspipe.core.rules import parse_rule
+    from naspipe.config.rules import parse_rule
     from naspipe.frontend.given.students import find_students
 
     teacher = find_teacher(Path(source.teacher), source.subnet, data_dir)

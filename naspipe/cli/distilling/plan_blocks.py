@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from naspipe.cli.display.simulated_plans import WIDTH, refuse_unused, show
 from naspipe.cli.flags import given
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 
 if TYPE_CHECKING:
     from naspipe.frontend.simulation.blockwise_plans import BlockwisePlan
@@ -45,7 +45,7 @@ def plan_blocks(
     """
     from naspipe.cli.distilling.asked import read_asked
     from naspipe.cli.distilling.found import find
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.simulation.blockwise_plans import blockwise_plans
     from naspipe.frontend.training.distillation import blockwise_streams
 

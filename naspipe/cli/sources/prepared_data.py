@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from naspipe.cli.ports import Options
-from naspipe.core.errors import NotPreparedError
+from naspipe.config.errors import NotPreparedError
 
 
 def add_data_place(parser: Options) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.flags import flags, given
-from naspipe.core.config import Definition, Execution, Recipe, Settings, apply_settings
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.declare import declared
+from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
+from naspipe.config.errors import ConfigError
+from naspipe.config.settings import declared
 
 if TYPE_CHECKING:
     from naspipe.runtime.jobs.workload import Workload
@@ -93,8 +93,8 @@ def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
 def _workload(
     manifest: dict[str, Any], execution: Execution, path: Path, arguments: argparse.Namespace
 ) -> Workload:
-    from naspipe.core.blocks.loss_block import LOSS
-    from naspipe.core.rules import parse_rule
+    from naspipe.config.blocks import LOSS
+    from naspipe.config.rules import parse_rule
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.joined_end import END
     from naspipe.frontend.given.strategies import Asked, find_strategy_maker

@@ -13,8 +13,8 @@ from naspipe.cli.flags import add_flags, flags
 from naspipe.cli.ports import Options
 from naspipe.cli.sources.prepared_data import add_data_place
 from naspipe.cli.teaching import teacher
-from naspipe.core.config import Definition, Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Definition, Execution
+from naspipe.config.errors import ConfigError
 from naspipe.planning.group_shapes import AUTO
 
 _EXAMPLE = """\

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError, LogError
+from naspipe.config.errors import ConfigError, LogError
 from naspipe.report.searches.winning import as_table
 from naspipe.search.limits import COSTS
 from naspipe.search.retrained import (
