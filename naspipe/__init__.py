@@ -7,17 +7,17 @@ from importlib import import_module
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import (
+from naspipe.config.definition import Execution
+from naspipe.config.errors import (
     ConfigError,
     NaspipeError,
     RunInterruptedError,
     StageFailedError,
     StorageError,
 )
-from naspipe.core.rules import Every, Exact, Frozen, Lag
-from naspipe.core.space import Block, Elastic, Shared, Space
-from naspipe.core.wording.in_python import says_keywords
+from naspipe.config.messages import says_keywords
+from naspipe.config.rules import Every, Exact, Frozen, Lag
+from naspipe.config.space import Block, Elastic, Shared, Space
 
 if TYPE_CHECKING:
     from naspipe.data.keyed.dataset_batches import from_dataset as from_dataset

@@ -25,8 +25,11 @@ from rich.table import Table  # noqa: E402
 
 import naspipe  # noqa: E402
 import search_spaces  # noqa: E402
-from naspipe.core.access import Access, AccessKind  # noqa: E402
-from naspipe.core.ids import StreamId  # noqa: E402
+from naspipe.config.ids import (  # noqa: E402
+    Access,
+    AccessKind,
+    StreamId,
+)
 from naspipe.frontend.given.drawn_source import draw_stream  # noqa: E402
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan  # noqa: E402
 from naspipe.frontend.given.workloads import find_workload  # noqa: E402

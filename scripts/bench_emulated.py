@@ -24,12 +24,17 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.core.access import Access, AccessKind  # noqa: E402
-from naspipe.core.config import Execution  # noqa: E402
-from naspipe.core.ids import LayerId, SequenceId, StreamId  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
+from naspipe.config.ids import (  # noqa: E402
+    Access,
+    AccessKind,
+    LayerId,
+    SequenceId,
+    StreamId,
+    Subnet,
+)
+from naspipe.config.space import Shared  # noqa: E402
 from naspipe.core.parcels import LAYER, Parcel  # noqa: E402
-from naspipe.core.space import Shared  # noqa: E402
-from naspipe.core.subnet import Subnet  # noqa: E402
 from naspipe.core.task import Task  # noqa: E402
 from naspipe.frontend.given.run_plan import make_plan  # noqa: E402
 from naspipe.frontend.training.training import Training  # noqa: E402

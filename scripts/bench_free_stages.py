@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import search_spaces  # noqa: E402
-from naspipe.core.config import Execution  # noqa: E402
-from naspipe.core.ids import LayerId  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
+from naspipe.config.ids import LayerId  # noqa: E402
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
 from naspipe.planning.causal_bound import causal_bound, side_by_side  # noqa: E402
 from naspipe.sim.pipeline import Pipeline  # noqa: E402

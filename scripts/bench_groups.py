@@ -25,9 +25,8 @@ from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from naspipe.core.access import AccessKind  # noqa: E402
-from naspipe.core.config import Execution, Recipe  # noqa: E402
-from naspipe.core.ids import LayerId  # noqa: E402
+from naspipe.config.definition import Execution, Recipe  # noqa: E402
+from naspipe.config.ids import AccessKind, LayerId  # noqa: E402
 from naspipe.core.parcels import LAYER, Parcel  # noqa: E402
 from naspipe.core.task import Task  # noqa: E402
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402

@@ -75,7 +75,7 @@ def measure(case: Case, way: str, place: Path) -> float:
     data = "fashion-mnist" if case.batch_size else None
     sizes = {"batch_size": case.batch_size} if case.batch_size else None
     named = find_workload(case.space, "tiny", data, None, sizes)
-    recipe = naspipe.core.config.Recipe(
+    recipe = naspipe.config.definition.Recipe(
         optimizer=named.recipe.optimizer, optimizer_options=named.recipe.optimizer_options,
         lr=named.recipe.lr, passes=case.passes, norms=case.norms,
     )  # fmt: skip

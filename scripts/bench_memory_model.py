@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import search_spaces  # noqa: E402
-from naspipe.core.config import Definition, Recipe  # noqa: E402
+from naspipe.config.definition import Definition, Recipe  # noqa: E402
 from naspipe.frontend.simulation.scenario import DATA_INFO  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402
 from scripts.paper.footprint import SYSTEMS, largest_batch, stage_loads  # noqa: E402

@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.core.config import Settings, apply_settings  # noqa: E402
+from naspipe.config.definition import Settings, apply_settings  # noqa: E402
 from naspipe.frontend.training.training import Training  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.jobs.workload import Workload  # noqa: E402

@@ -21,10 +21,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import search_spaces  # noqa: E402
-from naspipe.core.config import Execution  # noqa: E402
-from naspipe.core.ids import StageId  # noqa: E402
-from naspipe.core.partition import Partition  # noqa: E402
-from naspipe.core.subnet import Subnet  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
+from naspipe.config.ids import StageId, Subnet  # noqa: E402
+from naspipe.config.partition import Partition  # noqa: E402
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
 from naspipe.planning.partitions import peak_to_mean  # noqa: E402
 from naspipe.schedule.whereabouts import Whereabouts  # noqa: E402

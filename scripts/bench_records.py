@@ -27,9 +27,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.core.access import Access  # noqa: E402
-from naspipe.core.ids import SequenceId, Version  # noqa: E402
-from naspipe.core.rules import Lag  # noqa: E402
+from naspipe.config.ids import (  # noqa: E402
+    Access,
+    SequenceId,
+    Version,
+)
+from naspipe.config.rules import Lag  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.trace.access.log import AccessLogWriter, read_access_log  # noqa: E402
 from naspipe.trace.results.losses_file import LossWriter  # noqa: E402

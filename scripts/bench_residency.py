@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 import search_spaces  # noqa: E402
-from naspipe.core.access import AccessKind  # noqa: E402
-from naspipe.core.config import Execution  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
+from naspipe.config.ids import AccessKind  # noqa: E402
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
 from naspipe.sim.simulation import SimulatedRun  # noqa: E402
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import search_spaces  # noqa: E402
-from naspipe.core.config import Execution  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.frontend.simulation.scenario import table5_scenario  # noqa: E402
 from naspipe.sim.access_table import AccessTable  # noqa: E402
 from naspipe.sim.outcome import bound_of  # noqa: E402

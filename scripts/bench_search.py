@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.core.config import Execution  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.frontend.search.searching import Searching  # noqa: E402
 from naspipe.search.definition import SearchDefinition  # noqa: E402
 from naspipe.search.search_directory import Candidate  # noqa: E402

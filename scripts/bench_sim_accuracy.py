@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from naspipe.cli.main import main as naspipe  # noqa: E402
-from naspipe.core.config import Execution  # noqa: E402
-from naspipe.core.errors import NaspipeError  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
+from naspipe.config.errors import NaspipeError  # noqa: E402
 from naspipe.frontend.given.workloads import find_measurable  # noqa: E402
 from naspipe.frontend.simulation.resimulation import logged_costs_of, simulate_again_with  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402

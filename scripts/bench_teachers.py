@@ -25,9 +25,9 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import naspipe  # noqa: E402
-from naspipe.core.access import Access, AccessKind  # noqa: E402
-from naspipe.core.config import Settings  # noqa: E402
-from naspipe.core.recipe_file import read_recipe  # noqa: E402
+from naspipe.config.definition import Settings  # noqa: E402
+from naspipe.config.ids import Access, AccessKind  # noqa: E402
+from naspipe.config.recipe_file import read_recipe  # noqa: E402
 from naspipe.frontend.given.drawn_source import draw_stream  # noqa: E402
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, planning_costs  # noqa: E402
 from naspipe.frontend.given.workloads import find_workload  # noqa: E402
@@ -98,7 +98,7 @@ def workload_of(way: Way, steps: int) -> Workload:
 def expected_bubble(taught: Taught, execution: naspipe.Execution, accesses: list[Access]) -> float:
     """The simulator's, from costs that are profiled here; links and pauses are as the log shows."""
     costs = planning_costs(taught.workloads, execution)
-    from naspipe.core.ids import StreamId
+    from naspipe.config.ids import StreamId
 
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(taught.workloads)]
     wiring = naspipe.runtime.jobs.workload.wiring_of(taught.workloads, taught.taps)

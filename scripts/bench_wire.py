@@ -28,7 +28,7 @@ from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId, WorkerId  # noqa: E402
+from naspipe.config.ids import FIRST_STREAM, SequenceId, StageId, WorkerId  # noqa: E402
 from naspipe.core.task import Task, TaskKind  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.runtime.wire.endpoints import Endpoints, ipc_endpoints  # noqa: E402

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import lcm
 
-from naspipe.core.config import Execution
-from naspipe.core.ids import SequenceId, StreamId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
+from naspipe.config.definition import Execution
+from naspipe.config.ids import SequenceId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import StreamWiring, Tap, TapRole, Wiring
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.joint_placements import Pieces, on_one_stage, register_joint_placement
 from naspipe.sim.chains import Chain, Stream

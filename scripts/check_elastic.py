@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe as npp  # noqa: E402
-from naspipe.core.errors import RunInterruptedError  # noqa: E402
+from naspipe.config.errors import RunInterruptedError  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.trace.reading.compare import compare_runs  # noqa: E402
 from naspipe.trace.results.teacher_events import read_teacher_events  # noqa: E402

@@ -28,7 +28,7 @@ from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn  # noqa: E402
 
 import naspipe  # noqa: E402
-from naspipe.core.errors import NaspipeError, RunInterruptedError, reason  # noqa: E402
+from naspipe.config.errors import NaspipeError, RunInterruptedError, reason  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
 from naspipe.trace.storage.whole_files import write_json  # noqa: E402

@@ -67,7 +67,7 @@ def plan(space: str, num_passes: int) -> list[Row]:
 def measure(space: str, row: Row, num_passes: int) -> float:
     """Passes per second of a real run behind its warm-up."""
     named = find_workload(space, "tiny", None, None)
-    recipe = naspipe.core.config.Recipe(
+    recipe = naspipe.config.definition.Recipe(
         optimizer=named.recipe.optimizer, optimizer_options=named.recipe.optimizer_options,
         lr=named.recipe.lr, passes=row["passes"],
     )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.core.access import Access, AccessKind  # noqa: E402
+from naspipe.config.ids import Access, AccessKind  # noqa: E402
 from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
 from naspipe.trace.reading.compare import RecordedRun  # noqa: E402
 
@@ -143,10 +143,9 @@ class Bar(NamedTuple):
 
 def simulated(backward: str) -> list[Bar]:
     """Six subnets of three blocks on three stages; F, B and W take a unit each, an update 0.2."""
-    from naspipe.core.config import Execution
-    from naspipe.core.ids import SequenceId, StreamId
-    from naspipe.core.rules import Exact
-    from naspipe.core.subnet import Subnet
+    from naspipe.config.definition import Execution
+    from naspipe.config.ids import SequenceId, StreamId, Subnet
+    from naspipe.config.rules import Exact
     from naspipe.planning.cost import CostTable, LayerCost
     from naspipe.sim.chains import Chain, Stream
     from naspipe.sim.pipeline import Pipeline, as_planned

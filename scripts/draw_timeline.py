@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from naspipe.cli.main import main as naspipe  # noqa: E402
-from naspipe.core.access import Access, AccessKind  # noqa: E402
+from naspipe.config.ids import Access, AccessKind  # noqa: E402
 from naspipe.trace.access.log import read_run_accesses  # noqa: E402
 from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
 from scripts.paper.common import COLOURS, draw_to  # noqa: E402

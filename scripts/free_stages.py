@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import LayerId
-from naspipe.core.layer_rules import rule_of
-from naspipe.core.rules import Frozen
+from naspipe.config.ids import AccessKind, LayerId
+from naspipe.config.rules import Frozen, rule_of
 from naspipe.sim.chains import Stream
 from naspipe.sim.ports import Costs
 

@@ -10,12 +10,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from naspipe.core.config import Execution
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId
+from naspipe.config.definition import Execution
+from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, Subnet
+from naspipe.config.rules import Exact
+from naspipe.config.steps import Steps
 from naspipe.core.parcels import LAYER, SUM, Parcel
-from naspipe.core.rules import Exact
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.chains import Chain, Stream
 from naspipe.sim.pipeline import Pipeline, plan_pipeline

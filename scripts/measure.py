@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.core.errors import ConfigError  # noqa: E402
+from naspipe.config.errors import ConfigError  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
 from naspipe.trace.storage.whole_files import write_json  # noqa: E402
 

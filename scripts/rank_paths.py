@@ -25,7 +25,7 @@ from rich.progress import track  # noqa: E402
 
 import naspipe as npp  # noqa: E402
 import search_spaces  # noqa: E402
-from naspipe.core.space import Block, Space  # noqa: E402
+from naspipe.config.space import Block, Space  # noqa: E402
 from naspipe.frontend.search.block_rating import Lessons  # noqa: E402
 from naspipe.frontend.teaching.blockwise import BlockLoss  # noqa: E402
 from naspipe.runtime.devices.environment import describe_environment  # noqa: E402

@@ -27,8 +27,8 @@ from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from naspipe.core.config import Execution  # noqa: E402
-from naspipe.core.rules import Every, Lag, parse_rule  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
+from naspipe.config.rules import Every, Lag, parse_rule  # noqa: E402
 from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.simulation.lag_needed import with_late  # noqa: E402
 from naspipe.frontend.simulation.scenario import profiled_scenario  # noqa: E402

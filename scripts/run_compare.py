@@ -15,7 +15,7 @@ from pathlib import Path
 
 from naspipe.cli.compare import compare_groups
 from naspipe.cli.main import main as naspipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:

@@ -16,8 +16,8 @@ from numpy.random import RandomState
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.core.config import Execution  # noqa: E402
-from naspipe.core.space import Space  # noqa: E402
+from naspipe.config.definition import Execution  # noqa: E402
+from naspipe.config.space import Space  # noqa: E402
 from naspipe.frontend.given.held_out import find_held_out  # noqa: E402
 from naspipe.frontend.given.run import Run  # noqa: E402
 from naspipe.frontend.search.search_record import SilentSearchObserver  # noqa: E402

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from naspipe.core.ids import LayerId
-from naspipe.core.layer_rules import rule_of
-from naspipe.core.rules import Exact, Follows, Frozen
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.rules import Exact, Follows, Frozen, rule_of
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.planning.latest_start import CutStream
 
 Item = tuple[int, int, int]

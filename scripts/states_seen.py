@@ -12,15 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from naspipe.config.ids import LayerId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Lag
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import CHAIN, PLAIN, StreamWiring, Tap, TapRole, Wiring
 from naspipe.core.commands import Command
 from naspipe.core.events import Event, Priorities, WriteFinished
-from naspipe.core.ids import LayerId, StageId, StreamId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Lag
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN, PLAIN, StreamWiring, Tap, TapRole, Wiring
 from naspipe.planning.size import LayerSize
 from naspipe.residency.ledger import Ledger
 from naspipe.residency.manager import ResidencyManager

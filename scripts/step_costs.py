@@ -30,7 +30,7 @@ from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from naspipe.core.config import Settings, apply_settings  # noqa: E402
+from naspipe.config.definition import Settings, apply_settings  # noqa: E402
 from naspipe.frontend.training.training import Training  # noqa: E402
 from naspipe.runtime.blocks import compute, pass_state, segment, split_backward  # noqa: E402
 from naspipe.runtime.checkpoints import checkpointer  # noqa: E402

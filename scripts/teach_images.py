@@ -27,8 +27,8 @@ from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 
 import naspipe as npp  # noqa: E402
-from naspipe.core.config import Settings  # noqa: E402
-from naspipe.core.recipe_file import read_recipe  # noqa: E402
+from naspipe.config.definition import Settings  # noqa: E402
+from naspipe.config.recipe_file import read_recipe  # noqa: E402
 from naspipe.frontend.given.held_out import find_held_out  # noqa: E402
 from naspipe.frontend.given.workloads import find_workload  # noqa: E402
 from naspipe.frontend.training.api import train_together  # noqa: E402

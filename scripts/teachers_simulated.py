@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import LayerId, StreamId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Follows
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
+from naspipe.config.ids import AccessKind, LayerId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Follows
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import StreamWiring, Tap, TapRole, Wiring
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history
 from naspipe.teaching.crossing import crossed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import search_spaces
-from naspipe.core.rules import Lag
+from naspipe.config.rules import Lag
 from naspipe.data import registry
 from naspipe.data.progress import ConsoleProgress
 from naspipe.frontend.given.workloads import find_workload

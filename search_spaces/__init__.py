@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Rule
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Rule
+from naspipe.config.space import Space
 from search_spaces.common import SCALES, Defaults, require, shared_rules, unknown
 from search_spaces.cv import spec as _cv
 from search_spaces.networks import spec as _image_networks

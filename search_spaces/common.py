@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Rule
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Rule
 
 _Operation = TypeVar("_Operation")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import search_spaces
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import LayerId
+from naspipe.config.space import Block, Shared, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 from naspipe.sim.costs import TableCosts

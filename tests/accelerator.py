@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch.utils import backend_registration
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.sketching.layer_sizes import measure_sizes

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from naspipe.core.settings.run_groups import VerifySettings
+from naspipe.config.execution import VerifySettings
 from naspipe.frontend.given import run_plan as plan
 from naspipe.runtime.measuring import profile_apart
 from tests import stand_in

@@ -27,7 +27,7 @@ LAUNCHING = (
     "cli/test_teacher.py",
     "cli/test_validation.py",
     "cli/test_verify.py",
-    "core/test_full_names.py",
+    "config/test_full_names.py",
     "docs/test_code.py",
     "docs/test_commands.py::test_commands_run",
     "docs/test_site.py",

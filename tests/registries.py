@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from naspipe.core.settings.pipeline_groups import ORDERS as ORDER_NAMES
-from naspipe.core.settings.pipeline_groups import PARTITIONS
+from naspipe.config.execution import ORDERS as ORDER_NAMES
+from naspipe.config.execution import PARTITIONS
 from naspipe.planning.partitions import PLACEMENTS
 from naspipe.runtime.blocks.exchanges import EXCHANGES
 from naspipe.stage.builder import GATES, ORDERS, READY_TASKS

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from naspipe.core.layer_rules import PartlyFrozen
-from naspipe.core.partition import Partition, make_partition
-from naspipe.core.rules import Every, Exact, Frozen, Lag, steps_behind
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition, make_partition
+from naspipe.config.rules import Every, Exact, Frozen, Lag, PartlyFrozen, steps_behind
 
 rules_of_shared = st.one_of(
     st.just(Exact()), st.just(Frozen()), st.builds(Lag, st.integers(0, 4)),

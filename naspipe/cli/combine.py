@@ -20,7 +20,7 @@ from naspipe.cli.options import add_flags, flags
 from naspipe.cli.search import add_cost_limits
 from naspipe.cli.sources import add_held_out
 from naspipe.cli.teacher_plans import WIDTH
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,7 @@ def read_limits(arguments: argparse.Namespace) -> dict[str, float]:
         ConfigError: for a limit that is none, or options that do not go together.
     """
     from naspipe.cli.search import cost_limits
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     unused = [name for name in _OF_RATINGS if getattr(arguments, name) is not None]
     if arguments.ratings and unused:
@@ -122,7 +122,7 @@ def measure_of(name: str) -> Any:
     Raises:
         ConfigError: when it cannot be found.
     """
-    from naspipe.core.user_code import import_attribute
+    from naspipe.config.user_code import import_attribute
 
     return import_attribute(name) if ":" in name else name
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.cli.output import add_json, as_json
-from naspipe.core.errors import ConfigError, LogError
+from naspipe.config.errors import ConfigError, LogError
 from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_to
 from naspipe.trace.reading.long_metrics import summarize_parts
 from naspipe.trace.reading.metrics import Summary

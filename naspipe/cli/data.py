@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from naspipe.cli.options import Options
-from naspipe.core.errors import NotPreparedError
+from naspipe.config.errors import NotPreparedError
 
 # The command
 

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Each worker makes all streams for itself; the first one alone shows progress and results.
     """
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.training.workers import refuse, train_as_worker
     from naspipe.runtime.processes.rendezvous import Worker
 
@@ -66,7 +66,7 @@ def training_of(arguments: argparse.Namespace, stack: ExitStack) -> Training:
 def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
     """What is trained and how: by the command line, the run to go on with, and torchrun."""
     from naspipe.cli.distill_sources import read_asked, read_resumed
-    from naspipe.core.config import Execution
+    from naspipe.config.definition import Execution
     from naspipe.frontend.training.workers import execution_of
 
     asked = read_resumed(arguments) if arguments.resume else read_asked(arguments)
@@ -81,7 +81,7 @@ def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> 
     """All streams, and their progress."""
     from naspipe.cli.distill_sources import find
     from naspipe.cli.train import resume_of
-    from naspipe.core.config import Recipe
+    from naspipe.config.definition import Recipe
     from naspipe.frontend.display.training_progress import TrainingProgress
     from naspipe.frontend.training.distillation import Kept, blockwise_training
 

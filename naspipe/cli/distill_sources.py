@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_flags, flags, given, key_list
 from naspipe.cli.train import add_run, recorded_recipe, resumed_execution
-from naspipe.core.config import Definition, Execution, Recipe, Settings, apply_settings
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from naspipe.cli.options import Options
     from naspipe.cli.sources import RunSource
-    from naspipe.core.space import Space
+    from naspipe.config.space import Space
     from naspipe.frontend.given.students import Students
     from naspipe.frontend.training.distilled import Blockwise
     from naspipe.runtime.jobs.workload import Batches
@@ -48,7 +48,7 @@ def find(source: Source, data_dir: Path | None) -> Found:
     """
     import search_spaces
     from naspipe.cli.teacher import find_teacher
-    from naspipe.core.rules import parse_rule
+    from naspipe.config.rules import parse_rule
     from naspipe.frontend.given.students import find_students
 
     teacher = find_teacher(Path(source.teacher), source.subnet, data_dir)
@@ -305,7 +305,7 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
         ConfigError: for a value that does not fit, or a setting that means nothing here.
     """
     import search_spaces
-    from naspipe.core.recipe_file import NO_RECIPE, read_recipe
+    from naspipe.config.recipe_file import NO_RECIPE, read_recipe
     from naspipe.frontend.training.api import default_run_directory
 
     if arguments.student is None:

@@ -15,7 +15,7 @@ from naspipe.cli.data import add_data_place
 from naspipe.cli.output import tell
 
 if TYPE_CHECKING:
-    from naspipe.core.space import Space
+    from naspipe.config.space import Space
     from naspipe.export.exporter import Exported
     from naspipe.frontend.training.distilled import Blockwise
     from naspipe.runtime.jobs.losses import Loss
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; prints the directory on stdout, and what to know on stderr."""
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.export.assembly import find_choices
     from naspipe.export.exporter import check_onnx, export_subnet, train_alone
     from naspipe.frontend.given.run import Run, check_space
@@ -126,7 +126,7 @@ def _workload(
 ) -> tuple[Space, Batches | None, Loss | None]:
     """The run's space, its data where they are known, and its loss where that is needed."""
     from naspipe.cli.sources import run_source
-    from naspipe.core.rules import parse_rule
+    from naspipe.config.rules import parse_rule
     from naspipe.frontend.given.run import loss_layer_of
     from naspipe.frontend.given.run_losses import run_loss
     from naspipe.frontend.given.workloads import as_trained, find_space, find_workload
@@ -169,7 +169,7 @@ def export_students(arguments: argparse.Namespace) -> Exported:
     Raises:
         ConfigError: for input that cannot be used.
     """
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.export.composed import export_blocks
 
     for option in ("ema", "retrain"):
@@ -188,8 +188,8 @@ def export_students(arguments: argparse.Namespace) -> Exported:
 def _found(arguments: argparse.Namespace) -> Blockwise:
     """The distillation, by what the command line once called it or what it is now told."""
     from naspipe.cli.distill_sources import read_distilled
-    from naspipe.core.errors import ConfigError
-    from naspipe.core.user_code import import_attribute
+    from naspipe.config.errors import ConfigError
+    from naspipe.config.user_code import import_attribute
     from naspipe.frontend.given.workloads import find_data
     from naspipe.frontend.training.distilled import Blockwise, read_blocks
     from naspipe.trace.results.run_directory import RunDirectory
@@ -213,7 +213,7 @@ def _found(arguments: argparse.Namespace) -> Blockwise:
 
 
 def _choices(found: Blockwise, text: str) -> list[tuple[int, ...]]:
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.search.block_rating import combine_blocks
 
     if text == "best":

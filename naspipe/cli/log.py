@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.cli.output import add_json, as_json
-from naspipe.core.errors import ConfigError, LogError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import ConfigError, LogError
+from naspipe.config.ids import LayerId
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.order import groups_of_layers, orders_of_parts, with_settings
 from naspipe.trace.access.stored import Wanted

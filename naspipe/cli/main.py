@@ -16,8 +16,8 @@ from typing import NoReturn
 from naspipe import __version__
 from naspipe.cli.data import run_with_data
 from naspipe.cli.output import complain, silence, systems_line
-from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
-from naspipe.core.wording.known_keywords import did_you_mean
+from naspipe.config.errors import ConfigError, NaspipeError, RunInterruptedError
+from naspipe.config.text import did_you_mean
 
 SUBCOMMANDS = {
     "train": "train a supernet and write a run directory",

@@ -10,9 +10,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from naspipe.core.config import DATA_SIZES, MOMENTUM, Definition, Execution, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.declare import Setting, declared, groups
+from naspipe.config.definition import DATA_SIZES, MOMENTUM, Definition, Execution, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.settings import Setting, declared, groups
 
 # Options
 
@@ -87,8 +87,8 @@ _HELP_WIDTH = 100
 _PAGE_WIDTH = 150
 _INTRODUCTION = (
     "This page is made from the declarations of the settings (`scripts/write_settings.py`): of the "
-    "recipe in `naspipe/core/recipe.py`, of the execution in "
-    "`naspipe/core/settings/*_groups.py`, of the definition in `naspipe/core/config.py`. "
+    "recipe in `naspipe/config/recipe.py`, of the execution in "
+    "`naspipe/config/execution.py`, of the definition in `naspipe/config/definition.py`. "
     "`--set key=value` reaches all but the definition's; some have an option of their own, too. In "
     "Python they go by the same keys, as keywords or in a mapping: `npp.train(..., window=8, "
     'passes="sandwich:2", settings={"rule.stem": "lag(2)"})`, `npp.Execution(stages=2, window=8)`. '

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from naspipe.core.errors import reason
+from naspipe.config.errors import reason
 from naspipe.trace.results.heartbeat_file import read_heartbeat
 from naspipe.trace.storage.writing import STORAGE, cannot_write
 

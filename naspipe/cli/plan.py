@@ -15,11 +15,11 @@ from naspipe.cli import teacher
 from naspipe.cli.options import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
 from naspipe.cli.teacher_plans import WIDTH, is_student, show_blocks, show_taught
-from naspipe.core.config import Definition, Settings, apply_settings
+from naspipe.config.definition import Definition, Settings, apply_settings
 from naspipe.planning.group_shapes import Shape, counts, shapes
 
 if TYPE_CHECKING:
-    from naspipe.core.config import Execution
+    from naspipe.config.definition import Execution
     from naspipe.frontend.simulation.scenario import Scenario
     from naspipe.sim.bottlenecks import Bottleneck
     from naspipe.sim.outcome import BackwardBounds, Outcome
@@ -227,7 +227,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate every choice and print them; returns the exit status."""
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     if not 1 <= arguments.devices <= 256:
         raise ConfigError(f"--devices {arguments.devices}: expected 1 to 256")
@@ -287,7 +287,7 @@ def _ways(
 
 
 def _listed(option: str, text: str) -> list[str]:
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     words = [word.strip() for word in text.split(",")]
     if not all(words):
@@ -296,7 +296,7 @@ def _listed(option: str, text: str) -> list[str]:
 
 
 def _count(option: str, text: str) -> int:
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     if not re.fullmatch("[1-9][0-9]{0,2}", text):
         raise ConfigError(f"{option} {text!r:.80}: expected whole numbers from 1 to 999")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_flags, flags, given
-from naspipe.core.config import Execution, first_gpu
-from naspipe.core.space import Block, Space
+from naspipe.config.definition import Execution, first_gpu
+from naspipe.config.space import Block, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable
 
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print it; returns the exit status."""
-    from naspipe.core.user_code import users_code
+    from naspipe.config.user_code import users_code
     from naspipe.frontend.given.workloads import find_measurable
     from naspipe.runtime.measuring.profile_cache import ProfileCache
     from naspipe.runtime.sketching.layer_sizes import measure_sizes

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 _EXAMPLE = """\
 examples:

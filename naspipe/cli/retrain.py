@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from naspipe.cli.options import add_flags, flags, given
 from naspipe.cli.output import tell
 from naspipe.cli.sources import add_judged_run
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.search.search_directory import PREFIX
 from naspipe.trace.results.run_directory import RunDirectory
 from naspipe.trace.results.run_state import RunState, ago, run_state

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from naspipe.cli.options import add_flags, flags, given
 from naspipe.cli.output import tell
 from naspipe.cli.sources import add_judged_run
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ def cost_limits(arguments: argparse.Namespace) -> Limits:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; prints the tables and the search's directory on stdout."""
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.display.search_progress import SearchProgress
     from naspipe.frontend.search.search_parts import title_of
     from naspipe.frontend.search.verifying_scores import note_verified
@@ -192,7 +192,7 @@ def _definition(arguments: argparse.Namespace) -> SearchDefinition:
 
 
 def _option(text: str) -> tuple[str, float]:
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     name, _, value = text.partition("=")
     try:

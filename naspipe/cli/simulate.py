@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_flags, flags, given
-from naspipe.core.config import Definition, Execution
+from naspipe.config.definition import Definition, Execution
 
 if TYPE_CHECKING:
     from naspipe.frontend.simulation.scenario import Scenario
@@ -71,7 +71,7 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print the figures; returns the exit status."""
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.sim.outcome import bound_of, outcome_of
     from naspipe.sim.pipeline import as_planned
     from naspipe.sim.run_record import write_simulated
@@ -126,8 +126,8 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
     Raises:
         ConfigError: for whatever cannot be used.
     """
-    from naspipe.core.config import Settings, apply_settings
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.definition import Settings, apply_settings
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.simulation import scenario
 
     how = Execution(**given(Execution, arguments), **execution)

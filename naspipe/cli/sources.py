@@ -104,7 +104,7 @@ def run_source(arguments: argparse.Namespace, manifest: Mapping[str, Any]) -> Ru
         ConfigError: for a run of a user's own space that was not started from the command line.
     """
     import search_spaces
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     definition, source = manifest["definition"], manifest.get("source") or {}
     space = arguments.space or source.get("space") or definition["space"]

@@ -18,7 +18,7 @@ from naspipe.cli.data import add_data_place
 from naspipe.cli.output import tell
 
 if TYPE_CHECKING:
-    from naspipe.core.config import Settings
+    from naspipe.config.definition import Settings
     from naspipe.frontend.teaching.teachers import Teacher
     from naspipe.runtime.jobs.workload import Batches
 
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write, or serve; says on stderr what goes on."""
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     if (arguments.to is None) == (arguments.registry is None):
         raise ConfigError("naspipe teach: expected either --to FILE or --registry URL")
@@ -97,8 +97,8 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: for a value that is not allowed.
     """
-    from naspipe.core.config import Execution
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.definition import Execution
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.checks.device_checks import check_device
     from naspipe.runtime.devices.gpus import find_gpus
 
@@ -115,7 +115,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.display.bar import Bar
     from naspipe.frontend.teaching.label_writing import write_labels
 
@@ -157,7 +157,7 @@ def _say(text: str) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    from naspipe.core.config import Settings, apply_settings
+    from naspipe.config.definition import Settings, apply_settings
 
     return apply_settings(Settings(), arguments.set)
 
@@ -184,7 +184,7 @@ def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
     Raises:
         ConfigError: where neither says which, or for data that cannot be opened.
     """
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.given.workloads import find_data
 
     name = arguments.data or record.get("name")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from naspipe.cli.options import Options
-    from naspipe.core.config import Execution, Settings
-    from naspipe.core.wiring import Tap
+    from naspipe.config.definition import Execution, Settings
+    from naspipe.config.wiring import Tap
     from naspipe.frontend.teaching.momentum import Momentum
     from naspipe.frontend.teaching.ports import MakesTeacher
     from naspipe.frontend.teaching.teachers import Teacher
@@ -59,8 +59,8 @@ def with_momentum(settings: Settings, text: str | None) -> Settings:
     Raises:
         ConfigError: for a text that is no number or two.
     """
-    from naspipe.core.config import apply_settings
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.definition import apply_settings
+    from naspipe.config.errors import ConfigError
 
     if text is None:
         return settings
@@ -84,7 +84,7 @@ def join_teacher(
     Raises:
         ConfigError: for a teacher that cannot be used.
     """
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.teaching.joined import join
     from naspipe.losses.top_target import TopTarget
 
@@ -116,7 +116,7 @@ def teacher_of(arguments: argparse.Namespace, momentum: Mapping[str, Any]) -> Ma
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, str] | None:
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     if arguments.teacher is not None:
         top = {} if arguments.teacher_top is None else {"top": str(arguments.teacher_top)}
@@ -130,7 +130,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, str] | None:
 def _made(
     asked: Mapping[str, str] | None, momentum: Mapping[str, Any], data_dir: Path | None
 ) -> MakesTeacher | None:
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     if asked is not None and momentum:
         raise ConfigError("--teacher: expected no momentum teacher beside it, found one; choose")
@@ -146,7 +146,7 @@ def momentum_of(said: Mapping[str, Any]) -> Momentum:
     Raises:
         ConfigError: where they do not say how much of it stays.
     """
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.teaching.momentum import Momentum
 
     if "tau" not in said:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from naspipe.cli.options import given
 from naspipe.cli.teacher import teacher_of, with_momentum
-from naspipe.core.config import Execution, Settings, apply_settings
+from naspipe.config.definition import Execution, Settings, apply_settings
 
 if TYPE_CHECKING:
     from naspipe.frontend.simulation.blockwise_plans import BlockwisePlan
@@ -44,7 +44,7 @@ def refuse_unused(arguments: argparse.Namespace, beside: str, *without: str) -> 
     Raises:
         ConfigError: naming the first that is.
     """
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
 
     for name, usual in (_UNUSED | dict.fromkeys(without)).items():
         if getattr(arguments, name) != usual:
@@ -184,7 +184,7 @@ def plan_blocks(
         ConfigError: for whatever cannot be used.
     """
     from naspipe.cli.distill_sources import find, read_asked
-    from naspipe.core.errors import ConfigError
+    from naspipe.config.errors import ConfigError
     from naspipe.frontend.simulation.blockwise_plans import blockwise_plans
     from naspipe.frontend.training.distillation import blockwise_streams
 

@@ -19,15 +19,15 @@ from naspipe.cli.data import add_data_place
 from naspipe.cli.options import Options, add_flags, flags, given, key_list
 from naspipe.cli.output import add_json, as_json, tell, trained
 from naspipe.cli.teacher import join_teacher, with_momentum
-from naspipe.core.config import Definition, Execution, Recipe, Settings, apply_settings
-from naspipe.core.errors import ConfigError
-from naspipe.core.json_text import parse_json
-from naspipe.core.settings.declare import declared
+from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
+from naspipe.config.errors import ConfigError
+from naspipe.config.settings import declared
+from naspipe.config.text import parse_json
 from naspipe.planning.group_shapes import AUTO
 
 if TYPE_CHECKING:
     from naspipe.cli.teacher import Joined
-    from naspipe.core.recipe_file import RecipeFile
+    from naspipe.config.recipe_file import RecipeFile
     from naspipe.frontend.training.training import Training
     from naspipe.runtime.jobs.workload import Workload
 
@@ -314,7 +314,7 @@ def _defined(
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
     """What is trained, and how; from the run where one is resumed."""
-    from naspipe.core.recipe_file import NO_RECIPE, read_recipe
+    from naspipe.config.recipe_file import NO_RECIPE, read_recipe
 
     if arguments.resume:
         execution, workloads, sources = read_resumed(arguments.resume, arguments)
@@ -479,8 +479,8 @@ def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
 def _workload(
     manifest: dict[str, Any], execution: Execution, path: Path, arguments: argparse.Namespace
 ) -> Workload:
-    from naspipe.core.blocks.loss_block import LOSS
-    from naspipe.core.rules import parse_rule
+    from naspipe.config.blocks import LOSS
+    from naspipe.config.rules import parse_rule
     from naspipe.frontend.given.held_out import held_out_for
     from naspipe.frontend.given.joined_end import END
     from naspipe.frontend.given.strategies import Asked, find_strategy_maker

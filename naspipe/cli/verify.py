@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from naspipe.cli.data import add_data_place
 from naspipe.cli.output import add_json, as_json
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from naspipe.frontend.training.training import Training

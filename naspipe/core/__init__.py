@@ -1,1 +1,1 @@
-"""Identities, messages, configuration and errors: the standard library only."""
+"""Events, commands and tasks, and the ports of the controller: the standard library only."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from naspipe.core.access import Access
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.ids import Access, LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.wiring import CHAIN, InputName
 from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
-from naspipe.core.wiring import CHAIN, InputName
 
 
 @dataclass(frozen=True, slots=True)

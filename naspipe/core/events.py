@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Subnet, Version
+from naspipe.config.partition import Partition
+from naspipe.config.wiring import CHAIN, InputName
 from naspipe.core.parcels import LAYER, Parcel
-from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task
-from naspipe.core.wiring import CHAIN, InputName
 
 
 class Priorities(NamedTuple):

@@ -6,8 +6,8 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import SequenceId, StageId, StreamId
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import SequenceId, StageId, StreamId
 
 
 class TaskKind(Enum):

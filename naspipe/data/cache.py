@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import DataError, NotPreparedError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import DataError, NotPreparedError
+from naspipe.config.text import parse_json
 
 RECORD_FILE = "record.json"
 RECORD_FORMAT = 1

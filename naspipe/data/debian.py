@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 
 UPDATE_SECONDS = 180.0
 DOWNLOAD_SECONDS = 300.0

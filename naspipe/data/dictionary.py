@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PADDING, EOS, UNKNOWN = range(4)

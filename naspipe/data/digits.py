@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 from naspipe.data.cache import file_record
 from naspipe.data.images import ArraySource, ImageData, keyed_random
 

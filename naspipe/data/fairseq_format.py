@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 
 MMAP_MAGIC = b"MMIDIDX\x00\x00"
 LAZY_MAGIC = b"TNTIDX\x00\x00"

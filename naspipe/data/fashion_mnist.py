@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 from naspipe.data.cache import Description
 from naspipe.data.debian import unpacked
 from naspipe.data.idx import read_idx

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 
 _PARAGRAPH_TAGS = frozenset({"p", "h", "h1", "h2", "h3", "h4", "h5", "h6"})
 _PARAGRAPH_IDS = ("par_", "hd_")

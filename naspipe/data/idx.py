@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 
 _UNSIGNED_BYTE = 0x08
 _MAX_BYTES = 1 << 30

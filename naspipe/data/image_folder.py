@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from naspipe.core.errors import ConfigError, DataError
+from naspipe.config.errors import ConfigError, DataError
 from naspipe.data.images import ImageData, keyed_random
 from naspipe.data.ports import FloatArray, IntArray
 

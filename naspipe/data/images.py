@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from naspipe.core.errors import ConfigError, DataError
+from naspipe.config.errors import ConfigError, DataError
 from naspipe.data.ports import FloatArray, ImageSource, IntArray
 
 _WORD = 0xFFFF_FFFF

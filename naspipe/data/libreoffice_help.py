@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 from naspipe.data.cache import Description
 from naspipe.data.debian import Package, unpacked
 from naspipe.data.dictionary import (

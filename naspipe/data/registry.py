@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data import digits, fashion_mnist, image_folder, libreoffice_help
 from naspipe.data.cache import Description, default_root, open_prepared, publish
 from naspipe.data.images import ImageData

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError, DataError
+from naspipe.config.errors import ConfigError, DataError
 from naspipe.data.cache import file_record
 from naspipe.data.dictionary import EOS, PADDING, read_dictionary
 from naspipe.data.fairseq_batching import BatchPlanner, IntArray, collate

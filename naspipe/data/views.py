@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import full_name
-from naspipe.core.wording.known_keywords import knows_keywords
+from naspipe.config.errors import ConfigError
+from naspipe.config.text import knows_keywords
+from naspipe.config.user_code import full_name
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 

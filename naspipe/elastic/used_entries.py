@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from naspipe.core.blocks.elastic import Elastic
-from naspipe.core.errors import ConfigError
+from naspipe.config.blocks import Elastic
+from naspipe.config.errors import ConfigError
 
 _PATTERNS = 2**27
 """Patterns of float32 from 2**-9 to 2**7: as many entries can be told apart."""

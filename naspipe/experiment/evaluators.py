@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data.keyed.dataset_batches import DatasetBatches, from_dataset
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches

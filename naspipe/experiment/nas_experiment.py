@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.wording.in_python import says_keywords
+from naspipe.config.errors import ConfigError
+from naspipe.config.messages import says_keywords
 from naspipe.experiment.evaluators import OWN, Evaluated, evaluated
 from naspipe.export.nni_form import to_nni
 from naspipe.frontend.given.run import Run

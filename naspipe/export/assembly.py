@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.space import Block, Elastic, Space
-from naspipe.core.user_code import users_code
+from naspipe.config.blocks import LossBlock
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.space import Block, Elastic, Space
+from naspipe.config.user_code import users_code
 from naspipe.frontend.display.watching import Told
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.blocks.forms import form_of, form_text

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
+from naspipe.config.definition import Recipe
 from naspipe.export.assembly import ModuleChain, assemble
 from naspipe.export.assembly import calibrate as take_statistics
 from naspipe.export.exporter import Exported, check_place, write_checked

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, InvariantError, reason
-from naspipe.core.user_code import users_code
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, InvariantError, reason
+from naspipe.config.user_code import users_code
 from naspipe.export.assembly import (
     ModuleChain,
     assemble,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
 from naspipe.export.assembly import assemble, with_own_statistics
 from naspipe.export.exporter import first_batch
 from naspipe.export.pytorch_form import same_outputs

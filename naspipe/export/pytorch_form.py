@@ -24,8 +24,8 @@ import torch.fx as fx
 from safetensors.torch import save_file
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import is_users_module, why_no_source
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import is_users_module, why_no_source
 from naspipe.export import standalone
 from naspipe.export.assembly import ModuleChain
 from naspipe.export.source import SourceFile, is_written_out

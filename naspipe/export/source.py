@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import is_users_module, why_no_source
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import is_users_module, why_no_source
 from naspipe.export import standalone
 
 # Statements of a user's own module

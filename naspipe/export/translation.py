@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data.dictionary import BOS, EOS, PADDING
 from naspipe.export.assembly import ModuleChain, assemble
 from naspipe.frontend.given.run import Run

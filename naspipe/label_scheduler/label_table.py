@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
 
 Answer = tuple[str, str | bytes]
 """A teacher, and the digest of what it made."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 ROUNDING = 1e-9
 """Relative: so much more than a whole number of teachers is that number."""

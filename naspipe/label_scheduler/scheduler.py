@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.label_scheduler.label_table import (
     Counts,
     Deal,

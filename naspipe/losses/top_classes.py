@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 _MOST_CLASSES = 1 << 24
 """Of which float32 holds every number."""

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.mixed.alphas import Alpha
 from naspipe.mixed.rounds import ARCHITECTURE
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import full_name
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import full_name
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Block, Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Block, Space
 from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.mixed.operations import Layers, candidates_of
 from naspipe.mixed.pair_edge import PairEdge

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Rule
-from naspipe.core.space import AnyBlock, Block, Elastic, Shared, Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Rule
+from naspipe.config.space import AnyBlock, Block, Elastic, Shared, Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.cut import Draft, cut

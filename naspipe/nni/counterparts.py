@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.nni.library import Sample, library
 from naspipe.nni.module_equality import (
     class_difference,

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx as fx
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.nni.library import labels_in, library
 from naspipe.nni.trace import Region, cells_that_size
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.nni.cut import Draft, Kind
 from naspipe.nni.library import Sample, labels_in, library
 from naspipe.nni.trace import input_labels, open_ends, variants
@@ -208,7 +208,7 @@ class LabelDecisions:
         return self.numbers(self.sample_of(choices))
 
     def decided(self) -> list[list[dict[str, list[str]]]]:
-        """See :class:`naspipe.core.ports.Decisions`; values as they are printed.
+        """See :class:`naspipe.config.ports.Decisions`; values as they are printed.
 
         A layer of many sizes is one, whatever labels have.
         """

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 # The classes of NNI
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import AnyBlock, Shared
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import AnyBlock, Shared
+from naspipe.config.user_code import users_code
 from naspipe.nni.candidates import counterparts, fixed_model
 from naspipe.nni.counterparts import Counterparts, attribute
 from naspipe.nni.decisions import LabelDecisions

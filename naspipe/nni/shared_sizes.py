@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.counterparts import Counterparts

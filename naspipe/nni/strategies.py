@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.nni.decisions import LabelDecisions
 from naspipe.nni.library import explored, library
 from naspipe.nni.strategy_thread import NniStrategy

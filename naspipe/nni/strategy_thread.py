@@ -16,7 +16,7 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data.keyed.global_draws import Randomness
 
 # The execution engine

@@ -23,8 +23,8 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import users_code
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.nni.library import Sample, call_open, labels_of, library, structure_in
 

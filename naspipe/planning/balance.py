@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.partition import Partition, make_partition
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.partition import Partition, make_partition
 
 
 def balanced_partition(

@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from naspipe.core.ids import LayerId
-from naspipe.core.layer_rules import BlockRule, rule_of
-from naspipe.core.rules import Frozen, steps_behind
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.rules import BlockRule, Frozen, rule_of, steps_behind
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.planning.cost import CostTable
 
 WARM_UP_SHARE = 10

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from naspipe.core.space import Block, Space
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.space import Block, Space
 
 
 class LayerCost(NamedTuple):

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.rules import BlockRule, Rule, rule_of, steps_behind
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.core.events import Priorities
-from naspipe.core.ids import LayerId
-from naspipe.core.layer_rules import BlockRule, rule_of
-from naspipe.core.rules import Rule, steps_behind
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable, LayerCost
 

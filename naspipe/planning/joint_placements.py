@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from naspipe.core.config import PARTITIONS
-from naspipe.core.errors import ConfigError
-from naspipe.core.partition import Partition, make_partition
-from naspipe.core.wiring import TapRole, Wiring
+from naspipe.config.definition import PARTITIONS
+from naspipe.config.errors import ConfigError
+from naspipe.config.partition import Partition, make_partition
+from naspipe.config.wiring import TapRole, Wiring
 from naspipe.planning.balance import balanced_partition
 from naspipe.planning.packing import Link, pack
 

@@ -21,13 +21,11 @@ from statistics import fmean
 
 import numpy as np
 
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import BlockRule, Exact, Follows, Frozen, rule_of, steps_behind
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.core.events import Priorities
-from naspipe.core.ids import LayerId
-from naspipe.core.layer_rules import BlockRule, rule_of
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Follows, Frozen, steps_behind
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import CostTable
 from naspipe.planning.list_schedule import ListSchedule, Way
 

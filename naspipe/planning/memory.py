@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from naspipe.core.config import parse_bytes, parse_subnets
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId, StageId, StreamId
-from naspipe.core.layer_rules import BlockRule, rule_of, rule_with_state
-from naspipe.core.partition import Partition
-from naspipe.core.rules import most_copies, steps_behind
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import parse_bytes, parse_subnets
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import LayerId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import BlockRule, most_copies, rule_of, rule_with_state, steps_behind
 from naspipe.planning.size import LayerSize, SizeTable
 
 

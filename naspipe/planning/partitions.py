@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from naspipe.core.config import PARTITIONS
-from naspipe.core.errors import ConfigError
-from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import PARTITIONS
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition
 from naspipe.planning.balance import balanced_partition
 from naspipe.planning.cost import CostTable
 from naspipe.planning.rotation import RotatedPlacement

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from naspipe.core.partition import Partition, make_partition
-from naspipe.core.rules import Exact
-from naspipe.core.steps import ONE_PASS
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition, make_partition
+from naspipe.config.rules import Exact
+from naspipe.config.steps import ONE_PASS
 from naspipe.planning.balance import balanced_partition
 from naspipe.planning.cost import CostTable
 from naspipe.planning.latest_start import CutStream, shortest_ns

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from naspipe.core.config import Execution, parse_bytes
-from naspipe.core.errors import ConfigError
-from naspipe.core.steps import Steps
+from naspipe.config.definition import Execution, parse_bytes
+from naspipe.config.errors import ConfigError
+from naspipe.config.steps import Steps
 
 WIDEST = 16
 """Sequence IDs, unless the user says otherwise."""

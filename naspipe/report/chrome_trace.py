@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.ids import Access, AccessKind
 from naspipe.report.needs import Needs
 from naspipe.report.recorded import Recorded
 from naspipe.report.reductions import Handover, Reason

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, takewhile
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Access, AccessKind, SequenceId, StreamId, Subnet
+from naspipe.config.partition import Partition, partition_along
+from naspipe.config.steps import Steps
 from naspipe.core.events import Planned
-from naspipe.core.ids import SequenceId, StreamId
-from naspipe.core.partition import Partition, partition_along
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.report.recorded import Recorded, section
 from naspipe.report.reductions import Reason

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.report.reductions import Held, Reductions
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE

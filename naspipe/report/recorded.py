@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.core.access import Access
-from naspipe.core.errors import ConfigError, LogError
-from naspipe.core.ids import LayerId
-from naspipe.core.rules import Exact
-from naspipe.core.steps import recorded_steps
+from naspipe.config.errors import ConfigError, LogError
+from naspipe.config.ids import Access, LayerId
+from naspipe.config.rules import Exact
+from naspipe.config.steps import recorded_steps
 from naspipe.planning.window import WIDEST
 from naspipe.report.needs import Schedule
 from naspipe.schedule.traits import TRAITS, PolicyTraits

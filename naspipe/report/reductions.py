@@ -20,9 +20,8 @@ from enum import Enum
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, StageId
-from naspipe.core.steps import Steps
+from naspipe.config.ids import Access, AccessKind, LayerId, StageId
+from naspipe.config.steps import Steps
 
 # What a stage can have waited for
 

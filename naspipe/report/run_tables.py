@@ -22,9 +22,8 @@ from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.report.in_words import in_words
 from naspipe.report.recorded import Recorded, thinned
 from naspipe.report.reductions import Handover, Reason, Reductions

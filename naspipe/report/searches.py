@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import ConfigError, LogError
+from naspipe.config.errors import ConfigError, LogError
 from naspipe.search.limits import COSTS
 from naspipe.search.retrained import (
     COMPARED,

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import StreamId
+from naspipe.config.ids import Access, AccessKind, StreamId
 from naspipe.report.needs import Needs, Schedule
 from naspipe.report.recorded import Recorded, section
 from naspipe.trace.access.log import RunLog, time_key

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from naspipe.core.access import Access
+from naspipe.config.ids import Access
 from naspipe.report.reductions import Reason
 from naspipe.report.waits import Wait
 from naspipe.trace.access.lives import Life

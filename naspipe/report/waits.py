@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import StageId
+from naspipe.config.ids import Access, AccessKind, StageId
 from naspipe.report.needs import Needs, Schedule
 from naspipe.report.reductions import Held, Reason
 from naspipe.trace.access.log import time_key

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import AccessKind, LayerId
 from naspipe.core.ports import Ahead
 from naspipe.residency.manager import MemoryCommand
 

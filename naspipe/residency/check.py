@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 _LEAST_MEANT, _FEW = 1024, 100
 """A budget of fewer bytes has lost its unit: a large one, where there are few of it."""

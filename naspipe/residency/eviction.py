@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 
 _NEVER = sys.maxsize
 

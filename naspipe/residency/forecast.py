@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 
 
 class Drawn:

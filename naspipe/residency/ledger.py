@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId
 from naspipe.residency.eviction import Candidate
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cache
 
-from naspipe.core.access import AccessKind
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import AccessKind, LayerId
 from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import LayerId
 from naspipe.core.ports import Ahead
 from naspipe.residency.ledger import LayerState, Ledger
 from naspipe.residency.ports import Size, Sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from naspipe.core.ids import FIRST_STREAM, StreamId
+from naspipe.config.ids import FIRST_STREAM, StreamId
 
 
 class Size(Protocol):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId
 from naspipe.core.commands import EvictLayer, LoadLayer
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId
 from naspipe.core.ports import Ahead
 from naspipe.residency.eviction import choose_victims, enough_of, eviction_order
 from naspipe.residency.ledger import LayerState, Ledger

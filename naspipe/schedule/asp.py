@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from naspipe.core.ids import LATEST, SequenceId, Version
-from naspipe.core.rules import Frozen, OwnStep, Rule, own_step
-from naspipe.core.steps import ONE_PASS
+from naspipe.config.ids import LATEST, SequenceId, Version
+from naspipe.config.rules import Frozen, OwnStep, Rule, own_step
+from naspipe.config.steps import ONE_PASS
 
 
 class AsynchronousPolicy:

@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import SequenceId, Version
-from naspipe.core.rules import Frozen, OwnStep, Rule, own_step
-from naspipe.core.steps import ONE_PASS
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import SequenceId, Version
+from naspipe.config.rules import Frozen, OwnStep, Rule, own_step
+from naspipe.config.steps import ONE_PASS
 
 
 class BulkPolicy:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from naspipe.core.ids import SequenceId, Version
-from naspipe.core.rules import Exact, Frozen, OwnStep, Rule, own_step, steps_behind
-from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.config.ids import SequenceId, Version
+from naspipe.config.rules import Exact, Frozen, OwnStep, Rule, own_step, steps_behind
+from naspipe.config.steps import ONE_PASS, Steps
 
 
 class CausalPolicy:

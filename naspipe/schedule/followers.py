@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from naspipe.core.ids import INITIAL, LayerId, StreamId, Version
-from naspipe.core.layer_rules import BlockRule, rule_with_state
-from naspipe.core.rules import Follows, Rule
-from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.config.ids import INITIAL, LayerId, StreamId, Version
+from naspipe.config.rules import BlockRule, Follows, Rule, rule_with_state
+from naspipe.config.steps import ONE_PASS, Steps
 
 _Place = tuple[StreamId, int]
 """A block of a stream."""

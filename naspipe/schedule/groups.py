@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.partition import Partition
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.steps import Steps
 from naspipe.schedule.traits import causal_policies, traits_of
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from naspipe.core.ids import StageId
-from naspipe.core.layer_rules import BlockRule
+from naspipe.config.ids import StageId
+from naspipe.config.rules import BlockRule
 from naspipe.schedule.uses import Uses
 from naspipe.schedule.whereabouts import Whereabouts
 

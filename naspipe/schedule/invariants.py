@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.layer_rules import BlockRule, rule_of, untrained
-from naspipe.core.rules import Follows, Frozen
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId, Subnet
+from naspipe.config.rules import BlockRule, Follows, Frozen, rule_of, untrained
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.schedule.layer_invariants import layer_violations
 
 _LATE = 1 << 62

@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.rules import Exact, Frozen, Rule
-from naspipe.core.steps import Steps
+from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId
+from naspipe.config.rules import Exact, Frozen, Rule
+from naspipe.config.steps import Steps
 from naspipe.schedule.traits import traits_of
 
 _LETTERS = (AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from naspipe.core.ids import INITIAL, Version
-from naspipe.core.steps import Steps
+from naspipe.config.ids import INITIAL, Version
+from naspipe.config.steps import Steps
 
 
 @dataclass(slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from naspipe.core.ids import StageId
-from naspipe.core.partition import Partition
-from naspipe.core.wiring import Wiring
+from naspipe.config.ids import StageId
+from naspipe.config.partition import Partition
+from naspipe.config.wiring import Wiring
 
 
 def participants(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from naspipe.core.ids import LayerId, StreamId, Version
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import LayerId, StreamId, Subnet, Version
 
 _LONG = 64
 """Users of a layer that a single reader may leave unread."""

@@ -12,13 +12,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LATEST, LayerId, SequenceId, StreamId, Subnet, Version
+from naspipe.config.rules import BlockRule, Rule, rule_of
 from naspipe.core.events import KeptLayer
-from naspipe.core.ids import LATEST, LayerId, SequenceId, StreamId, Version
-from naspipe.core.layer_rules import BlockRule, rule_of
 from naspipe.core.ports import SyncPolicy
-from naspipe.core.rules import Rule
-from naspipe.core.subnet import Subnet
 from naspipe.schedule.layer_versions import LayerVersions
 from naspipe.schedule.uses import Uses
 

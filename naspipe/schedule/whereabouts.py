@@ -17,15 +17,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Subnet, Version
+from naspipe.config.partition import Partition
+from naspipe.config.rules import BlockRule, Exact, Frozen, rule_of
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.core.events import KeptLayer
-from naspipe.core.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Version
-from naspipe.core.layer_rules import BlockRule, rule_of
 from naspipe.core.parcels import BUFFERS, COPY, LAYER, STATE, SUM, Parcel
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Frozen
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
 
 
 class Departure(NamedTuple):

@@ -16,7 +16,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.search.limit_prices import FINE, Part, price_limits
 
 _WIDTHS = (30, 300, 3000)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from numpy.random import RandomState
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 Choices = tuple[int, ...]
 """One choice per choice block."""

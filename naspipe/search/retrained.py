@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import LogError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import LogError
+from naspipe.config.text import parse_json
 from naspipe.search.rank_agreement import interval, kendalls_tau
 from naspipe.search.scores import Scores, merit
 from naspipe.search.search_directory import Candidate, Search

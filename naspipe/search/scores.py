@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 JUDGED = ("loss", "top1", "top5", "bleu")
 """Scores of subnets with the weights that a run left."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from naspipe.core.errors import ConfigError, LogError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import ConfigError, LogError
+from naspipe.config.text import parse_json
 from naspipe.search.limits import COSTS, Cost
 from naspipe.search.scores import JUDGED, Scores, is_score, merit
 from naspipe.trace.storage.whole_files import write_json

@@ -11,8 +11,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.wording.known_keywords import did_you_mean
+from naspipe.config.errors import ConfigError
+from naspipe.config.text import did_you_mean
 from naspipe.search.greedy import GreedyPool
 from naspipe.search.random_search import Allowed, Choices, RandomSearch, Scored
 from naspipe.streams.ports import ExplorationStrategy

@@ -9,8 +9,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.ids import Access, AccessKind, LayerId, SequenceId, StageId, StreamId, Version
 
 _KINDS = tuple(AccessKind)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from naspipe.core.rules import Every, Exact, Lag
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import Every, Exact, Lag
 from naspipe.planning.causal_bound import CausalBound
 from naspipe.planning.cost import CostTable
 from naspipe.planning.partitions import peak_to_mean

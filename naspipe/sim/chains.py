@@ -6,9 +6,9 @@ import math
 from collections.abc import Container
 from dataclasses import dataclass, replace
 
-from naspipe.core.layer_rules import BlockRule, with_stateless
-from naspipe.core.space import Space
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import BlockRule, with_stateless
+from naspipe.config.space import Space
 from naspipe.planning.cost import CostTable, first_of_kind
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import AccessKind, LayerId
 from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
 from naspipe.planning.cost import CostTable

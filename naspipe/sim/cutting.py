@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.layer_rules import rule_with_state
-from naspipe.core.partition import Partition, make_partition
-from naspipe.core.rules import Follows
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import PLAIN, Wiring
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition, make_partition
+from naspipe.config.rules import Follows, rule_with_state
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.joint_placements import JOINT_PLACEMENTS, Pieces
 from naspipe.planning.partitions import PLACEMENTS, Cutter

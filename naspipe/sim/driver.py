@@ -6,7 +6,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import Access, AccessKind, LayerId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.wiring import CHAIN, InputName, field_input
 from naspipe.core.commands import (
     Command,
     Contribute,
@@ -20,7 +23,6 @@ from naspipe.core.commands import (
     SendOutput,
     WriteLayer,
 )
-from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
     BlockFinished,
     ContributionArrived,
@@ -33,12 +35,8 @@ from naspipe.core.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import LayerId, StageId, StreamId
-from naspipe.core.partition import Partition
 from naspipe.core.ports import Admission
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN, InputName, field_input
 from naspipe.sim.known_passes import KnownPasses
 from naspipe.sim.ports import Costs
 from naspipe.sim.virtual_clock import VirtualClock

@@ -9,9 +9,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
-from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.config.ids import Access, AccessKind, LayerId, SequenceId, StageId, StreamId
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.core.task import TaskKind
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts

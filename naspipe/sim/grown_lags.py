@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from naspipe.core.layer_rules import grown_up
+from naspipe.config.rules import grown_up
 from naspipe.sim.chains import Stream
 from naspipe.sim.pipeline import Pipeline
 

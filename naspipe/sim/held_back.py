@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from naspipe.core.layer_rules import BlockRule, rule_of
-from naspipe.core.rules import Exact, Lag
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import BlockRule, Exact, Lag, rule_of
+from naspipe.config.steps import Steps
 from naspipe.planning.causal_bound import causal_bound, side_by_side
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.chains import Stream

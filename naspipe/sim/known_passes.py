@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import StreamId
-from naspipe.core.steps import Steps
+from naspipe.config.ids import Access, AccessKind, StreamId
+from naspipe.config.steps import Steps
 from naspipe.core.task import Task, TaskKind
 from naspipe.sim.ports import Costs, Learner
 from naspipe.sim.virtual_clock import VirtualClock

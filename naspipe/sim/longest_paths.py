@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
+from naspipe.config.steps import Steps
 from naspipe.core.events import Priorities
-from naspipe.core.steps import Steps
 from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable
 from naspipe.planning.critical_path import (

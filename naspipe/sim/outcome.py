@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import AccessKind
 from naspipe.planning.causal_bound import CausalBound, causal_bound, side_by_side
 from naspipe.sim.access_table import AccessTable, Integers
 from naspipe.sim.chains import Stream

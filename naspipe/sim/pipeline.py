@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import LayerId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import PLAIN, Wiring
 from naspipe.core.events import Planned, Priorities
-from naspipe.core.ids import LayerId, StageId, StreamId
-from naspipe.core.partition import Partition
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable
 from naspipe.planning.critical_path import GRAIN, STREAMS_GRAIN
 from naspipe.planning.latest_start import CutStream, latest_start_priorities

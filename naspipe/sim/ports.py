@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import LayerId, StreamId
+from naspipe.config.ids import AccessKind, LayerId, StreamId
 from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
 

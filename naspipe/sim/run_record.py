@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.ids import FIRST_STREAM
-from naspipe.core.space import Shared, Space
+from naspipe.config.definition import Execution
+from naspipe.config.ids import FIRST_STREAM
+from naspipe.config.space import Shared, Space
 from naspipe.sim.chains import Stream
 from naspipe.sim.outcome import Outcome
 from naspipe.sim.simulation import SimulatedRun

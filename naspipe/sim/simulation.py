@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from naspipe.core.config import Execution
-from naspipe.core.ids import LayerId, StageId, StreamId
+from naspipe.config.definition import Execution
+from naspipe.config.ids import LayerId, StageId, StreamId
 from naspipe.core.ports import Admission
 from naspipe.planning.causal_bound import causal_bound, side_by_side
 from naspipe.planning.cost import CostTable

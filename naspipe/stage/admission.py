@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.steps import Steps
+from naspipe.config.errors import ConfigError
+from naspipe.config.steps import Steps
 
 
 class AdmissionWindow:

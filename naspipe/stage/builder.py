@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId, StageId
-from naspipe.core.layer_rules import BlockRule, untrained
+from naspipe.config.errors import ConfigError
+from naspipe.config.execution import ORDERS as ORDER_NAMES
+from naspipe.config.ids import LayerId, StageId
+from naspipe.config.rules import BlockRule, untrained
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import PLAIN, Wiring
 from naspipe.core.ports import Admission, DispatchOrder, Residency, SyncPolicy
-from naspipe.core.settings.pipeline_groups import ORDERS as ORDER_NAMES
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.asp import AsynchronousPolicy
 from naspipe.schedule.bsp import BulkPolicy

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
+from naspipe.config.ids import LayerId, SequenceId, StreamId, Version
+from naspipe.config.rules import Exact
+from naspipe.config.wiring import InputName
 from naspipe.core.ports import SyncPolicy
-from naspipe.core.rules import Exact
 from naspipe.core.task import Task
-from naspipe.core.wiring import InputName
 from naspipe.schedule.versions import Ticket, VersionBook
 from naspipe.stage.work import Progress, Work
 

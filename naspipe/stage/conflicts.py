@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from naspipe.core.ids import LayerId, SequenceId, StreamId
-from naspipe.core.layer_rules import BlockRule, rule_of
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import LayerId, SequenceId, StreamId, Subnet
+from naspipe.config.rules import BlockRule, Exact, rule_of
 
 _Key = tuple[StreamId, SequenceId]
 

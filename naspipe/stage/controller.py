@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import Access, AccessKind, LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.wiring import CHAIN, PLAIN, InputName, Wiring
 from naspipe.core.commands import Command, DropVersion, RecordAccess, RetireSubnet
-from naspipe.core.errors import InvariantError
 from naspipe.core.events import (
     BlockFinished,
     ContributionArrived,
@@ -26,10 +27,8 @@ from naspipe.core.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.ports import Residency, SyncPolicy
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN, PLAIN, InputName, Wiring
 from naspipe.residency.forecast import Forecast
 from naspipe.schedule.history import History
 from naspipe.schedule.versions import VersionBook

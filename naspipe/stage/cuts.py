@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.commands import (
     CaptureLayer,
     Command,
@@ -26,7 +27,6 @@ from naspipe.core.commands import (
     WriteLayer,
 )
 from naspipe.core.events import CutAdmitted
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.schedule.versions import VersionBook
 from naspipe.schedule.whereabouts import Whereabouts
 

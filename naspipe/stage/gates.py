@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.partition import Partition
+from naspipe.config.steps import Steps
 from naspipe.core.commands import Command, Contribute
-from naspipe.core.errors import InvariantError
 from naspipe.core.events import ContributionArrived
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.parcels import SUM
-from naspipe.core.partition import Partition
-from naspipe.core.steps import Steps
 from naspipe.schedule.whereabouts import Moves
 from naspipe.stage.ports import WriteGate
 from naspipe.stage.work import Progress

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from naspipe.config.errors import InvariantError
+from naspipe.config.wiring import CHAIN, CREDIT, Wiring, field_input
+from naspipe.config.wiring import InputName as InputName
 from naspipe.core.commands import RequestField
-from naspipe.core.errors import InvariantError
 from naspipe.core.task import Task
-from naspipe.core.wiring import CHAIN, CREDIT, Wiring, field_input
-from naspipe.core.wiring import InputName as InputName
 from naspipe.stage.clearance import Clearance
 from naspipe.stage.taps import Taps
 from naspipe.stage.work import Progress, Work

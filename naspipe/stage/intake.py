@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, StageId
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.core.events import Planned
-from naspipe.core.ids import LayerId, StageId
 from naspipe.core.ports import Admission
-from naspipe.core.steps import ONE_PASS, Steps
 
 
 class Intake:

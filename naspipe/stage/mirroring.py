@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
+from naspipe.config.ids import LayerId, StageId, Version
 from naspipe.core.commands import Command, PushVersion
 from naspipe.core.events import VersionArrived
-from naspipe.core.ids import LayerId, StageId, Version
 from naspipe.core.parcels import BUFFERS, LAYER, SUM
 from naspipe.core.ports import Residency
 from naspipe.schedule.versions import VersionBook

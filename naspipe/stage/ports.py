@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from naspipe.config.ids import LayerId, Version
 from naspipe.core.commands import Command
 from naspipe.core.events import ContributionArrived
-from naspipe.core.ids import LayerId, Version
 from naspipe.schedule.whereabouts import Moves
 from naspipe.stage.work import Progress
 

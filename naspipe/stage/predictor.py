@@ -11,11 +11,11 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
-from naspipe.core.ids import LayerId
-from naspipe.core.layer_rules import BlockRule
+from naspipe.config.ids import LayerId
+from naspipe.config.rules import BlockRule
+from naspipe.config.wiring import CHAIN
 from naspipe.core.ports import DispatchOrder
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN
 from naspipe.residency.forecast import Drawn, Forecast
 from naspipe.stage.conflicts import Conflicts
 from naspipe.stage.work import Progress, Work

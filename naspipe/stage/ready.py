@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
+from naspipe.config.wiring import CHAIN
 from naspipe.core.ports import DispatchOrder
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN
 from naspipe.stage.work import Progress, Work
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.core.config import Execution
-from naspipe.core.ids import StageId
+from naspipe.config.definition import Execution
+from naspipe.config.ids import StageId
 from naspipe.planning.memory import MemoryPlan
 from naspipe.residency.manager import ResidencyManager
 

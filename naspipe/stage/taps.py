@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from naspipe.config.ids import SequenceId, StageId
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import CREDIT, InputName, Wiring
 from naspipe.core.commands import SendOutput
-from naspipe.core.ids import SequenceId, StageId
-from naspipe.core.steps import Steps
 from naspipe.core.task import Task
-from naspipe.core.wiring import CREDIT, InputName, Wiring
 from naspipe.stage.work import Progress
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from naspipe.config.ids import LayerId, StageId, Subnet, Version
+from naspipe.config.partition import Partition
+from naspipe.config.wiring import CHAIN, InputName
 from naspipe.core.commands import RunTask
 from naspipe.core.events import SubnetAdmitted
-from naspipe.core.ids import LayerId, StageId, Version
-from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN, InputName
 from naspipe.schedule.versions import Ticket
 
 

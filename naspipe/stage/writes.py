@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from naspipe.core.access import AccessKind
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import AccessKind, LayerId, Version
+from naspipe.config.steps import Steps
 from naspipe.core.commands import Command, DropVersion, JoinSum, WriteLayer
-from naspipe.core.errors import InvariantError
 from naspipe.core.events import WriteFinished
-from naspipe.core.ids import LayerId, Version
 from naspipe.core.ports import DispatchOrder, Residency
-from naspipe.core.steps import Steps
 from naspipe.core.task import TaskKind
 from naspipe.schedule.followers import Followers
 from naspipe.schedule.versions import Ticket, VersionBook

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.streams.ports import ExplorationStrategy
 
 

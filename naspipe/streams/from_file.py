@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import ConfigError
+from naspipe.config.text import parse_json
 
 ChoicesOf = Callable[[Mapping[str, Any]], tuple[int, ...]]
 """The choices of a sample of NNI's: of the value of every label."""

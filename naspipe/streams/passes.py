@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Shared, Space
-from naspipe.core.steps import BEST, Steps
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Shared, Space
+from naspipe.config.steps import BEST, Steps
 from naspipe.streams.ports import Choices
 
 

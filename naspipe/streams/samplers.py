@@ -15,9 +15,9 @@ from zlib import crc32
 
 from numpy.random import RandomState
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
-from naspipe.core.wording.known_keywords import did_you_mean
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.config.text import did_you_mean
 from naspipe.streams.from_file import ChoicesOf, FileSampler
 from naspipe.streams.ports import Sampler
 

@@ -1,1 +1,1 @@
-"""What teachers decide: how one follows its student."""
+"""What teachers decide: which of their passes teaches which pass of a student."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from naspipe.core.errors import VerificationError
+from naspipe.config.errors import VerificationError
 from naspipe.verification.rehearsal import STEPS_BEFORE
 
 _MOST_HINTS = 3

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.recipe import Recipe
-from naspipe.core.rules import Every, Follows, Frozen, Lag, Rule
-from naspipe.core.space import AnyBlock, Elastic
-from naspipe.teaching.momentum_update import MomentumUpdate
+from naspipe.config.blocks import LossBlock
+from naspipe.config.recipe import Recipe
+from naspipe.config.rules import Every, Follows, Frozen, Lag, MomentumUpdate, Rule
+from naspipe.config.space import AnyBlock, Elastic
 from naspipe.verification.plain_optimizer import PlainOptimizer
 from naspipe.verification.records import LayerDigests, NotVerifiable, tensor_digest
 

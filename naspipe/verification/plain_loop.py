@@ -23,16 +23,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.errors import NotFiniteError
-from naspipe.core.ids import StreamId
-from naspipe.core.recipe import Recipe
-from naspipe.core.rules import Follows, Frozen
-from naspipe.core.settings.given_code import GivenCode
-from naspipe.core.wiring import Tap, TapRole
+from naspipe.config.blocks import LossBlock
+from naspipe.config.errors import NotFiniteError
+from naspipe.config.ids import StreamId
+from naspipe.config.recipe import Recipe
+from naspipe.config.rules import Follows, Frozen, MomentumUpdate
+from naspipe.config.settings import GivenCode
+from naspipe.config.wiring import Tap, TapRole
 from naspipe.runtime.jobs.users_code import has_users_class, has_users_code
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.teaching.momentum_update import MomentumUpdate
 from naspipe.verification.audit import Audit
 from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
 from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits

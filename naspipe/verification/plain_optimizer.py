@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.recipe import Recipe
-from naspipe.core.rules import Every, Lag, Rule
-from naspipe.core.settings.given_code import GivenCode
-from naspipe.core.user_code import import_attribute
+from naspipe.config.recipe import Recipe
+from naspipe.config.rules import Every, Lag, Rule
+from naspipe.config.settings import GivenCode
+from naspipe.config.user_code import import_attribute
 from naspipe.mixed.alphas import Alpha, PairAlpha
 
 _NORM_CLASS = re.compile(r"Norm([123]d)?$")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import NaspipeError
+from naspipe.config.errors import NaspipeError
 from naspipe.runtime.forking.fork import (
     FORK,
     end_all,

@@ -24,9 +24,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.space import Elastic
+from naspipe.config.blocks import LossBlock
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.space import Elastic
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.runtime.jobs.evaluation_recipe import EvaluationRecipe
 from naspipe.trace.snapshots.snapshot import Checkpoint

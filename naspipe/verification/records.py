@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import NaspipeError
+from naspipe.config.errors import NaspipeError
 
 LayerDigests = Mapping[str, str]
 """Of one layer: digests by the tensor's name in a checkpoint, such as ``param/weight``."""

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from naspipe.core.errors import VerificationError
+from naspipe.config.errors import VerificationError
 from naspipe.search.scores import Scores
 from naspipe.verification.plain_process import PlainProcess
 from naspipe.verification.plain_scores import LEFT, RESET, PlainScore, PlainScores

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
 from naspipe.verification.comparison import Comparison, Digests
 from naspipe.verification.plain_process import PlainProcess
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import NaspipeError
+from naspipe.config.errors import NaspipeError
 from naspipe.trace.reading.compare import compare_runs
 from scripts.comparing.rows import Row
 from scripts.comparing.versions import (

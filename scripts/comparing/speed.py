@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.core.access import Access
+from naspipe.config.ids import Access
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.metrics import warm_up_end_ns
 from scripts.comparing.versions import BOTH, CompareError, Version, Workplace

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.rules import Lag
+from naspipe.config.rules import Lag
 from naspipe.runtime.blocks import compute, updates
 from naspipe.runtime.layers import stored_layer
 from naspipe.runtime.stepping import own_steps

@@ -3,7 +3,7 @@
 A case is a mapping from keys to plain values. It names everything that the definition and the
 execution of one run are made of, so it can be written down as JSON, drawn, and shrunk value by
 value. Keys of the recipe, of a momentum teacher, of rules and of the execution come from the
-declarations in ``naspipe.core``: a setting that is declared tomorrow is drawn tomorrow, with its
+declarations in ``naspipe.config``: a setting that is declared tomorrow is drawn tomorrow, with its
 default, its words or its example.
 """
 
@@ -17,10 +17,10 @@ from functools import cache
 from itertools import product
 from typing import Any, get_args
 
-from naspipe.core.config import MOMENTUM, Execution, Recipe
-from naspipe.core.rules import Follows, Rule
-from naspipe.core.settings.declare import Setting, declared
-from naspipe.core.steps import ROUND, Steps, parse_passes
+from naspipe.config.definition import MOMENTUM, Execution, Recipe
+from naspipe.config.rules import Follows, Rule
+from naspipe.config.settings import Setting, declared
+from naspipe.config.steps import ROUND, Steps, parse_passes
 
 Case = dict[str, Any]
 """Values by key; what a case does not name has the first value of its key."""

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 import naspipe as npp
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, RunInterruptedError, StageFailedError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError, RunInterruptedError, StageFailedError
 from naspipe.frontend.given import run_plan
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.forking.own_thread import in_own_thread

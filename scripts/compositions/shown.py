@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import search_spaces
-from naspipe.core.config import Execution
-from naspipe.core.recipe import parse_passes
-from naspipe.core.settings.declare import declared
+from naspipe.config.definition import Execution
+from naspipe.config.recipe import parse_passes
+from naspipe.config.settings import declared
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 4

@@ -18,8 +18,8 @@ import torch
 
 import naspipe
 import search_spaces
-from naspipe.core.config import Recipe
-from naspipe.core.space import Shared, Space
+from naspipe.config.definition import Recipe
+from naspipe.config.space import Shared, Space
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.measuring import profile_apart

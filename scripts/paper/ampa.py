@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.partition import Partition, make_partition
-from naspipe.core.subnet import Subnet
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition, make_partition
 from naspipe.planning.cost import CostTable
 from naspipe.planning.partitions import register_placement
 

@@ -6,8 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import AccessKind, LayerId
 from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from naspipe.core.ids import StageId
+from naspipe.config.ids import StageId
 from naspipe.stage.builder import LAUNCHES
 from scripts.paper import published
 from scripts.paper.common import Headline, Options, Result, mean

@@ -22,8 +22,8 @@ from threading import Lock
 from typing import Any
 
 import search_spaces
-from naspipe.core.config import Execution
-from naspipe.core.rules import Lag, parse_rule
+from naspipe.config.definition import Execution
+from naspipe.config.rules import Lag, parse_rule
 from naspipe.frontend.simulation.lag_needed import late_layers, with_late
 from naspipe.frontend.simulation.scenario import DATA_INFO, profiled_scenario
 from naspipe.sim.grown_lags import with_grown_lags

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.core.parcels import COPY, LAYER, SUM, Parcel
 from naspipe.sim.pipeline import plan_pipeline
 from naspipe.sim.simulation import simulate_run

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StageId
-from naspipe.core.partition import Partition
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StageId
+from naspipe.config.partition import Partition
 from naspipe.planning.balance import balanced_partition
 
 

@@ -13,14 +13,12 @@ from functools import cache
 from typing import NamedTuple
 
 import search_spaces
-from naspipe.core.access import AccessKind
-from naspipe.core.config import Execution
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId
+from naspipe.config.definition import Execution
+from naspipe.config.ids import FIRST_STREAM, AccessKind, LayerId, SequenceId, StageId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.space import Space
+from naspipe.config.steps import Steps
 from naspipe.core.parcels import LAYER, Parcel
-from naspipe.core.partition import Partition
-from naspipe.core.space import Space
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.frontend.simulation.scenario import DATA_INFO
 from naspipe.planning.cost import CostTable, LayerCost

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from naspipe.core.blocks.setting_decisions import SettingDecisions
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Elastic, Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Elastic, SettingDecisions, Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.planning.size import SizeTable
 from naspipe.runtime.jobs.workload import Workload

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import CHAIN, Wiring
 from naspipe.core.ports import DispatchOrder
-from naspipe.core.steps import Steps
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN, Wiring
 from naspipe.stage.builder import register_order
 from naspipe.stage.ready import ReadyTasks
 from naspipe.stage.work import Progress, Work

@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from naspipe.core.errors import NaspipeError  # noqa: E402
+from naspipe.config.errors import NaspipeError  # noqa: E402
 from scripts.paper.common import Options, keep, show  # noqa: E402
 from scripts.paper.summary import write_summary  # noqa: E402
 

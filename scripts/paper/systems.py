@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import search_spaces
-from naspipe.core.config import Definition, Execution, Recipe
+from naspipe.config.definition import Definition, Execution, Recipe
 from naspipe.frontend.simulation.scenario import Scenario, table5_scenario
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.sim.outcome import bound_of, outcome_of

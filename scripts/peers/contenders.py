@@ -104,7 +104,7 @@ PEERS = {
 
 def _cut(work: Work) -> int:
     """Where ScheduleGPipe's stages part: naspipe's balanced partition of the same subnet."""
-    from naspipe.core.config import Execution
+    from naspipe.config.definition import Execution
     from naspipe.frontend.given.run_plan import measured_costs
     from naspipe.planning.balance import balanced_partition
 

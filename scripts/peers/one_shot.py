@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from naspipe.core.space import Shared
+from naspipe.config.space import Shared
 from naspipe.runtime.jobs.workload import Workload
 from scripts.peers.work import SEED, Work, figures, made, optimizer_of
 

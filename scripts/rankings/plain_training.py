@@ -12,8 +12,8 @@ from typing import Any
 from scripts.rankings.cell_space import Setting, torch
 from scripts.rankings.unit_keys import Unit
 
-from naspipe.core.config import Recipe  # isort: skip
-from naspipe.core.recipe import learning_rate  # isort: skip
+from naspipe.config.definition import Recipe  # isort: skip
+from naspipe.config.recipe import learning_rate  # isort: skip
 from naspipe.runtime.devices.determinism import (  # isort: skip
     deterministic_torch,
     layer_seed,

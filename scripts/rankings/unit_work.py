@@ -19,7 +19,7 @@ from scripts.rankings.plain_search import METHODS
 from scripts.rankings.plain_training import forward, train_plainly
 from scripts.rankings.unit_keys import Unit, key_of
 
-from naspipe.core.errors import NotFiniteError  # isort: skip
+from naspipe.config.errors import NotFiniteError  # isort: skip
 from naspipe.runtime.devices.environment import describe_environment  # isort: skip
 from naspipe.streams.from_file import write_stream  # isort: skip
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.steps import ONE_PASS
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import PLAIN
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
+from naspipe.config.steps import ONE_PASS
+from naspipe.config.wiring import PLAIN
 from naspipe.schedule.invariants import violations
 from naspipe.sim.driver import simulate
 from naspipe.stage.builder import build_admission, build_controller, new_history

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.partition import make_partition
-from naspipe.core.steps import Steps
+from naspipe.config.partition import make_partition
+from naspipe.config.steps import Steps
 from naspipe.planning.partitions import register_placement
 from tests.capabilities import simulated
 from tests.equivalence import spaces

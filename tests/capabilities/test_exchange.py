@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
-from naspipe.core.wiring import Wiring
+from naspipe.config.ids import AccessKind
+from naspipe.config.wiring import Wiring
 from naspipe.runtime.blocks.exchanges import register_exchange
 from naspipe.stage.gates import StepGate
 from tests.capabilities import plain, simulated

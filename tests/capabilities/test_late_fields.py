@@ -11,8 +11,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
-from naspipe.core.wiring import StreamWiring, Wiring
+from naspipe.config.ids import AccessKind
+from naspipe.config.wiring import StreamWiring, Wiring
 from tests.capabilities import simulated
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
-from naspipe.core.wiring import StreamWiring, Wiring
+from naspipe.config.ids import AccessKind
+from naspipe.config.wiring import StreamWiring, Wiring
 from naspipe.trace.results.losses_file import read_losses
 from scripts.paper.costs import RandomCosts
 from tests.capabilities import plain, simulated

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
-from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
+from naspipe.config.ids import AccessKind
+from naspipe.config.wiring import StreamWiring, Tap, TapRole, Wiring
 from tests.capabilities import plain, simulated
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch

@@ -12,7 +12,7 @@ from torch import nn
 import naspipe as npp
 import search_spaces
 from naspipe.cli.main import main
-from naspipe.core.access import AccessKind
+from naspipe.config.ids import AccessKind
 from naspipe.data import open_data
 from naspipe.frontend.given.workloads import find_workload
 from naspipe.trace.access.log import read_run_accesses

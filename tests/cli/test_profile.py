@@ -10,7 +10,7 @@ import pytest
 
 from naspipe.cli import main as cli
 from naspipe.cli.profile import summarize_kinds
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.space import Block, Shared, Space
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.size import LayerSize, SizeTable
 from naspipe.runtime.measuring import profiler

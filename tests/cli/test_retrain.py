@@ -13,7 +13,7 @@ import pytest
 
 import naspipe
 from naspipe.cli.main import main
-from naspipe.core.errors import UsersCodeError
+from naspipe.config.errors import UsersCodeError
 from naspipe.frontend.search.alone import workload_alone
 from naspipe.search.retrained import chosen, read_retrained
 from naspipe.search.run_searches import find_search

@@ -8,8 +8,8 @@ import pytest
 
 from naspipe.cli.main import main
 from naspipe.cli.options import page
-from naspipe.core.config import Definition, Execution, Recipe
-from naspipe.core.settings.declare import declared
+from naspipe.config.definition import Definition, Execution, Recipe
+from naspipe.config.settings import declared
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -10,7 +10,7 @@ import pytest
 
 from naspipe.cli import teach
 from naspipe.cli.main import main
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.registries.teacher_keys import own_pair
 from naspipe.trace.reading.compare import compare_runs
 from naspipe.trace.results.teacher_events import read_teacher_events

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 from naspipe.data.cache import Description, default_root, open_prepared, publish
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 from naspipe.data import debian
 from naspipe.data.debian import unpacked
 

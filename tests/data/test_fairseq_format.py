@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 from naspipe.data.dictionary import build_dictionary, read_dictionary, write_dictionary
 from naspipe.data.fairseq_format import open_tokens, write_mmap
 

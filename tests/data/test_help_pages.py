@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.errors import DataError
+from naspipe.config.errors import DataError
 from naspipe.data.help_pages import pair_pages, read_paragraphs
 from naspipe.data.sentence_pairs import SPLITS, is_clean, split_of, split_pairs
 from naspipe.data.subwords import SubwordCutter, learn_merges, words_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from naspipe.core.errors import ConfigError, DataError
+from naspipe.config.errors import ConfigError, DataError
 from naspipe.data import digits, image_folder
 from naspipe.data.idx import read_idx
 from naspipe.data.images import ArraySource, ImageData, keyed_random

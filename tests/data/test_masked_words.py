@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data import MaskedWords, TranslationData, open_data, prepare
 from naspipe.data.dictionary import PADDING
 from naspipe.data.fairseq_format import write_mmap

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from naspipe.cli import data as data_cli
-from naspipe.core.errors import ConfigError, DataError
+from naspipe.config.errors import ConfigError, DataError
 from naspipe.data import ImageData, TranslationData, open_data, prepare
 from naspipe.data.dictionary import read_dictionary
 

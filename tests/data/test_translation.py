@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from naspipe.core.errors import ConfigError, DataError
+from naspipe.config.errors import ConfigError, DataError
 from naspipe.data.dictionary import write_dictionary
 from naspipe.data.fairseq_format import write_mmap
 from naspipe.data.translation import TranslationData

@@ -17,8 +17,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.settings.allowed import at_least
-from naspipe.core.settings.declare import Flag, setting
+from naspipe.config.settings import Flag, at_least, setting
 from naspipe.streams.from_file import read_stream
 from tests.docs import readers
 from tests.docs.test_pages import PAGES

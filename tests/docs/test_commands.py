@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import SUBCOMMANDS, _load, build_parser, main
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from tests.docs.test_pages import PAGES, ROOT
 
 COMMAND = re.compile(r"^    +(?:\S+ -m )?naspipe ((?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE)

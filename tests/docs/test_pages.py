@@ -143,7 +143,7 @@ def test_the_drawings_are_those_of_the_import_contracts() -> None:
         for each in contracts["tool"]["importlinter"]["contracts"]
         if each["type"] == "layers"
     }
-    assert len(named) == 5
+    assert len(named) == 4
     assert [name for name, layers in named.items() if layers not in drawings()] == []
 
 

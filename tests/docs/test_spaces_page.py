@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.ids import FIRST_STREAM, LayerId
+from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.runtime.sketching.alike_candidates import alike_note
 from naspipe.runtime.sketching.sketched import SketchedLayers
 from tests.test_architecture import ROOT, product

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli import teach, train
-from naspipe.core.config import Settings, apply_settings
+from naspipe.config.definition import Settings, apply_settings
 from tests.test_architecture import ROOT
 
 KUBERNETES = ROOT / "docs/teachers-kubernetes.yaml"

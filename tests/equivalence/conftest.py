@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from naspipe.core.settings.execution import Execution
+from naspipe.config.execution import Execution
 from tests.registries import orders_for_comparison
 
 BACKWARDS = ("whole", "split")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from naspipe.core.rules import Frozen
+from naspipe.config.rules import Frozen
 from naspipe.trace.reading.compare import Comparison, RecordedRun
 from naspipe.trace.reading.differences import checkpoint_differences, loss_differences
 from naspipe.trace.results.losses_file import Loss

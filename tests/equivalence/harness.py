@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 
 import naspipe
-from naspipe.core.partition import make_partition
-from naspipe.core.rules import Every, Frozen, Lag
-from naspipe.core.space import Elastic
+from naspipe.config.partition import make_partition
+from naspipe.config.rules import Every, Frozen, Lag
+from naspipe.config.space import Elastic
 from naspipe.planning.partitions import PLACEMENTS
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.layers import layer_store

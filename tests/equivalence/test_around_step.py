@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.recipe import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.runtime.stepping import around_step
 from naspipe.runtime.stepping.optimizers import PER_LAYER
 from tests.equivalence import spaces

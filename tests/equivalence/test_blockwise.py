@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import RunInterruptedError
-from naspipe.core.partition import Partition
+from naspipe.config.errors import RunInterruptedError
+from naspipe.config.partition import Partition
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import read_run_accesses

@@ -6,7 +6,7 @@ import pytest
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 from naspipe.frontend.simulation.blockwise_plans import blockwise_plans
 from naspipe.frontend.training.distillation import blockwise_streams
 from naspipe.sim import simulation

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 import naspipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.given import drawn_source
 from naspipe.frontend.training import beginnings
 from tests.equivalence import spaces, test_teachers

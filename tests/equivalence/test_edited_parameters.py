@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import parse_rule
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import parse_rule
 from tests.equivalence.harness import check
 
 LOSS = nn.CrossEntropyLoss()

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.rules import parse_rule
+from naspipe.config.rules import parse_rule
 from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence import spaces

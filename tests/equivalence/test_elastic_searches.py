@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.export.pytorch_form import load_pytorch
 from naspipe.runtime.devices.determinism import deterministic_torch
 from tests.equivalence import elastic_spaces as elastic

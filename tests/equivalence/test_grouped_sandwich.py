@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.ids import LayerId
-from naspipe.core.steps import recorded_steps
-from naspipe.core.wiring import CHAIN
+from naspipe.config.ids import LayerId
+from naspipe.config.steps import recorded_steps
+from naspipe.config.wiring import CHAIN
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.sketching.layer_sizes import buffered_layers
 from naspipe.schedule.invariants import violations

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.search.strategies import Evolution
 from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces

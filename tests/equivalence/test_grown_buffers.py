@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import interrupt_and_resume
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.runtime.labels.label_file import LabelFile
 from naspipe.runtime.labels.label_network import LabelNetwork
 from naspipe.trace.reading.compare import compare_runs

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import NaspipeError
+from naspipe.config.errors import NaspipeError
 
 ROWS, WIDTH = 64, 4096
 

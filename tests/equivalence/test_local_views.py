@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
+from naspipe.config.ids import AccessKind
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.access.log import read_joint_accesses
 from naspipe.trace.reading.compare import compare_runs

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError, RunInterruptedError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError, RunInterruptedError
+from naspipe.config.space import Space
 from naspipe.runtime.blocks.objectives import EndObjective, LayerObjective
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.trace.reading.compare import compare_runs

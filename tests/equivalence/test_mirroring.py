@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
+from naspipe.config.ids import AccessKind
 from naspipe.planning.rotation import RotatedPlacement
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.trace.access.log import read_run_accesses

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import RunInterruptedError
-from naspipe.core.recipe import Recipe, learning_rate
+from naspipe.config.errors import RunInterruptedError
+from naspipe.config.recipe import Recipe, learning_rate
 from naspipe.mixed import mixed_edge
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_torch

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.stage.ready import ReadyTasks

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import naspipe as npp
+from naspipe.config.rules import MomentumUpdate
 from naspipe.runtime.blocks import updates
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.teaching.momentum_update import MomentumUpdate
 from tests.equivalence import spaces
 from tests.equivalence.momentum_runs import differences, plain, train
 

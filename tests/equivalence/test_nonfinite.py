@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import NotFiniteError
+from naspipe.config.errors import NotFiniteError
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
 from tests.thinned import long

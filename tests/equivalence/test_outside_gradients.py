@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError, NaspipeError
+from naspipe.config.errors import ConfigError, NaspipeError
 
 WEIGHTS = nn.Parameter(torch.zeros(2))
 FEATURES: dict[str, torch.Tensor] = {}

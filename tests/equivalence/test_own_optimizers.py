@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.recipe import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.frontend.checks import own_optimizers
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.frontend.given.keywords import Stated

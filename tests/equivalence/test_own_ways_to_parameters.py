@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import naspipe as npp
-from naspipe.core.rules import parse_rule
+from naspipe.config.rules import parse_rule
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
 from tests.thinned import long

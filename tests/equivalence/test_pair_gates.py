@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.mixed import MixedEdge, PairEdge, alphas
 from tests.equivalence.harness import assert_same_bits, plain_torch
 from tests.equivalence.plain_pairs import PlainPairs

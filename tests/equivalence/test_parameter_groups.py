@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.recipe import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.runtime.layers import stored_layer
 from naspipe.runtime.stepping import around_step, optimizers, own_steps, parameter_names
 from tests.equivalence import spaces

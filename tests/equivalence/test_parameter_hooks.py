@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from tests.keyed_draws import start_draws
 
 STEPS = 6

@@ -10,10 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
-from naspipe.core.config import Recipe
-from naspipe.core.ids import LayerId
-from naspipe.core.steps import Steps, parse_passes
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import AccessKind, LayerId
+from naspipe.config.steps import Steps, parse_passes
 from naspipe.core.task import TaskKind
 from naspipe.runtime.blocks.sums import Fold
 from naspipe.runtime.sketching.layer_sizes import buffered_layers

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import naspipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_loop

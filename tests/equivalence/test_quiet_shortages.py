@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.memory import shortages
 from naspipe.runtime.memory.placement import Placement
 from tests.equivalence import spaces

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.settings import schedules
+from naspipe.config.recipe import in_cycle
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.faults.helpers import Calm, Ends, fail
@@ -78,9 +78,8 @@ def test_rates_go_on_behind_a_checkpoint(tmp_path, form):
 
 def test_a_broken_rule_is_seen(tmp_path, monkeypatch):
     """A cycle that is one step too long."""
-    usual = schedules.in_cycle
     monkeypatch.setattr(
-        "naspipe.core.recipe.in_cycle", lambda at, first, growth: usual(at, first + 1, growth)
+        "naspipe.config.recipe.in_cycle", lambda at, first, growth: in_cycle(at, first + 1, growth)
     )
     given, plain = FORMS["restarts"]
     run = train(tmp_path / "run", stages=1, **given)

@@ -10,7 +10,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.recipe_file import FOLDER, read_recipe
+from naspipe.config.recipe_file import FOLDER, read_recipe
 from naspipe.search.greedy import GreedyPool
 from naspipe.search.strategies import STRATEGIES
 from naspipe.streams.from_file import read_stream

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.trace.access.log import read_run_accesses
 from naspipe.trace.reading.metrics import hit_rate
 from tests.equivalence import spaces

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
 from naspipe.runtime.checkpoints import restored
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.schedule.versions import VersionBook

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.rules import Every, Lag, OwnStep, parse_rule
+from naspipe.config.rules import Every, Lag, OwnStep, parse_rule
 from naspipe.runtime.layers import stored_layer
 from naspipe.runtime.stepping import own_steps
 from tests.equivalence import spaces

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.rules import Lag
+from naspipe.config.rules import Lag
 from naspipe.runtime.blocks import split_backward
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.blocks.pass_state import PassState

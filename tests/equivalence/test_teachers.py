@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
+from naspipe.config.ids import AccessKind
 from naspipe.export.pytorch_form import load_pytorch
 from naspipe.runtime.blocks.objectives import EndObjective
 from naspipe.streams.from_file import read_stream

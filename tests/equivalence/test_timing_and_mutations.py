@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import InvariantError, StageFailedError
+from naspipe.config.errors import InvariantError, StageFailedError
 from naspipe.frontend.training import training
 from naspipe.runtime.blocks import segment
 from naspipe.runtime.blocks.compute import StageCompute

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from torch import nn
 
-from naspipe.core.access import AccessKind
-from naspipe.core.rules import Exact, parse_rule
+from naspipe.config.ids import AccessKind
+from naspipe.config.rules import Exact, parse_rule
 from naspipe.trace.access.log import read_run_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless

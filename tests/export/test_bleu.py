@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data.dictionary import EOS, PADDING
 from naspipe.export.assembly import ChainLayer, ModuleChain
 from naspipe.export.translation import BeamOptions, translate, words_of

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import naspipe as npp
-from naspipe.core.wiring import CREDIT
+from naspipe.config.wiring import CREDIT
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.blocks.updates import StageUpdates
 from naspipe.runtime.wire.messages import InputMessage

@@ -14,7 +14,7 @@ import torch
 import zmq
 
 import naspipe as npp
-from naspipe.core.config import Recipe
+from naspipe.config.definition import Recipe
 from naspipe.core.task import Task, TaskKind
 from naspipe.frontend.teaching.label_writing import label_workload
 from naspipe.runtime.labels.label_messages import (

@@ -17,10 +17,10 @@ import torch
 
 from naspipe.cli import train
 from naspipe.cli.train import StreamOptions, parse_streams
-from naspipe.core.config import Settings, apply_settings
-from naspipe.core.errors import ConfigError, DataError, LogError, TransportError
-from naspipe.core.ids import LayerId, WorkerId
-from naspipe.core.recipe_file import read_recipe
+from naspipe.config.definition import Settings, apply_settings
+from naspipe.config.errors import ConfigError, DataError, LogError, TransportError
+from naspipe.config.ids import LayerId, WorkerId
+from naspipe.config.recipe_file import read_recipe
 from naspipe.core.task import Task, TaskKind
 from naspipe.data.fairseq_format import open_tokens, write_mmap
 from naspipe.runtime.processes.hosts import read_word

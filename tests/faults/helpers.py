@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import naspipe
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.trace.reading.compare import compare_runs
 from tests.equivalence import spaces
 

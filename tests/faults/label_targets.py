@@ -9,7 +9,7 @@ from zlib import crc32
 import msgpack
 import torch
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.errors import ConfigError, TransportError
 from naspipe.runtime.labels.label_file import LabelFile, LabelWriter
 from naspipe.runtime.labels.label_messages import (
     Hello,

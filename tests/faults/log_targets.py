@@ -6,9 +6,8 @@ import struct
 
 import msgpack
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import LogError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import LogError
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.trace.access.event_log import read_events
 from naspipe.trace.access.log import read_access_log
 from naspipe.trace.access.segments import MAGIC, SCHEMA_VERSION, encode_segment, segment_parts

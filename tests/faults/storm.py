@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import naspipe
-from naspipe.core.partition import Partition
+from naspipe.config.partition import Partition
 from naspipe.core.task import TaskKind
 from naspipe.planning.partitions import PLACEMENTS
 from naspipe.runtime.blocks.compute import StageCompute

@@ -17,8 +17,8 @@ import pytest
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.errors import StorageError
-from naspipe.core.wording.in_python import in_python
+from naspipe.config.errors import StorageError
+from naspipe.config.messages import in_python
 from naspipe.trace.results.reserved_space import RESERVED
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train

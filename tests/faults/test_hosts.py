@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.training import assignment, training, workers
 from naspipe.runtime.processes.rendezvous import Worker
 from naspipe.trace.reading.compare import compare_runs

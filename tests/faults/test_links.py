@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from naspipe.core.errors import StageFailedError
+from naspipe.config.errors import StageFailedError
 from naspipe.runtime.wire import transport
 from naspipe.runtime.worker import stage_process
 from naspipe.trace.reading.compare import compare_runs

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from naspipe.core.errors import ConfigError, LogError
+from naspipe.config.errors import ConfigError, LogError
 from naspipe.runtime.processes.claim import Claim
 from naspipe.runtime.processes.publishing import merge_parts
 from naspipe.trace.results import losses_file

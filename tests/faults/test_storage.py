@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import naspipe as npp
-from naspipe.core.errors import LogError, StorageError
+from naspipe.config.errors import LogError, StorageError
 from naspipe.runtime.checkpoints.checkpoint_part import Part
 from naspipe.runtime.wire.reports import Observer
 from naspipe.trace.access.log import AccessLogWriter

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.runtime.wire.private_directories import SOCKETS_PREFIX, private_directory, sweep
 from tests.equivalence import spaces
 from tests.faults.helpers import LAUNCHER, Calm, Ends, assert_identical, train

@@ -17,8 +17,8 @@ import zmq
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import NaspipeError, TransportError
-from naspipe.core.ids import StageId
+from naspipe.config.errors import NaspipeError, TransportError
+from naspipe.config.ids import StageId
 from naspipe.core.task import Task, TaskKind
 from naspipe.frontend.training.assignment import started_by
 from naspipe.runtime.processes.claim import end_processes

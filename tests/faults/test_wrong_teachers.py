@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import naspipe as npp
-from naspipe.core.errors import StageFailedError
+from naspipe.config.errors import StageFailedError
 from naspipe.runtime.labels.label_network import LabelNetwork
 from naspipe.runtime.teachers.teacher_server import TeacherServer
 from naspipe.trace.results.teacher_events import read_teacher_events

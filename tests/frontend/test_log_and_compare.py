@@ -12,7 +12,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.cli.log import _unused, folded
 from naspipe.cli.main import main
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.trace.reading.compare import RecordedRun
 from tests.equivalence import spaces

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import naspipe as npp
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.trace.results.run_directory import RunDirectory
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits

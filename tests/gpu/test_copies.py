@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.ids import Version
-from naspipe.core.rules import Exact
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import Version
+from naspipe.config.rules import Exact
 from naspipe.runtime.devices.clock import open_clock
 from naspipe.runtime.devices.determinism import seed_draws
 from naspipe.runtime.devices.gpus import find_gpus

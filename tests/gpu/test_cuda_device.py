@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import FIRST_STREAM, LayerId, Version
-from naspipe.core.rules import Exact
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import FIRST_STREAM, LayerId, Version
+from naspipe.config.rules import Exact
 from naspipe.runtime.devices.device_budget import DeviceMemoryError
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.devices.open_device import open_device

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.rules import Every
+from naspipe.config.rules import Every
 from naspipe.frontend.training import training
 from naspipe.runtime.wire import device_rings
 from tests.equivalence import spaces

@@ -8,7 +8,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 from naspipe.core.parcels import LAYER, STATE
 from tests.happens_before.clocks import Recorder
 from tests.happens_before.torch_on_gpu import torch_on_gpu

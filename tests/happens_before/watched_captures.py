@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId
+from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StageId
 from naspipe.runtime.checkpoints import capture_memory, capturing, checkpoint_part
 from naspipe.runtime.checkpoints.capture_memory import Block, Captured, Span
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, Version
-from naspipe.core.rules import Exact
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, Version
+from naspipe.config.rules import Exact
+from naspipe.config.space import Block, Shared, Space
 from naspipe.runtime.layers.layer_layout import StateSizes
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from tests.happens_before.clocks import Recorder, WrongBytesError

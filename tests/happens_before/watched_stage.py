@@ -12,9 +12,9 @@ from collections import deque
 
 import torch
 
+from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StageId
 from naspipe.core.commands import PushVersion
 from naspipe.core.events import LayerLoaded
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StageId
 from naspipe.core.parcels import LAYER, Parcel
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.devices.cuda_device import CudaDevice

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import zmq
 
-from naspipe.core.ids import WorkerId
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.devices.staging import Staging
 from naspipe.runtime.wire import shared_rings, tensor_codec, transport
 from naspipe.runtime.wire.messages import read_message, stage_frames

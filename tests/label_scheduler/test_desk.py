@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.label_scheduler.scheduler import DeskSettings
 from tests.label_scheduler.at_desk import AtDesk
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.label_scheduler.rates import busy_share, online_rate, teachers_needed
 
 

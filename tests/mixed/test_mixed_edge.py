@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.mixed import Alpha, MixedEdge
 from naspipe.mixed.rounds import ARCHITECTURE, WEIGHTS
 

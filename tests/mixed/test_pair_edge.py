@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.recipe import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.mixed import Alpha, PairEdge
 from naspipe.mixed.rounds import ARCHITECTURE, WEIGHTS
 from naspipe.runtime.stepping.optimizers import make_optimizer

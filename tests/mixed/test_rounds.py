@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.mixed import Rounds
 from naspipe.mixed.rounds import ARCHITECTURE
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe
-from naspipe.core.errors import NaspipeError
+from naspipe.config.errors import NaspipeError
 from naspipe.nni import candidates, proof
 from naspipe.nni.proof import cover
 from tests.nni.chain import differing, samples

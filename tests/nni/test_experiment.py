@@ -13,7 +13,7 @@ from nni.nas.strategy import DARTS, TPE, GridSearch, Random, RegularizedEvolutio
 from torch import nn
 from torch.utils.data import Dataset, WeightedRandomSampler
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.experiment.evaluators import evaluated
 from naspipe.export.assembly import assemble, calibrate
 from naspipe.nni import NasExperiment

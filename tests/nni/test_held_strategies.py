@@ -13,7 +13,7 @@ from nni.nas.strategy import TPE, GridSearch, Random, RegularizedEvolution
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.search.strategies import Evolution
 from naspipe.streams.from_file import read_stream
 from tests.faults.helpers import Calm, Ends, fail

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.export.pytorch_form import load_pytorch
 from naspipe.nni.adapter import proof_of
 from tests.nni.spaces import batches

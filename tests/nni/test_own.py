@@ -14,7 +14,7 @@ from nni.nas.hub.pytorch.modules import NasBench101Cell
 from torch import nn
 
 import naspipe
-from naspipe.core.space import Block
+from naspipe.config.space import Block
 from naspipe.trace.access.decided import Decided
 from tests.nni.chain import differing, fixed_model, forward, layers, samples
 from tests.nni.spaces import batches, make

@@ -13,7 +13,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.errors import StageFailedError
+from naspipe.config.errors import StageFailedError
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.trace.reading.compare import compare_runs
 from tests.nni.spaces import Residual, batches, make

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from naspipe.core.user_code import is_same_name
+from naspipe.config.user_code import is_same_name
 
 SCRIPT = """\
 import naspipe

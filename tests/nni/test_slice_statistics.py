@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import VerificationError
+from naspipe.config.errors import VerificationError
 from naspipe.runtime.devices.determinism import layer_seed, seed_draws
 from naspipe.runtime.evaluating import evaluation
 from naspipe.runtime.evaluating.naswot import Naswot

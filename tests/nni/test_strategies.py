@@ -13,7 +13,7 @@ from numpy.random import RandomState
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.nni.strategies import STRATEGIES, adopt
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.from_file import read_stream

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.partition import Partition
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.partition import Partition
 from naspipe.planning.balance import balanced_partition
 
 costs = st.lists(

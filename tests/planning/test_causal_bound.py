@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.ids import INITIAL, SequenceId, StreamId
-from naspipe.core.layer_rules import rule_of, rule_with_state
-from naspipe.core.rules import Exact, Frozen, Lag
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import INITIAL, SequenceId, StreamId, Subnet
+from naspipe.config.rules import Exact, Frozen, Lag, rule_of, rule_with_state
 from naspipe.planning.causal_bound import causal_bound, chain_lengths, side_by_side
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts

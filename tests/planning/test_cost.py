@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.core.ids import SequenceId, StreamId
-from naspipe.core.space import Block, Shared, Space
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import SequenceId, StreamId, Subnet
+from naspipe.config.space import Block, Shared, Space
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind, mean_costs
 from naspipe.planning.size import LayerSize, SizeTable
 

@@ -7,10 +7,10 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import Exact
+from naspipe.config.steps import Steps
 from naspipe.core.events import Priorities
-from naspipe.core.rules import Exact
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
 from naspipe.planning.causal_bound import chain_lengths
 from naspipe.planning.cost import CostTable, LayerCost
@@ -86,9 +86,8 @@ def test_it_is_faster_where_subnets_conflict():
     """A stream of the kind that uniform sampling gives: conflicts between neighbours."""
     import random
 
-    from naspipe.core.ids import SequenceId, StreamId
-    from naspipe.core.partition import Partition
-    from naspipe.core.subnet import Subnet
+    from naspipe.config.ids import SequenceId, StreamId, Subnet
+    from naspipe.config.partition import Partition
 
     draw = random.Random(1)
     rules = [Exact()] * 24

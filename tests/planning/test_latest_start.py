@@ -8,11 +8,10 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Frozen
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Frozen
+from naspipe.config.steps import Steps
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.critical_path import critical_path_priorities
 from naspipe.planning.latest_start import CutStream, latest_start_priorities

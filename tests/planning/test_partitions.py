@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import SequenceId, StageId, StreamId
-from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import SequenceId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.partitions import COUNTED, KEPT, NEAR, Partitioner, peak_to_mean
 

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import Exact
 from naspipe.frontend.simulation.scenario import table5_scenario
 from naspipe.planning import latest_start
 from naspipe.planning.cost import CostTable, LayerCost

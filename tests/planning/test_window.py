@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.planning.window import plan_window
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from naspipe.core.access import AccessKind
+from naspipe.config.ids import AccessKind
 from naspipe.report.chrome_trace import trace_events, write_chrome_trace
 from naspipe.report.recorded import Recorded, read_run
 from tests.trace.fake_run import CHAINS, FakeRun, sequential_accesses

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.ids import Access, AccessKind
 from naspipe.report.needs import Schedule
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, StreamId
+from naspipe.config.ids import Access, AccessKind, LayerId, StreamId
 from naspipe.report.in_words import in_words, limits
 from naspipe.report.recorded import Recorded, read_run
 from naspipe.report.run_tables import run_tables

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.steps import Steps
+from naspipe.config.ids import Access, AccessKind
+from naspipe.config.steps import Steps
 from naspipe.report.needs import Schedule
 from naspipe.report.reductions import Reason
 from naspipe.report.waits import explain_waits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.steps import Steps
+from naspipe.config.ids import Access, AccessKind
+from naspipe.config.steps import Steps
 from naspipe.report.needs import Needs, Schedule
 from naspipe.report.reductions import Held, Reason, Reductions
 from naspipe.report.run_tables import reduction_columns

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.report.searches import search_tables, winning

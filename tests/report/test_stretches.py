@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.report import recorded
 from naspipe.report.recorded import Asked, read_run
 from naspipe.report.run_tables import run_tables

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId, StreamId
-from naspipe.core.steps import Steps
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Access, AccessKind, LayerId, StreamId
+from naspipe.config.steps import Steps
 from naspipe.report.needs import Schedule
 from naspipe.report.recorded import read_run
 from naspipe.report.reductions import Reason

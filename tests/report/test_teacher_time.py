@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.report.reductions import Reason
 from naspipe.report.teachers import with_teacher
 from naspipe.report.waits import Wait

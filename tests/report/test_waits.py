@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.ids import Access, AccessKind
 from naspipe.report.needs import Schedule
 from naspipe.report.reductions import Reason
 from naspipe.report.waits import Wait, explain_waits

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
+from naspipe.config.ids import AccessKind, LayerId
 from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
-from naspipe.core.ids import LayerId
 from naspipe.residency.forecast import Drawn, Forecast
 from naspipe.residency.manager import ResidencyManager
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import AccessKind, LayerId
 from naspipe.residency.all_resident import AllResident
 from naspipe.residency.manager import ResidencyManager
 

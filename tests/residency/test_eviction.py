@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 from naspipe.residency.eviction import Candidate, choose_victims, eviction_order
 
 A, B, C, D = (LayerId(0, 0, candidate) for candidate in range(4))

@@ -7,7 +7,7 @@ from itertools import count, islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 from naspipe.residency.forecast import Drawn, Forecast
 
 A, B, C, D = (LayerId(0, 0, candidate) for candidate in range(4))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId
 from naspipe.residency.ledger import LayerState, Ledger
 
 A, B, EMPTY, SHARED = (LayerId(0, block, 0) for block in (1, 2, 3, 4))

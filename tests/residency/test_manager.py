@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.residency.forecast import Drawn, Forecast
 from naspipe.residency.prefetch import FAR, LEAST_AHEAD, MOST_AHEAD
 from tests.residency.device import WRITE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
 from tests.residency.device import BACKWARD, FORWARD, WRITE, Size
 from tests.residency.told import Told, layer, shown
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 from naspipe.residency.prefetch import LEAST_AHEAD
 from tests.residency.device import FORWARD, Case, Sizes
 from tests.residency.told import ahead

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from naspipe.config.ids import LayerId
 from naspipe.core.commands import EvictLayer, LoadLayer, SaveLayer
-from naspipe.core.ids import LayerId
 from naspipe.residency.forecast import Drawn, Forecast
 from naspipe.residency.manager import ResidencyManager
 from tests.residency.device import FORWARD, Size, Sizes

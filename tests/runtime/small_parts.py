@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import FIRST_STREAM, LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
+from naspipe.config.space import Block, Shared, Space
 from naspipe.core.events import Planned
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.space import Block, Shared, Space
-from naspipe.core.subnet import Subnet
 from naspipe.runtime.jobs.workload import Workload
 from tests.equivalence.harness import oracle_of
 

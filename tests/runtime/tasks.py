@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.core.ids import FIRST_STREAM
+from naspipe.config.ids import FIRST_STREAM
 from naspipe.core.task import Task
 
 

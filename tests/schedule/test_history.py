@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
 from naspipe.core.events import SubnetAdmitted
-from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.history import History
 from naspipe.schedule.uses import Uses

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId
-from naspipe.core.rules import Exact, Frozen, Lag
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Access, AccessKind, LayerId, Subnet
+from naspipe.config.rules import Exact, Frozen, Lag
 from naspipe.schedule.invariants import violations
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE

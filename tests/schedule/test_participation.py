@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.core.partition import Partition, make_partition
-from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
+from naspipe.config.partition import Partition, make_partition
+from naspipe.config.wiring import StreamWiring, Tap, TapRole, Wiring
 from naspipe.schedule.participation import participants
 
 

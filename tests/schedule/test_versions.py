@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.rules import Every, Exact, Frozen, Lag
-from naspipe.core.subnet import Subnet
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import INITIAL, LayerId, Subnet
+from naspipe.config.rules import Every, Exact, Frozen, Lag
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.versions import Ticket, VersionBook
 from tests.strategies import pipelines, rules_of_shared, sees

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.sim.simulation import simulate_run
 from scripts import bench_groups

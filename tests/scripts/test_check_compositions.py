@@ -13,9 +13,9 @@ from typing import get_args
 
 import pytest
 
-from naspipe.core.config import MOMENTUM, Execution, Recipe
-from naspipe.core.rules import Follows, Rule, parse_rule
-from naspipe.core.settings.declare import declared
+from naspipe.config.definition import MOMENTUM, Execution, Recipe
+from naspipe.config.rules import Follows, Rule, parse_rule
+from naspipe.config.settings import declared
 from scripts import check_compositions
 from scripts.compositions import runs
 from scripts.compositions.broken import FAULTS

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
+from naspipe.config.definition import Recipe
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from scripts import check_memory

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from naspipe.core.access import AccessKind
+from naspipe.config.ids import AccessKind
 from scripts import compare_code
 from scripts.comparing import speed
 from scripts.comparing.versions import CompareError, Version

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import AccessKind, Subnet
+from naspipe.config.rules import Exact
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.chains import Chain, Stream

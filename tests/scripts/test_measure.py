@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from scripts import measure
 from scripts.measure import MORE, ROOT, ROWS, Seconds, commit_of, run_one
 

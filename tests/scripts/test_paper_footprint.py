@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from scripts.paper.footprint import (
     SYSTEMS,
     Footprint,

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.partition import make_partition
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.partition import make_partition
 from naspipe.planning.cost import CostTable
 from scripts.paper import figure8, figure14, published, table6
 from scripts.paper.common import Options

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Block, Shared, Space
 from naspipe.runtime.jobs.workload import Workload
 from scripts.paper.measured_footprints import measure_footprints
 

@@ -7,11 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import StreamId
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
+from naspipe.config.ids import AccessKind, StreamId, Subnet
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import StreamWiring, Tap, TapRole, Wiring
 from scripts.paper import orders
 from scripts.paper.costs import RandomCosts
 from scripts.teachers_simulated import Setting, utilisation

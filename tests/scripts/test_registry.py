@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.registries.open_registry import open_registry
 from naspipe.runtime.registries.teacher_card import TeacherCard
 from tests.runtime.registries.servers import PROGRAM, free_port, wait_for_port

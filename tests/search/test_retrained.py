@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy.stats import kendalltau
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.search.limits import Cost
 from naspipe.search.retrained import (
     Retrained,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.search.scores import Scores, told_merit
 
 

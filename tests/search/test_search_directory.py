@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.evaluating.batch_sums import batch_sums
 from naspipe.runtime.measuring.subnet_counts import SubnetCounter
 from naspipe.search.limits import Cost, Limits, parse_count

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.search.scores import Scores, is_score, merit, told_merit
 from naspipe.search.standard_scores import StandardScores
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.search.search_directory import Point, pareto_front
 from naspipe.search.strategies import STRATEGIES, Evolution, make_strategy
 from naspipe.streams.feedback import FeedbackLoop

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import search_spaces
-from naspipe.core.space import Space
+from naspipe.config.space import Space
 
 IMAGES = {"channels": 1, "height": 28, "width": 28, "classes": 10}
 TEXT = {"vocabulary": 50, "padding": 1}

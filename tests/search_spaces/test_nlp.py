@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import search_spaces
-from naspipe.core.space import Block, Space
+from naspipe.config.space import Block, Space
 from search_spaces.nlp.shared_layers import TokenLoss
 from tests.search_spaces import chain
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 import search_spaces
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import AccessKind, LayerId
+from naspipe.config.space import Space
 from search_spaces.table5 import (
     ROWS,
     table5_costs,

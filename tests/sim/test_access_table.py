@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.sim.access_table import AccessTable
 from naspipe.sim.table_metrics import summarize_table
 from naspipe.trace.reading.metrics import summarize

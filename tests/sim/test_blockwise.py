@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from naspipe.core.config import Execution
-from naspipe.core.wiring import TapRole
+from naspipe.config.definition import Execution
+from naspipe.config.wiring import TapRole
 from naspipe.planning.joint_placements import on_one_stage, register_joint_placement
 from naspipe.sim.costs import StreamCosts, TableCosts
 from naspipe.sim.pipeline import plan_pipeline

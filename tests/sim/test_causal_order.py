@@ -5,13 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.layer_rules import PartlyFrozen, rule_of
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Lag
-from naspipe.core.subnet import Subnet
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import INITIAL, AccessKind, LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Lag, PartlyFrozen, rule_of
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook

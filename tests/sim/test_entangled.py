@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.access import AccessKind
-from naspipe.core.config import Execution
-from naspipe.core.rules import Exact, Lag
-from naspipe.core.space import Elastic, Space
-from naspipe.core.steps import ONE_PASS, Steps
+from naspipe.config.definition import Execution
+from naspipe.config.ids import AccessKind
+from naspipe.config.rules import Exact, Lag
+from naspipe.config.space import Elastic, Space
+from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.planning.memory import DeviceSizes, plan_memory
 from naspipe.planning.size import LayerSize, SizeTable

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
+from naspipe.config.steps import Steps
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts
 from naspipe.sim.driver import simulate

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Lag
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Lag
+from naspipe.config.steps import Steps
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook
 from naspipe.stage.clearance import Clearance

@@ -6,15 +6,13 @@ import itertools
 
 import pytest
 
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import AccessKind, SequenceId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
+from naspipe.config.steps import Steps
 from naspipe.core.events import ContributionArrived
-from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.parcels import COPY, LAYER, SUM
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
 from naspipe.schedule.invariants import violations
 from naspipe.sim.driver import simulate_into
 from naspipe.sim.virtual_clock import VirtualClock

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.config.definition import Execution
+from naspipe.config.wiring import CHAIN, CREDIT
 from naspipe.core.commands import RetireSubnet, SendOutput
-from naspipe.core.config import Execution
 from naspipe.core.events import BlockFinished, InputArrived
 from naspipe.core.task import TaskKind
-from naspipe.core.wiring import CHAIN, CREDIT
 from naspipe.sim.pipeline import plan_pipeline
 from naspipe.sim.simulation import simulate_run
 from naspipe.stage.admission import AdmissionWindow

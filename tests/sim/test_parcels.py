@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.sim.costs import TableCosts
 from tests.planning.test_causal_bound import table

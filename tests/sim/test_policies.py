@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
-from naspipe.core.ids import INITIAL
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Frozen
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import INITIAL, AccessKind, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Frozen
 from naspipe.schedule.bsp import BulkPolicy
 from naspipe.schedule.invariants import violations
 from naspipe.sim.driver import simulate

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import search_spaces
+from naspipe.config.ids import Subnet
 from naspipe.core.commands import LoadLayer
-from naspipe.core.subnet import Subnet
 from naspipe.planning.critical_path import critical_path_priorities
 from naspipe.planning.memory import DeviceSizes, plan_memory
 from naspipe.planning.partitions import Partitioner

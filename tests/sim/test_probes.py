@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import InvariantError
-from naspipe.core.partition import make_partition
-from naspipe.core.rules import Exact, Frozen, Lag
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import AccessKind, Subnet
+from naspipe.config.partition import make_partition
+from naspipe.config.rules import Exact, Frozen, Lag
+from naspipe.config.steps import Steps
 from naspipe.core.task import Task
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.layer_invariants import layer_violations

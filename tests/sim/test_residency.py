@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import InvariantError
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, steps_behind
-from naspipe.core.steps import ONE_PASS
-from naspipe.core.subnet import Subnet
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import AccessKind, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, steps_behind
+from naspipe.config.steps import ONE_PASS
 from naspipe.residency.ledger import Ledger
 from naspipe.residency.manager import ResidencyManager
 from naspipe.schedule.invariants import violations

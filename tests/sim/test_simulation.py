@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Exact, Lag
-from naspipe.core.space import Block, Space
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import Exact, Lag
+from naspipe.config.space import Block, Space
 from naspipe.frontend.simulation.scenario import table5_scenario
 from naspipe.planning.causal_bound import causal_bound
 from naspipe.planning.cost import CostTable, LayerCost

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Lag
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import CHAIN
 from naspipe.core.parcels import LAYER
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Lag
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import CHAIN
 from naspipe.frontend.simulation.resimulation import ordered_in
 from naspipe.schedule.invariants import violations
 from naspipe.schedule.versions import VersionBook

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.core.access import AccessKind
+from naspipe.config.ids import AccessKind
 from naspipe.stage.taps import Taps
 from scripts import teachers_simulated
 from scripts.teachers_simulated import Setting, utilisation

@@ -6,14 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Follows, Lag
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import StreamWiring, Tap, TapRole, Wiring
 from naspipe.core.commands import LoadLayer
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Follows, Lag
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import StreamWiring, Tap, TapRole, Wiring
 from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.csp import CausalPolicy
 from naspipe.schedule.followers import Followers

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.access import AccessKind
+from naspipe.config.ids import AccessKind, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
+from naspipe.config.steps import Steps
 from naspipe.core.parcels import LAYER, SUM
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
 from naspipe.runtime.blocks.sums import Tree
 from naspipe.schedule.invariants import violations
 from naspipe.sim.driver import simulate

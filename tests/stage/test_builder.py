@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Exact
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Exact
 from naspipe.stage.builder import ORDERS, POLICIES, build_controller
 from naspipe.stage.controller import StageController
 

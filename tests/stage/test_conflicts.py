@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.rules import Exact, Frozen, Lag
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import Exact, Frozen, Lag
 from naspipe.stage.conflicts import Conflicts
 
 HERE = range(1, 2)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import Access, AccessKind, LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
 from naspipe.core.commands import (
     RecordAccess,
     RetireSubnet,
@@ -12,12 +15,7 @@ from naspipe.core.commands import (
     SendOutput,
     WriteLayer,
 )
-from naspipe.core.errors import InvariantError
 from naspipe.core.events import BlockFinished, InputArrived, SubnetAdmitted, WriteFinished
-from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import parse_task
 from naspipe.stage.builder import build_controller
 from tests.stage.replay import replay

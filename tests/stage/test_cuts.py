@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import INITIAL, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Frozen, Lag
 from naspipe.core.commands import (
     CaptureLayer,
     FinishCut,
@@ -17,12 +21,7 @@ from naspipe.core.commands import (
     RunTask,
     WriteLayer,
 )
-from naspipe.core.errors import InvariantError
 from naspipe.core.events import CutAdmitted, KeptLayer, StageIdle, StreamResumed, SubnetAdmitted
-from naspipe.core.ids import INITIAL
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Frozen, Lag
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import TaskKind
 from naspipe.schedule.history import History
 from naspipe.schedule.invariants import violations

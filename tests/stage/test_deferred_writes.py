@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
 from naspipe.core.commands import RunTask, WriteLayer
 from naspipe.core.events import BlockFinished, Priorities, SubnetAdmitted, WriteFinished
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import TaskKind
 from naspipe.stage import writes
 from naspipe.stage.builder import build_controller

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from naspipe.config.ids import LayerId, StageId
 from naspipe.core.commands import PushVersion
-from naspipe.core.ids import LayerId, StageId
 from naspipe.core.parcels import COPY, SUM
 from naspipe.residency.all_resident import AllResident
 from naspipe.schedule.whereabouts import Departure

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from naspipe.config.ids import StageId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact, Frozen, Lag
+from naspipe.config.steps import Steps
 from naspipe.core.events import Planned
-from naspipe.core.ids import StageId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact, Frozen, Lag
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
 from naspipe.schedule import uses
 from naspipe.schedule.history import History
 from naspipe.sim.driver import simulate_into

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import SequenceId, StageId, StreamId
+from naspipe.config.steps import ONE_PASS
 from naspipe.core.events import ContributionArrived
-from naspipe.core.ids import SequenceId, StageId, StreamId
-from naspipe.core.steps import ONE_PASS
 from naspipe.stage.gates import Gates, StepGate
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import make_partition
 from naspipe.core.events import SubnetAdmitted
-from naspipe.core.partition import make_partition
-from naspipe.core.subnet import Subnet
 from naspipe.stage.outputs import hand_on
 from naspipe.stage.work import begin_subnet
 

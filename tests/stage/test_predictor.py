@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from naspipe.core.ids import INITIAL, LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import INITIAL, LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
+from naspipe.config.wiring import CHAIN
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN
 from naspipe.schedule.dispatch_order import PaperOrder
 from naspipe.schedule.versions import Ticket
 from naspipe.stage.predictor import Predictor

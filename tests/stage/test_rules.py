@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from naspipe.config.rules import Exact, Frozen, Lag
 from naspipe.core.commands import DropVersion, RetireSubnet, WriteLayer
-from naspipe.core.rules import Exact, Frozen, Lag
 from tests.stage.test_controller import Driver, layer, runs
 
 

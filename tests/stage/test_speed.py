@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import Exact
 from naspipe.core.commands import RetireSubnet
 from naspipe.core.events import SubnetAdmitted
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Exact
-from naspipe.core.subnet import Subnet
 from naspipe.residency.manager import ResidencyManager
 from naspipe.sim.driver import simulate
 from naspipe.stage.admission import AdmissionWindow

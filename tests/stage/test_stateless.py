@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from naspipe.config.ids import LayerId
+from naspipe.config.rules import Exact, PartlyFrozen
 from naspipe.core.commands import RetireSubnet, WriteLayer
-from naspipe.core.ids import LayerId
-from naspipe.core.layer_rules import PartlyFrozen
-from naspipe.core.rules import Exact
 from tests.stage.test_controller import Driver, runs
 
 

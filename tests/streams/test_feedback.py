@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError, InvariantError
+from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.streams.feedback import FeedbackLoop
 
 

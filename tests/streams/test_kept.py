@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.streams.feedback import FeedbackLoop, KeptStrategy
 
 

@@ -7,9 +7,9 @@ from itertools import count
 
 import pytest
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.steps import Steps, parse_passes, recorded_steps, with_probes
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.steps import Steps, parse_passes, recorded_steps, with_probes
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.passes import ProbingStrategy
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.streams.from_file import read_stream, write_stream
 from naspipe.streams.samplers import (
     Subnet,

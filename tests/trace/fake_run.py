@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.ids import Access, AccessKind, LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.trace.access.log import AccessLogWriter
 from naspipe.trace.results.losses_file import LossWriter
 from naspipe.trace.results.run_directory import RunDirectory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import VerificationError
+from naspipe.config.errors import VerificationError
 from naspipe.verification.comparison import Comparison
 from naspipe.verification.verifier import Verified
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import VerificationError
-from naspipe.core.settings.run_groups import VerifySettings
+from naspipe.config.errors import VerificationError
+from naspipe.config.execution import VerifySettings
 from naspipe.runtime.jobs.users_code import has_users_code
 from naspipe.runtime.sketching import tried_layers
 from naspipe.verification import verifier

@@ -13,13 +13,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import naspipe as npp
-from naspipe.core.errors import VerificationError
-from naspipe.core.rules import Lag
-from naspipe.core.settings.run_groups import VerifySettings
+from naspipe.config.errors import VerificationError
+from naspipe.config.execution import VerifySettings
+from naspipe.config.rules import Lag, MomentumUpdate
 from naspipe.runtime.blocks import averaging, compute, sums, updates
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.stepping import joint_steps, own_steps
-from naspipe.teaching.momentum_update import MomentumUpdate
 from naspipe.trace.snapshots.checkpoints import cut_name
 from naspipe.verification import verifier
 from tests.equivalence import spaces

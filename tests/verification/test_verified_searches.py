@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import VerificationError
+from naspipe.config.errors import VerificationError
 from naspipe.elastic import BatchNorm1d, Linear
 from naspipe.runtime.evaluating import calibration, evaluation
 from naspipe.runtime.evaluating.evaluation import EvaluationCompute

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import full_name
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import full_name
 from naspipe.data.images import keyed_random
 from naspipe.data.keyed.global_draws import kept_draws, one_thread, seed_all
 from naspipe.data.keyed.item_draws import batch_key, item_key

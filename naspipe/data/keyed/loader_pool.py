@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import torch
 
-from naspipe.core.errors import NaspipeError, TransportError
+from naspipe.config.errors import NaspipeError, TransportError
 from naspipe.data.keyed.file_offsets import own_offsets
 from naspipe.data.keyed.loader_process import Make, loader_main, receive_batch
 

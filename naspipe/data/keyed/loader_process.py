@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from naspipe.core.errors import ConfigError, UsersCodeError
-from naspipe.core.user_code import users_traceback
+from naspipe.config.errors import ConfigError, UsersCodeError
+from naspipe.config.user_code import users_traceback
 from naspipe.data.keyed.batch_digest import plain_bytes
 
 Make = Callable[[int, int], dict[str, torch.Tensor]]

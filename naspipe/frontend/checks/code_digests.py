@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
-from naspipe.core.blocks.copy_of import CopyOf
-from naspipe.core.space import Elastic
-from naspipe.core.user_code import is_users_module
+from naspipe.config.blocks import CopyOf
+from naspipe.config.space import Elastic
+from naspipe.config.user_code import is_users_module
 from naspipe.runtime.jobs.workload import Workload
 
 

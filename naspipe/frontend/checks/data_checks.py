@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_collate
 
-from naspipe.core.errors import ConfigError, LogError
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError, LogError
+from naspipe.config.user_code import users_code
 from naspipe.data.keyed.batch_digest import field_digests, short_digest
 from naspipe.frontend.checks.item_checks import check_items
 from naspipe.runtime.devices.determinism import deterministic_torch

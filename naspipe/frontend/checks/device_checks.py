@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.devices.gpus import Gpus
 
 

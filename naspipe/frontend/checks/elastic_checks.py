@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Elastic, Space
-from naspipe.core.wording.known_keywords import did_you_mean
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Elastic, Space
+from naspipe.config.text import did_you_mean
 from naspipe.runtime.sketching.layer_sizes import sketch
 
 

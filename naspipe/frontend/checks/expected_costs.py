@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.blocks import LossBlock
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.runtime.sketching.layer_sizes import sketch
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from naspipe.core.config import Definition
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.rules import Exact, Follows, Frozen, own_step, steps_behind
-from naspipe.core.settings.parameter_groups import group_of
-from naspipe.core.space import Block, Elastic, Shared, Space
-from naspipe.core.user_code import users_code
-from naspipe.core.wiring import Tap, TapRole
+from naspipe.config.definition import Definition
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.recipe import group_of
+from naspipe.config.rules import Exact, Follows, Frozen, own_step, steps_behind
+from naspipe.config.space import Block, Elastic, Shared, Space
+from naspipe.config.user_code import users_code
+from naspipe.config.wiring import Tap, TapRole
 from naspipe.frontend.checks.elastic_checks import check_settings
 from naspipe.frontend.checks.expected_costs import check_costs
 from naspipe.frontend.checks.optimizer_checks import check_optimizer

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError, StageFailedError, TransportError
+from naspipe.config.errors import ConfigError, StageFailedError, TransportError
 from naspipe.data.keyed.batch_digest import digest
 from naspipe.data.keyed.dataset_batches import DatasetBatches
 from naspipe.runtime.forking.apart import done_apart

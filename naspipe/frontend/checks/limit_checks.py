@@ -5,8 +5,8 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 
 _FILES, _FILES_OF_STAGE, _FILES_OF_STREAM = 40, 6, 6
 _ROOM_BYTES = 512 << 20

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.errors import ConfigError, StageFailedError, TransportError
-from naspipe.core.space import Space
+from naspipe.config.blocks import LossBlock
+from naspipe.config.errors import ConfigError, StageFailedError, TransportError
+from naspipe.config.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.runtime.forking.apart import done_apart
 from naspipe.runtime.jobs.batches_apart import first_batch

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.given_code import GivenCode
-from naspipe.core.space import Space
-from naspipe.core.user_code import is_same_name
+from naspipe.config.errors import ConfigError
+from naspipe.config.settings import GivenCode
+from naspipe.config.space import Space
+from naspipe.config.user_code import is_same_name
 from naspipe.frontend.checks.code_digests import users_digests
 from naspipe.runtime.jobs.captured import captured
 from naspipe.runtime.jobs.loss_values import described

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, reason
-from naspipe.core.rules import RECIPES, OwnStep
-from naspipe.core.user_code import users_code
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError, reason
+from naspipe.config.rules import RECIPES, OwnStep
+from naspipe.config.user_code import users_code
 from naspipe.frontend.checks.own_optimizers import REFUSED, check_own
 from naspipe.mixed.alphas import Alpha
 from naspipe.runtime.forking.fitness import done_fit

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import OwnStep
-from naspipe.core.user_code import users_code
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import OwnStep
+from naspipe.config.user_code import users_code
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.stepping.optimizers import make_optimizer
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 from naspipe.planning.joint_placements import JOINT_PLACEMENTS
 from naspipe.runtime.jobs.losses import is_joined
 from naspipe.runtime.jobs.workload import Workload

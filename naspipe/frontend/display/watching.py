@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from naspipe.core.errors import ConfigError, ObserverError
-from naspipe.core.user_code import users_code
-from naspipe.core.wording.in_python import in_python
+from naspipe.config.errors import ConfigError, ObserverError
+from naspipe.config.messages import in_python
+from naspipe.config.user_code import users_code
 from naspipe.frontend.display.training_progress import TrainingProgress
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.wire.ports import LaunchObserver

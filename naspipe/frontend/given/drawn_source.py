@@ -8,11 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StreamId, Subnet
+from naspipe.config.text import parse_json
 from naspipe.core.events import Planned
-from naspipe.core.ids import StreamId
-from naspipe.core.json_text import parse_json
-from naspipe.core.subnet import Subnet
 from naspipe.frontend.given.pass_streams import (
     draw_passes,
     filled,

@@ -8,8 +8,8 @@ from types import CodeType, FunctionType
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from naspipe.core.space import Block, Space
-from naspipe.core.user_code import is_users_module, why_no_source
+from naspipe.config.space import Block, Space
+from naspipe.config.user_code import is_users_module, why_no_source
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.sketching.plain_forms import class_of, formless, has_hooks, is_compiled
 from naspipe.runtime.sketching.sketched import SketchedLayers

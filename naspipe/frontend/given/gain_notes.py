@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from torch.nn import Embedding
 
-from naspipe.core.config import Execution
-from naspipe.core.rules import Lag
-from naspipe.core.space import Block, Space
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import Execution
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import Lag
+from naspipe.config.space import Block, Space
 from naspipe.frontend.checks.input_checks import keeps_statistics
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.workload import Workload, common

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.given.workloads import find_data, is_own_data
 from naspipe.runtime.jobs.workload import Batches
 

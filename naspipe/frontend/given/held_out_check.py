@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.ids import FIRST_STREAM
+from naspipe.config.ids import FIRST_STREAM
 from naspipe.frontend.given.space_check import Look, looked
 from naspipe.runtime.jobs.batches_apart import batch_apart
 from naspipe.runtime.jobs.job import ValidationPlan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.space import Shared, Space
+from naspipe.config.blocks import LossBlock
+from naspipe.config.space import Shared, Space
 
 END = "joined"
 """Label of the block in which the outputs of all passes of a step meet. It changes nothing."""

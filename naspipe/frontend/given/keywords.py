@@ -7,11 +7,11 @@ from inspect import signature
 from textwrap import fill
 from typing import Any, NamedTuple, TypeVar
 
-from naspipe.core.config import DATA_SIZES, MOMENTUM, Execution, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
-from naspipe.core.settings.declare import declared, groups
-from naspipe.core.wording.known_keywords import did_you_mean
+from naspipe.config.definition import DATA_SIZES, MOMENTUM, Execution, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
+from naspipe.config.settings import declared, groups
+from naspipe.config.text import did_you_mean
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 

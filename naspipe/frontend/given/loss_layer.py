@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from naspipe.core.blocks.copy_of import CopyOf
-from naspipe.core.blocks.loss_block import LOSS, LossBlock
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.blocks import LOSS, CopyOf, LossBlock
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.frontend.given.plain_chain import modules_digest
 from naspipe.frontend.given.run import Run, loss_layer_of
 from naspipe.runtime.jobs.losses import is_joined, name_of_loss

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.frontend.given.run import Run, check_space
 from naspipe.frontend.given.workloads import as_trained, find_workload
 from naspipe.trace.access.labels import SpaceLabels

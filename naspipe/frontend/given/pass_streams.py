@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 
-from naspipe.core.ids import SequenceId, StreamId
-from naspipe.core.space import Space
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import SequenceId, StreamId, Subnet
+from naspipe.config.space import Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.jobs.losses import distilling
 from naspipe.runtime.jobs.workload import Workload

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from naspipe.core.blocks.copy_of import CopyOf
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Block, Space
+from naspipe.config.blocks import CopyOf
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Block, Space
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 from naspipe.runtime.layers.layer_store import shared, tensors_of
 from naspipe.runtime.layers.module_copies import check_hooks_copied, copied

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.errors import ConfigError, NaspipeError
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.space import Space
-from naspipe.core.wording.in_python import says_keywords
+from naspipe.config.blocks import LossBlock
+from naspipe.config.errors import ConfigError, NaspipeError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.messages import says_keywords
+from naspipe.config.space import Space
 from naspipe.frontend.checks.made_of_checks import check_run_layers
 from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
 from naspipe.streams.from_file import read_stream

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import import_attribute, is_same_name
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import import_attribute, is_same_name
 from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.runtime.jobs.loss_values import described
 from naspipe.runtime.jobs.losses import Loss

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from naspipe.core.config import Execution, first_gpu
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import Wiring
+from naspipe.config.definition import Execution, first_gpu
+from naspipe.config.ids import Subnet
+from naspipe.config.wiring import Wiring
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes, MemoryPlan, StreamSizes
 from naspipe.runtime.devices.gpus import find_gpus

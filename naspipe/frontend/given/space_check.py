@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import NaspipeError, StageFailedError, TransportError, UsersCodeError
-from naspipe.core.rules import Exact, Frozen
-from naspipe.core.space import Space
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import Tap, TapRole
+from naspipe.config.errors import NaspipeError, StageFailedError, TransportError, UsersCodeError
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import Exact, Frozen
+from naspipe.config.space import Space
+from naspipe.config.wiring import Tap, TapRole
 from naspipe.data.keyed.dataset_batches import DatasetBatches
 from naspipe.frontend.given.export_notes import export_note
 from naspipe.runtime.blocks.forms import Form, form_of, form_text

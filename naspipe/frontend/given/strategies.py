@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
-from naspipe.core.user_code import import_attribute
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.config.user_code import import_attribute
 from naspipe.frontend.given.own_draws import OwnDraws
 from naspipe.search.strategies import STRATEGIES, make_strategy
 from naspipe.streams.feedback import KeptStrategy

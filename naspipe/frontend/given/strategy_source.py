@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from naspipe.core.blocks.setting_decisions import SettingDecisions
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StreamId, Subnet
+from naspipe.config.space import SettingDecisions, Space
+from naspipe.config.user_code import users_code
 from naspipe.core.events import Planned
-from naspipe.core.ids import StreamId
-from naspipe.core.space import Space
-from naspipe.core.subnet import Subnet
-from naspipe.core.user_code import users_code
 from naspipe.sim.cutting import CutSteps
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.from_file import read_stream, write_stream

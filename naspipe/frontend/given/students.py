@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 import search_spaces
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Rule
-from naspipe.core.space import Space
-from naspipe.core.user_code import import_attribute, users_code
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Rule
+from naspipe.config.space import Space
+from naspipe.config.user_code import import_attribute, users_code
 
 
 @dataclass(frozen=True, slots=True)

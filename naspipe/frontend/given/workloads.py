@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
-from naspipe.core.config import Execution, Recipe, Settings, apply_settings
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import parse_rule
-from naspipe.core.space import Space
-from naspipe.core.user_code import import_attribute
+from naspipe.config.definition import Execution, Recipe, Settings, apply_settings
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import parse_rule
+from naspipe.config.space import Space
+from naspipe.config.user_code import import_attribute
 from naspipe.data.registry import find_entry, has_known_prefix, names_of_kind, open_data
 from naspipe.frontend.checks.data_checks import check_batch, check_is_data
 from naspipe.frontend.checks.input_checks import check_layers

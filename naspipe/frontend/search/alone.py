@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from naspipe.core.config import Recipe
-from naspipe.core.steps import NO_PROBES
+from naspipe.config.definition import Recipe
+from naspipe.config.steps import NO_PROBES
 from naspipe.frontend.given.loss_layer import with_loss_layer
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.jobs.losses import Loss

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.declare import declared, groups
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.settings import declared, groups
 from naspipe.frontend.checks.loss_checks import check_is_loss
 from naspipe.frontend.checks.made_of_checks import check_run_loss
 from naspipe.frontend.display.search_progress import SearchProgress
@@ -61,7 +61,7 @@ def search_subnets(
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
         stages, name: stage processes, 1 for this process; of the search, or the next number.
-        settings: ``execution``, too; settings of :class:`naspipe.core.config.Execution` by keys.
+        settings: ``execution``, too; settings of :class:`naspipe.Execution` by keys.
         observer: told of every subnet, in place of progress on stderr.
         progress: False shows none.
         more: such settings as keywords, as in ``memory_budget="2x"``, and those of the strategy.

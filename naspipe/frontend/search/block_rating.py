@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from naspipe.core.config import Execution, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.frontend.given.held_out import judged_by
 from naspipe.frontend.given.run import Run, loss_layer_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.frontend.given.strategy_source import sample_stream
 from naspipe.runtime.evaluating.naswot import Naswot
 from naspipe.runtime.evaluating.synflow import Synflow

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import compress
 from typing import Any
 
-from naspipe.core.space import Shared, Space
+from naspipe.config.space import Shared, Space
 from naspipe.frontend.given.strategy_source import StrategySource
 from naspipe.frontend.search.estimates import Estimates, proxies_in
 from naspipe.frontend.search.scoring_here import score_here

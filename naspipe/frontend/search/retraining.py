@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from naspipe.core.config import DATA_SIZES, Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.declare import declared, groups
-from naspipe.core.user_code import full_name
+from naspipe.config.definition import DATA_SIZES, Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.settings import declared, groups
+from naspipe.config.user_code import full_name
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.loss_checks import check_is_loss
 from naspipe.frontend.checks.made_of_checks import check_run_loss
@@ -68,7 +68,7 @@ def retrain_subnets(
         validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
         seed: of first weights and batches; the run's by default.
         stages: stage processes, 1 for this process.
-        settings: ``execution``, too; settings of :class:`naspipe.core.config.Execution` by keys.
+        settings: ``execution``, too; settings of :class:`naspipe.Execution` by keys.
         observer: told of the training; ``progress`` is that of :func:`naspipe.train`.
         more: such settings as keywords.
 

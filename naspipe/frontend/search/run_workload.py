@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import is_same_name
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import is_same_name
 from naspipe.frontend.given.run import Run
 from naspipe.runtime.jobs.losses import Loss
 from naspipe.runtime.jobs.workload import Batches, Workload, define

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.frontend.given.held_out import part_of
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.given.strategies import Asked, find_strategy_maker, is_nnis

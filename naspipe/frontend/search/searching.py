@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM
-from naspipe.core.rules import Frozen
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM
+from naspipe.config.rules import Frozen
 from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.device_checks import check_data_path, check_device

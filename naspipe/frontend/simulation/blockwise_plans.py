@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StageId, StreamId
-from naspipe.core.partition import Partition
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StageId, StreamId
+from naspipe.config.partition import Partition
 from naspipe.frontend.given.drawn_source import draw_stream
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs
 from naspipe.frontend.teaching.taught import Taught

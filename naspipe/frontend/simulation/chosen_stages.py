@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, StageFailedError
-from naspipe.core.ids import StreamId
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import Wiring
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, StageFailedError
+from naspipe.config.ids import StreamId, Subnet
+from naspipe.config.wiring import Wiring
 from naspipe.frontend.checks.device_checks import check_device
 from naspipe.frontend.checks.input_checks import check_grouping
 from naspipe.frontend.given.drawn_source import draw_stream, is_drawn_beside

@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
-from naspipe.core.rules import Lag, Rule, steps_behind
-from naspipe.core.space import Block, Space
+from naspipe.config.rules import Lag, Rule, steps_behind
+from naspipe.config.space import Block, Space
 from naspipe.frontend.simulation.scenario import Scenario
 
 ENOUGH = 0.99

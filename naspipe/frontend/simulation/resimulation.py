@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Access, AccessKind, LayerId, Subnet
+from naspipe.config.partition import Partition, partition_along
+from naspipe.config.settings import declared
+from naspipe.config.steps import Steps, recorded_steps
 from naspipe.core.events import Planned
-from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition, partition_along
-from naspipe.core.settings.declare import declared
-from naspipe.core.steps import Steps, recorded_steps
-from naspipe.core.subnet import Subnet
 from naspipe.planning.cost import COLUMNS, CostTable
 from naspipe.planning.window import plan_window
 from naspipe.sim.chains import Chain, Stream

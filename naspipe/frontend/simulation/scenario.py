@@ -8,13 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
-from naspipe.core.config import Execution, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StreamId
-from naspipe.core.rules import Rule
-from naspipe.core.space import Space
-from naspipe.core.steps import NO_PROBES, ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StreamId, Subnet
+from naspipe.config.rules import Rule
+from naspipe.config.space import Space
+from naspipe.config.steps import NO_PROBES, ONE_PASS, Steps
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import DeviceSizes, MemoryPlan
 from naspipe.sim.chains import Chain, Stream

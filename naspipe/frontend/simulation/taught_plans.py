@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.ids import StreamId
-from naspipe.core.rules import Follows
-from naspipe.core.steps import parse_passes
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import Wiring
+from naspipe.config.definition import Execution
+from naspipe.config.ids import StreamId, Subnet
+from naspipe.config.rules import Follows
+from naspipe.config.steps import parse_passes
+from naspipe.config.wiring import Wiring
 from naspipe.data.views import Views
 from naspipe.frontend.given.drawn_source import draw_stream
 from naspipe.frontend.given.run_plan import make_pipeline, make_plan, measured_costs

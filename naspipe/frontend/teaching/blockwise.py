@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from naspipe.core.blocks.copy_of import CopyOf
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StreamId
-from naspipe.core.rules import Frozen
-from naspipe.core.space import Block, Space
-from naspipe.core.user_code import users_code
-from naspipe.core.wiring import Tap, TapRole
+from naspipe.config.blocks import CopyOf
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StreamId
+from naspipe.config.rules import Frozen
+from naspipe.config.space import Block, Space
+from naspipe.config.user_code import users_code
+from naspipe.config.wiring import Tap, TapRole
 from naspipe.frontend.given.loss_layer import with_loss_layer
 from naspipe.frontend.given.plain_chain import chain
 from naspipe.frontend.teaching.lesson_shapes import check_block, given_fields

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StreamId
-from naspipe.core.settings.label_groups import PIPELINE
-from naspipe.core.wiring import Tap, TapRole
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.execution import PIPELINE
+from naspipe.config.ids import StreamId
+from naspipe.config.wiring import Tap, TapRole
 from naspipe.frontend.given.joined_end import joined_end
 from naspipe.frontend.given.loss_layer import with_loss_layer
 from naspipe.frontend.teaching.lesson_shapes import check_lessons

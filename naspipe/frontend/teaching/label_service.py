@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.label_scheduler.scheduler import Desk, DeskSettings
 from naspipe.runtime.jobs.ports import SourceSeat
 from naspipe.runtime.jobs.workload import Workload

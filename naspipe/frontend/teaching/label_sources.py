@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import SequenceId
-from naspipe.core.settings.label_groups import FILE, INLINE
-from naspipe.core.wiring import Tap
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.execution import FILE, INLINE
+from naspipe.config.ids import SequenceId
+from naspipe.config.wiring import Tap
 from naspipe.frontend.teaching.label_service import LabelService
 from naspipe.frontend.teaching.taught import Taught
 from naspipe.runtime.jobs.losses import is_joined, wants_hidden

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.teaching.label_service import check_stages
 from naspipe.frontend.teaching.label_writing import label_workload
 from naspipe.frontend.teaching.teachers import Teacher

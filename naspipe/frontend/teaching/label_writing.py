@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.teaching.teachers import Teacher
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.jobs.workload import Batches, Workload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.data.views import Views
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.teaching.crossing import Pairs, with_local

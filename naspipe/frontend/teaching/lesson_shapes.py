@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.config.user_code import users_code
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.frontend.checks.expected_costs import check_costs
 from naspipe.frontend.given.joined_end import network_length

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, LayerId, StreamId
-from naspipe.core.rules import Follows, Frozen
-from naspipe.core.space import AnyBlock, Block, Space
-from naspipe.core.wiring import Tap, TapRole
-from naspipe.core.wording.known_keywords import knows_keywords
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId, StreamId
+from naspipe.config.rules import Follows, Frozen, MomentumUpdate
+from naspipe.config.space import AnyBlock, Block, Space
+from naspipe.config.text import knows_keywords
+from naspipe.config.wiring import Tap, TapRole
 from naspipe.data.views import Views
 from naspipe.frontend.given.joined_end import network_length
 from naspipe.frontend.given.plain_chain import teacher_chain
@@ -24,7 +24,6 @@ from naspipe.runtime.layers.following import check_pair
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.sketching.layer_sizes import buffered_layers
 from naspipe.schedule.traits import causal_policies, traits_of
-from naspipe.teaching.momentum_update import MomentumUpdate
 
 PREDICTOR = "predictor"
 """The block without a teacher, unless others are named."""
@@ -52,7 +51,7 @@ class Momentum:
             one, if it is called ``predictor``.
         mode: ``train``, in which norms use the batch's statistics, or ``eval``.
         buffers: ``own``, ``copied`` or ``averaged``: see
-            :class:`naspipe.teaching.momentum_update.MomentumUpdate`.
+            :class:`naspipe.config.rules.MomentumUpdate`.
         network: modules to begin with, one for each block, in place of copies of the student's.
 
     Raises:

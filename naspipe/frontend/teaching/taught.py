@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.wiring import Tap
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.wiring import Tap
 from naspipe.planning.cost import CostTable
 from naspipe.runtime.jobs.losses import distilling, is_joined
 from naspipe.runtime.jobs.workload import Workload

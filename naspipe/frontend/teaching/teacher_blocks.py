@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.config.user_code import users_code
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 

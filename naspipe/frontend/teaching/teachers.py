@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.blocks.copy_of import CopyOf
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StreamId
-from naspipe.core.rules import Frozen
-from naspipe.core.space import Block, Space
-from naspipe.core.user_code import users_code
-from naspipe.core.wiring import Tap, TapRole
-from naspipe.core.wording.known_keywords import knows_keywords
+from naspipe.config.blocks import CopyOf, LossBlock
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StreamId
+from naspipe.config.rules import TEACHER_MODES, Frozen
+from naspipe.config.space import Block, Space
+from naspipe.config.text import knows_keywords
+from naspipe.config.user_code import users_code
+from naspipe.config.wiring import Tap, TapRole
 from naspipe.frontend.given.plain_chain import modules_digest, teacher_chain
 from naspipe.frontend.given.run import Run
 from naspipe.frontend.teaching.lesson_pairs import lesson_pairs
@@ -28,7 +27,6 @@ from naspipe.frontend.teaching.teacher_blocks import teacher_blocks
 from naspipe.losses.top_classes import KeepsTop
 from naspipe.runtime.jobs.losses import wants_hidden
 from naspipe.runtime.jobs.workload import Workload
-from naspipe.teaching.momentum_update import MODES
 
 WINDOW = 16
 """Passes that a teacher may be ahead, unless its user says otherwise."""
@@ -88,8 +86,10 @@ class Teacher:
             self.space = _frozen(teacher_chain(network))
         if window < 1:
             raise ConfigError(f"teacher: expected a window of 1 pass or more, found {window}")
-        if mode not in MODES:
-            raise ConfigError(f"teacher: expected mode {' or '.join(MODES)}, found {mode!r:.80}")
+        if mode not in TEACHER_MODES:
+            raise ConfigError(
+                f"teacher: expected mode {' or '.join(TEACHER_MODES)}, found {mode!r:.80}"
+            )
         if top < 0:
             raise ConfigError(f"teacher: expected top of 0 classes or more, found {top}")
         self.window, self.mode, self._joint_cuts, self._top = window, mode, joint_cuts, top

@@ -9,10 +9,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
-from naspipe.core.wiring import Tap
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.config.wiring import Tap
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.checks.input_checks import check_is_space
 from naspipe.frontend.checks.loss_checks import check_is_loss, given_fields, given_metrics
@@ -68,7 +68,7 @@ def train(
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with this definition's run in ``run_dir``; ``"if_exists"``: or begin it there.
         recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
-            :class:`naspipe.core.config.Recipe`. All that is said beside it goes before it.
+            :class:`naspipe.config.definition.Recipe`. All that is said beside it goes before it.
         settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
         observer: told of losses and stage use as the run goes, in place of progress on stderr.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StageId, StreamId, WorkerId
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StageId, StreamId, WorkerId
 from naspipe.frontend.checks.code_digests import code_digests
 from naspipe.frontend.checks.data_checks import first_digests
 from naspipe.frontend.given.drawn_source import draw_stream

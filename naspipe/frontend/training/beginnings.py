@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
 from naspipe.frontend.checks.data_checks import check_same_data
 from naspipe.frontend.checks.made_of_checks import check_made_of
 from naspipe.frontend.training.generations import check_resumable

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.frontend.checks.data_checks import check_is_data
 from naspipe.frontend.teaching.blockwise import APART, DECOUPLED, RELAYS, blockwise, folder
 from naspipe.frontend.teaching.taught import Taught, carried_out

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
-from naspipe.core.blocks.copy_of import CopyOf
-from naspipe.core.errors import ConfigError
-from naspipe.core.recipe import Recipe
-from naspipe.core.rules import parse_rule
-from naspipe.core.space import Block, Elastic, Space
+from naspipe.config.blocks import CopyOf
+from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
+from naspipe.config.rules import parse_rule
+from naspipe.config.space import Block, Elastic, Space
 from naspipe.frontend.given.plain_chain import modules_digest
 from naspipe.frontend.given.run import Run, check_space, loss_layer_of
 from naspipe.frontend.teaching.blockwise import BlockLoss, folder, student_space

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.core.access import Access
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StreamId
-from naspipe.core.layer_rules import rule_of, rule_with_state
-from naspipe.core.rules import Exact, Follows, Frozen, Rule
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import FIRST_STREAM, INITIAL, Access, LayerId, StreamId
+from naspipe.config.rules import Exact, Follows, Frozen, Rule, rule_of, rule_with_state
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.schedule.invariants import led, violations
 from naspipe.schedule.layer_invariants import layer_violations

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.checks.made_of_checks import changed_code_note
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.frontend.training.generations import check_resumable

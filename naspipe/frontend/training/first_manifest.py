@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution
+from naspipe.config.definition import Execution
 from naspipe.frontend.checks.code_digests import code_digest, code_digests
 from naspipe.frontend.checks.data_checks import first_digests
 from naspipe.frontend.checks.input_checks import check_proof

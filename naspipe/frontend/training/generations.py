@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Definition
-from naspipe.core.errors import (
+from naspipe.config.definition import Definition
+from naspipe.config.errors import (
     ConfigError,
     ObserverError,
     RunInterruptedError,
@@ -17,7 +17,7 @@ from naspipe.core.errors import (
     StorageError,
     TransportError,
 )
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.config.ids import SequenceId, StreamId
 from naspipe.frontend.checks.data_checks import check_cut_batch
 from naspipe.frontend.training.verifying import verifier_of
 from naspipe.runtime.checkpoints.restored import Restored

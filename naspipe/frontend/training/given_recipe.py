@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Recipe, Settings
-from naspipe.core.errors import ConfigError
-from naspipe.core.recipe_file import NO_RECIPE, RecipeFile, read_recipe
-from naspipe.core.settings.given_code import GivenCode
-from naspipe.core.settings.schedules import schedule_of, table_text
-from naspipe.core.user_code import users_code
-from naspipe.core.wording.known_keywords import did_you_mean
+from naspipe.config.definition import Recipe, Settings
+from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import schedule_of, table_text
+from naspipe.config.recipe_file import NO_RECIPE, RecipeFile, read_recipe
+from naspipe.config.settings import GivenCode
+from naspipe.config.text import did_you_mean
+from naspipe.config.user_code import users_code
 from naspipe.frontend.given.keywords import Stated
 from naspipe.runtime.stepping.optimizers import PER_LAYER
 

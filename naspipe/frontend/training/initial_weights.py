@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from naspipe.core.errors import ConfigError, reason
-from naspipe.core.space import AnyBlock, Block, Factory, Space
+from naspipe.config.errors import ConfigError, reason
+from naspipe.config.space import AnyBlock, Block, Factory, Space
 from naspipe.frontend.given.run import Run, loss_layer_of
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
@@ -86,7 +86,7 @@ class _Filled:
         return self._fill(self.factory())
 
     def in_place(self) -> Any:
-        """The original itself, overwritten; see :class:`naspipe.core.blocks.copy_of.CopyOf`."""
+        """The original itself, overwritten; see :class:`naspipe.config.blocks.CopyOf`."""
         factory: Any = self.factory
         return self._fill(factory.in_place())
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Self
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.run_groups import RecordSettings
+from naspipe.config.errors import ConfigError
+from naspipe.config.execution import RecordSettings
 from naspipe.frontend.training.recording import Recording
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.wire.endpoints import check_ports

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
-from naspipe.core.config import Definition
-from naspipe.core.recipe import learning_rate
-from naspipe.core.steps import Steps
+from naspipe.config.definition import Definition
+from naspipe.config.recipe import learning_rate
+from naspipe.config.steps import Steps
 from naspipe.frontend.training.ports import METRICS, ScalarFile, Values
 from naspipe.frontend.training.tensorboard_file import TensorBoardFile
 from naspipe.frontend.training.vitals import Pulse, ResidentMemory

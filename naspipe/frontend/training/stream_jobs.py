@@ -8,11 +8,10 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, StorageError
-from naspipe.core.ids import StageId, StreamId
-from naspipe.core.space import Shared
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, StorageError
+from naspipe.config.ids import StageId, StreamId, Subnet
+from naspipe.config.space import Shared
 from naspipe.frontend.checks.data_checks import check_batch
 from naspipe.frontend.checks.input_checks import check_grouping, check_layers
 from naspipe.frontend.checks.loss_checks import check_loss

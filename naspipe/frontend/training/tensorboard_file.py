@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.training.ports import METRICS, Values
 from naspipe.trace.storage.writing import write_whole, writing
 

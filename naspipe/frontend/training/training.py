@@ -10,11 +10,10 @@ from itertools import chain, repeat, starmap
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StreamId
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import Tap, Wiring
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StreamId, Subnet
+from naspipe.config.wiring import Tap, Wiring
 from naspipe.data.keyed.loader_pool import close_all
 from naspipe.frontend.checks.data_checks import last_batch_note
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus

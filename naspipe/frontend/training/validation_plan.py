@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
-from naspipe.core.user_code import users_code
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.config.user_code import users_code
 from naspipe.data.views import Views
 from naspipe.frontend.given.held_out import batches_there, held_out_of, part_of
 from naspipe.runtime.jobs.batches_apart import batch_apart

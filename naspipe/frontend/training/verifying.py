@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from naspipe.core.rules import steps_behind
-from naspipe.core.space import Space
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import steps_behind
+from naspipe.config.space import Space
 from naspipe.frontend.given.pass_streams import draw_passes
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.workload import Workload

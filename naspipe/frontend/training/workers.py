@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, NaspipeError, RunInterruptedError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, NaspipeError, RunInterruptedError
 from naspipe.frontend.training.assignment import assign, assigned_job, started_by
 from naspipe.frontend.training.generations import how_to_go_on
 from naspipe.frontend.training.training import Training

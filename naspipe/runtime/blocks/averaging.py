@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from naspipe.core.errors import ConfigError, NotFiniteError
+from naspipe.config.errors import ConfigError, NotFiniteError
 from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.jobs.losses import Loss

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.ids import LayerId, SequenceId, StreamId, Version
+from naspipe.config.ids import LayerId, SequenceId, StreamId, Version
+from naspipe.config.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN, FIELD, PLAIN, InputName, TapRole, Wiring
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.blocks.averaging import Averaging, first_gradient
 from naspipe.runtime.blocks.engine import Gradient

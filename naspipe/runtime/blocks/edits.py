@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from naspipe.core.errors import BlockInputEditedError
+from naspipe.config.errors import BlockInputEditedError
 from naspipe.runtime.devices.device_waits import Wait
 from naspipe.runtime.devices.tensor_bytes import same_bits
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from naspipe.core.ids import LayerId, StageId, StreamId
-from naspipe.core.recipe import Recipe
-from naspipe.core.steps import Steps
+from naspipe.config.ids import LayerId, StageId, StreamId
+from naspipe.config.recipe import Recipe
+from naspipe.config.steps import Steps
 from naspipe.runtime.blocks.ports import Exchange
 from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.layers.bound_layer import Gradients

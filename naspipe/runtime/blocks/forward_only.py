@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.user_code import called
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import called
 from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.forms import form_of, form_text
 from naspipe.runtime.blocks.segment import as_tuple, autocast

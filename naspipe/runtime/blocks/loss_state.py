@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.blocks.edits import times_edited
 from naspipe.runtime.jobs.losses import Loss, name_of_loss
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import InvariantError
-from naspipe.core.recipe import Recipe
+from naspipe.config.errors import InvariantError
+from naspipe.config.recipe import Recipe
 from naspipe.runtime.blocks.edits import left_as_it_is
 from naspipe.runtime.blocks.loss_state import LossState
 from naspipe.runtime.blocks.specs import Tensors

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId
-from naspipe.core.steps import Steps
-from naspipe.core.user_code import called
-from naspipe.core.wiring import InputName, Tap, TapRole
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId
+from naspipe.config.steps import Steps
+from naspipe.config.user_code import called
+from naspipe.config.wiring import InputName, Tap, TapRole
 from naspipe.data.keyed.batch_digest import short_digest
 from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.blocks.ports import PassSum

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.wiring import InputName
 from naspipe.core.commands import Contribute, JoinSum, WriteLayer
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
-from naspipe.core.wiring import InputName
 from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.blocks.sums import GradientSum, Part
 from naspipe.runtime.devices.out_of_memory import DeviceFullError

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Exact
-from naspipe.core.user_code import add_call, called
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Exact
+from naspipe.config.user_code import add_call, called
 from naspipe.mixed.mixed_edge import MixedEdge
 from naspipe.runtime.blocks.edits import Edits
 from naspipe.runtime.blocks.engine import Gradient, backward_from

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.recipe import Recipe
-from naspipe.core.rules import Rule
-from naspipe.core.space import Space
+from naspipe.config.blocks import LossBlock
+from naspipe.config.recipe import Recipe
+from naspipe.config.rules import Rule
+from naspipe.config.space import Space
 
 Tensors = tuple[torch.Tensor, ...]
 

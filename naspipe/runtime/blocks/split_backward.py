@@ -29,8 +29,8 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
-from naspipe.core.ids import LayerId, StreamId
-from naspipe.core.user_code import add_call
+from naspipe.config.ids import LayerId, StreamId
+from naspipe.config.user_code import add_call
 from naspipe.runtime.blocks.engine import Gradient, Root, backward_from
 from naspipe.runtime.blocks.graph_hooks import watch_hooks
 from naspipe.runtime.blocks.weight_kernels import Kernel, in_order_of_inputs, kernel_of

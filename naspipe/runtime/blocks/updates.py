@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.recipe import learning_rate
+from naspipe.config.rules import Follows, MomentumUpdate
 from naspipe.core.commands import Contribute, JoinSum, WriteLayer
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
-from naspipe.core.recipe import learning_rate
-from naspipe.core.rules import Follows
 from naspipe.runtime.blocks.exchanges import EXCHANGES
 from naspipe.runtime.blocks.pass_state import PassState, StepStates
 from naspipe.runtime.blocks.sums import GradientSum
@@ -22,7 +22,6 @@ from naspipe.runtime.layers.norm_statistics import fold
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.stepping.joint_steps import JointSteps
 from naspipe.stage.gates import NORMS
-from naspipe.teaching.momentum_update import MomentumUpdate
 
 Passes = dict[tuple[StreamId, SequenceId], PassState]
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from naspipe.core.ids import Version
+from naspipe.config.ids import Version
 from naspipe.runtime.checkpoints.capture_memory import Captured, Span, checksum
 from naspipe.runtime.checkpoints.layer_bytes import dtype_name, in_a_row
 from naspipe.runtime.checkpoints.restored import LayerSnapshot

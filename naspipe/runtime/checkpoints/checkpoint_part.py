@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import StageId
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import StageId
 from naspipe.runtime.checkpoints.capture_memory import Block, Captured, CaptureMemory
 from naspipe.runtime.checkpoints.restored import LayerSnapshot
 from naspipe.trace.snapshots.shard_headers import Header

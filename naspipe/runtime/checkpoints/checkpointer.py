@@ -12,10 +12,10 @@ from queue import Queue
 from threading import Semaphore
 from typing import Any, NamedTuple, Self
 
+from naspipe.config.errors import InvariantError, StorageError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version, alone_in
+from naspipe.config.space import Space
 from naspipe.core.commands import CaptureLayer, FinishCut
-from naspipe.core.errors import InvariantError, StorageError
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, alone_in
-from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.capture_memory import Block, CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
 from naspipe.runtime.checkpoints.checkpoint_part import Part

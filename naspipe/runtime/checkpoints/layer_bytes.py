@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch._utils import _flatten_dense_tensors
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import LayerId
+from naspipe.config.space import Space
 from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.layers.buffers import drop_buffers, fill_buffer, slot_of
 from naspipe.runtime.stepping.around_step import AVERAGE

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
+from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, Version
+from naspipe.config.space import Space
 from naspipe.core.events import KeptLayer
-from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, Version
-from naspipe.core.space import Space
 from naspipe.runtime.checkpoints.capture_memory import Captured, checksum
 from naspipe.runtime.checkpoints.layer_bytes import aligned, layer_key
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from naspipe.core.errors import ConfigError, reason
+from naspipe.config.errors import ConfigError, reason
 from naspipe.runtime.devices.device_budget import DeviceBudget
 from naspipe.runtime.devices.device_waits import Wait, count, wait_for
 from naspipe.runtime.devices.ports import Mark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from naspipe.core.errors import InvariantError, NaspipeError
+from naspipe.config.errors import InvariantError, NaspipeError
 
 
 class DeviceMemoryError(NaspipeError):

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 _ASK = """
 import sys, msgpack, torch

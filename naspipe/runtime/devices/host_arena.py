@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from naspipe.core.errors import ConfigError, reason
+from naspipe.config.errors import ConfigError, reason
 
 ALIGNMENT = 512
 """Bytes; every piece of memory and every tensor in it starts at a multiple of this."""

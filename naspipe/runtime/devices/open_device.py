@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.devices.cuda_device import CudaDevice, count_gpus
 from naspipe.runtime.devices.emulated_device import (
     BANDWIDTH_BYTES_PER_SECOND,

@@ -9,7 +9,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from naspipe.core.errors import reason
+from naspipe.config.errors import reason
 from naspipe.runtime.devices.device_waits import Wait, wait_for
 
 LEAST_RECYCLED_BYTES = 1 << 20

@@ -23,8 +23,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.devices.tensor_bytes import same_bits
 from naspipe.runtime.layers.buffers import buffer_slots

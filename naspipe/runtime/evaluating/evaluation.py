@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Version
-from naspipe.core.space import Space
+from naspipe.config.blocks import LossBlock
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Version
+from naspipe.config.space import Space
+from naspipe.config.wiring import InputName
 from naspipe.core.task import Task
-from naspipe.core.wiring import InputName
 from naspipe.runtime.blocks.engine import Gradient
 from naspipe.runtime.blocks.forward_only import lent_buffers
 from naspipe.runtime.blocks.ports import BlockResult

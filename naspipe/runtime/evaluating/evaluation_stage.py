@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naspipe.core.access import Access
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.ids import Access, SequenceId, StreamId
+from naspipe.config.rules import Frozen
+from naspipe.config.wiring import StreamWiring, Wiring
 from naspipe.core.commands import WriteLayer
-from naspipe.core.config import Execution, Recipe
 from naspipe.core.events import Event
-from naspipe.core.ids import SequenceId, StreamId
-from naspipe.core.rules import Frozen
-from naspipe.core.wiring import StreamWiring, Wiring
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.space import Space
-from naspipe.core.user_code import users_code
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.space import Space
+from naspipe.config.user_code import users_code
 from naspipe.runtime.devices.determinism import block_seed, seed_draws
 from naspipe.runtime.layers.layer_store import LayerStore
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.evaluating.calibration import Norm, find_norms, fresh_statistics
 from naspipe.runtime.evaluating.first_weights import FirstLayers

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.evaluating.first_weights import FirstLayers
 from naspipe.runtime.forking.fitness import done_fit

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from naspipe.core.errors import ConfigError, StageFailedError, TransportError
+from naspipe.config.errors import ConfigError, StageFailedError, TransportError
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.forking.own_thread import in_own_thread
 

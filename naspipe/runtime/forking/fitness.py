@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.forking.apart import done_apart
 
 _BACKWARD = "Unable to handle autograd's threading"

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError, StageFailedError, TransportError
-from naspipe.core.user_code import users_traceback
+from naspipe.config.errors import ConfigError, StageFailedError, TransportError
+from naspipe.config.user_code import users_traceback
 from naspipe.data.keyed.loader_process import receive_batch, send_batch
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.apart import SILENCE_SECONDS

@@ -12,7 +12,7 @@ from inspect import isclass, ismodule
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from naspipe.core.user_code import full_name, is_users_module
+from naspipe.config.user_code import full_name, is_users_module
 from naspipe.runtime.jobs.loss_values import text_of
 
 _LONGEST = 80

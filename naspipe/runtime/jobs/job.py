@@ -6,15 +6,13 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naspipe.core.config import Execution, Recipe
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.ids import FIRST_STREAM, LayerId, StageId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import BlockRule, Frozen, rule_of, with_stateless
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import PLAIN, Wiring
 from naspipe.core.events import KeptLayer, Planned
-from naspipe.core.ids import FIRST_STREAM, LayerId, StageId
-from naspipe.core.layer_rules import BlockRule, rule_of, with_stateless
-from naspipe.core.partition import Partition
-from naspipe.core.rules import Frozen
-from naspipe.core.steps import Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.planning.cost import CostTable
 from naspipe.planning.memory import MemoryPlan
 from naspipe.runtime.checkpoints.restored import Restored

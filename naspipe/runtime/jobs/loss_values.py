@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.user_code import full_name
+from naspipe.config.user_code import full_name
 
 _PLAIN = (bool, int, float, str, type(None))
 _DEEPEST = 8

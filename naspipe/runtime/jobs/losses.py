@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 Loss = Callable[..., torch.Tensor]
 """Called with the last block's outputs and its fields of the batch: ``target`` as a rule."""

@@ -11,10 +11,9 @@ from typing import Protocol
 
 import torch
 
-from naspipe.core.config import Execution, Recipe
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.ids import StageId, Subnet, WorkerId
 from naspipe.core.events import Planned
-from naspipe.core.ids import StageId, WorkerId
-from naspipe.core.subnet import Subnet
 from naspipe.planning.memory import MemoryPlan
 
 Tensors = tuple[torch.Tensor, ...]

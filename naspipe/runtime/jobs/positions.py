@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from naspipe.core.ids import StageId, WorkerId
+from naspipe.config.ids import StageId, WorkerId
 
 
 @dataclass(frozen=True, slots=True)

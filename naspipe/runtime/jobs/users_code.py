@@ -6,7 +6,7 @@ from itertools import chain
 
 from torch import nn
 
-from naspipe.core.space import AnyBlock, Elastic
+from naspipe.config.space import AnyBlock, Elastic
 
 _OURS = ("torch.nn.", "naspipe.", "search_spaces.")
 _HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]

@@ -9,20 +9,19 @@ from typing import Any
 
 import torch
 
-from naspipe.core.blocks.loss_block import LossBlock
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Rule
-from naspipe.core.space import Space
-from naspipe.core.steps import NO_PROBES, Steps, parse_passes, with_probes
-from naspipe.core.user_code import full_name
-from naspipe.core.wiring import StreamWiring, Tap, Wiring
+from naspipe.config.blocks import LossBlock
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import MomentumUpdate, Rule
+from naspipe.config.space import Space
+from naspipe.config.steps import NO_PROBES, Steps, parse_passes, with_probes
+from naspipe.config.user_code import full_name
+from naspipe.config.wiring import StreamWiring, Tap, Wiring
 from naspipe.data.views import Views
 from naspipe.runtime.jobs.loss_values import described
 from naspipe.runtime.jobs.losses import Loss, distilled_fields, loss_fields, smoothed, untaught
 from naspipe.runtime.jobs.ports import Objective, OpenSource
 from naspipe.streams.ports import ExplorationStrategy
-from naspipe.teaching.momentum_update import MomentumUpdate
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 """The whole data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""

@@ -19,8 +19,8 @@ import msgpack
 import torch
 from isal.isal_zlib import crc32
 
-from naspipe.core.config import Definition
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.definition import Definition
+from naspipe.config.errors import ConfigError, TransportError
 from naspipe.runtime.wire.tensor_codec import MAX_BYTES, decode, encode
 from naspipe.trace.storage.writing import write_whole, writing
 

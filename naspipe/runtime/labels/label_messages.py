@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgpack
 import torch
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.wire.tensor_codec import decode, encode
 
 PROTOCOL = 1

@@ -10,8 +10,8 @@ from itertools import chain
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import Frozen
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Frozen
 from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.specs import SegmentSpec, Tensors
 from naspipe.runtime.devices.determinism import block_seed

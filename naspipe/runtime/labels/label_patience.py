@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 NOTE_SECONDS = 60.0
 

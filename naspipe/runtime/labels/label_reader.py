@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from naspipe.core.errors import ConfigError, NaspipeError, TransportError
+from naspipe.config.errors import ConfigError, NaspipeError, TransportError
 from naspipe.label_scheduler.balance import Doubt
 from naspipe.label_scheduler.messages import (
     Answered,

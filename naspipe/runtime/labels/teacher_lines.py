@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.labels.label_messages import (
     Hello,
     LabelRequest,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.labels.applicants import (
     Applicant,
     Asking,

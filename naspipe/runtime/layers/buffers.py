@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 
 def buffer_slots(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.devices.device_waits import Wait, count
 
 _NORMED = (nn.Embedding, nn.EmbeddingBag)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import MomentumUpdate
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.teaching.momentum_update import MomentumUpdate
 
 
 @torch.no_grad()

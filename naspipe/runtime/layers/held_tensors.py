@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.blocks.read_variables import globals_read
-from naspipe.core.user_code import is_users_module
+from naspipe.config.blocks import globals_read
+from naspipe.config.user_code import is_users_module
 from naspipe.runtime.layers.kept_state import TORCHS
 
 _MOST = 20000

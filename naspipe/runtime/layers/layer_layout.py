@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import RECIPES, OwnStep
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import RECIPES, OwnStep
 from naspipe.mixed.alphas import Alpha
 from naspipe.runtime.devices.host_arena import ALIGNMENT, round_up
 from naspipe.runtime.layers.ports import Layer

@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import LayerId
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import LayerId
+from naspipe.config.rules import Frozen, Rule
+from naspipe.config.space import Elastic, Space
 from naspipe.core.ports import SyncPolicy
-from naspipe.core.rules import Frozen, Rule
-from naspipe.core.space import Elastic, Space
 from naspipe.elastic.used_entries import UsedEntries
 from naspipe.runtime.devices.determinism import layer_seed, seed_draws
 from naspipe.runtime.layers.kept_state import keeps_state

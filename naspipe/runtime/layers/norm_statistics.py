@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """What can be deferred."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from naspipe.core.rules import OwnStep
+from naspipe.config.rules import OwnStep
 
 
 class Layer(Protocol):

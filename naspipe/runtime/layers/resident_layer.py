@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from naspipe.core.errors import InvariantError, NaspipeError
+from naspipe.config.errors import InvariantError, NaspipeError
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.layers.buffers import NEW, grown, swapped_misfit
 from naspipe.runtime.layers.layer_layout import (

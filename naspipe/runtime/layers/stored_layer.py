@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import InvariantError, TransportError
-from naspipe.core.ids import INITIAL, SequenceId, Version
-from naspipe.core.rules import Follows, Frozen, OwnStep, Rule, own_step
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import InvariantError, TransportError
+from naspipe.config.ids import INITIAL, SequenceId, Version
+from naspipe.config.rules import Follows, Frozen, OwnStep, Rule, own_step
 from naspipe.elastic.used_entries import UsedEntries
 from naspipe.runtime.devices.device_waits import Wait, count, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes

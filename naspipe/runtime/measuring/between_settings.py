@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.core.space import Elastic, Space
+from naspipe.config.space import Elastic, Space
 from naspipe.planning.cost import LayerCost
 
 Costs = dict[tuple[int, int], LayerCost]

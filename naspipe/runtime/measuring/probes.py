@@ -11,9 +11,10 @@ from statistics import median
 
 import torch
 
-from naspipe.core.errors import ConfigError, NaspipeError
-from naspipe.core.ids import SequenceId
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError, NaspipeError
+from naspipe.config.ids import SequenceId
+from naspipe.config.rules import MomentumUpdate
+from naspipe.config.user_code import users_code
 from naspipe.planning.cost import LayerCost
 from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.segment import Segment
@@ -23,7 +24,6 @@ from naspipe.runtime.devices.ports import Clock
 from naspipe.runtime.layers.bound_layer import BoundLayer, Gradients
 from naspipe.runtime.layers.following import follow
 from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.teaching.momentum_update import MomentumUpdate
 
 _REFUSAL = "saved tensor hooks"
 """In the message with which ``torch.func.grad`` and its like refuse to be watched."""

@@ -10,8 +10,8 @@ from typing import Any
 import msgpack
 import torch
 
-from naspipe.core.errors import ConfigError, StageFailedError, TransportError
-from naspipe.core.user_code import users_traceback
+from naspipe.config.errors import ConfigError, StageFailedError, TransportError
+from naspipe.config.user_code import users_traceback
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind, mean_costs
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.determinism import deterministic_torch

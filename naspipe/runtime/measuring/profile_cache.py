@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.json_text import parse_json
-from naspipe.core.recipe import Recipe
-from naspipe.core.space import Elastic, Space
-from naspipe.core.user_code import full_name
+from naspipe.config.recipe import Recipe
+from naspipe.config.space import Elastic, Space
+from naspipe.config.text import parse_json
+from naspipe.config.user_code import full_name
 from naspipe.data.cache import default_root
 from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
 from naspipe.runtime.devices.environment import describe_environment

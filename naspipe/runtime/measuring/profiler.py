@@ -11,7 +11,7 @@ from itertools import zip_longest
 import torch
 from torch import nn
 
-from naspipe.core.ids import FIRST_STREAM, LayerId
+from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.planning.cost import CostTable, first_of_kind
 from naspipe.runtime.blocks.specs import SegmentSpec, Tensors, spec_of
 from naspipe.runtime.devices.clock import open_clock

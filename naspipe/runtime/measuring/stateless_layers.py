@@ -15,7 +15,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from naspipe.core.space import Space
+from naspipe.config.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.forking.own_thread import without_helpers

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.config.user_code import users_code
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.sketching.layer_sizes import sketch

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import LayerId, WorkerId
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, WorkerId
 from naspipe.runtime.devices.cuda_device import count_gpus, record_end
 from naspipe.runtime.devices.device_waits import Wait, count, per_block, wait_for
 from naspipe.runtime.devices.host_arena import HostArena

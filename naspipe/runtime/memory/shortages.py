@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import torch
 
-from naspipe.core.errors import reason
+from naspipe.config.errors import reason
 
 _NO_HANDLE = (
     "CUBLAS_STATUS_ALLOC_FAILED",

@@ -12,9 +12,9 @@ from typing import NamedTuple, Self
 
 import torch
 
-from naspipe.core.errors import InvariantError, NaspipeError, reason
+from naspipe.config.errors import InvariantError, NaspipeError, reason
+from naspipe.config.ids import LayerId
 from naspipe.core.events import LayerLoaded, LayerSaved
-from naspipe.core.ids import LayerId
 from naspipe.runtime.devices.ports import Copy, Device
 from naspipe.runtime.layers.resident_layer import LayerMemory
 

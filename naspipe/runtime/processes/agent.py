@@ -15,9 +15,9 @@ from typing import Any
 import msgpack
 import zmq
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import RunInterruptedError, TransportError
-from naspipe.core.ids import WorkerId
+from naspipe.config.definition import Execution
+from naspipe.config.errors import RunInterruptedError, TransportError
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.hosts import ALIVE, END, JOB, Hosts, read_word

@@ -13,8 +13,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Self
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import ConfigError
+from naspipe.config.text import parse_json
 from naspipe.runtime.wire.private_directories import SOCKETS_PREFIX
 from naspipe.trace.results.run_state import LOCK
 from naspipe.trace.storage.whole_files import write_json

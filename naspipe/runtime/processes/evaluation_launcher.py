@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from naspipe.config.ids import FIRST_STREAM
 from naspipe.core.events import Planned
-from naspipe.core.ids import FIRST_STREAM
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob, EvaluationStage
 from naspipe.runtime.evaluating.ports import ScoreObserver
 from naspipe.runtime.forking.fitness import may_compute_here

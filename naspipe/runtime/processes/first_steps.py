@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
 
 
 class NotCompared:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from naspipe.config.ids import StreamId
 from naspipe.core.events import Planned
-from naspipe.core.ids import StreamId
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.processes.ports import FirstSteps
 from naspipe.runtime.wire.messages import SubnetsMessage

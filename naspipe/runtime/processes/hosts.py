@@ -14,8 +14,8 @@ from typing import Any
 import msgpack
 import zmq
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, TransportError
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.liveness import Place
 from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_cards, parent_identity

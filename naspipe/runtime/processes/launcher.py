@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from naspipe.core.errors import (
+from naspipe.config.errors import (
     NaspipeError,
     ObserverError,
     RunInterruptedError,

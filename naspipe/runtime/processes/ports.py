@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from naspipe.core.subnet import Subnet
+from naspipe.config.ids import Subnet
 
 
 class FirstSteps(Protocol):

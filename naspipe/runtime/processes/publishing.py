@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from naspipe.core.errors import StorageError, reason
+from naspipe.config.errors import StorageError, reason
 from naspipe.runtime.checkpoints.ports import CheckpointReader
 from naspipe.trace.results.losses_file import SectionLosses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.errors import ConfigError, TransportError
 
 _CALL = "naspipe/call"
 _PATIENCE = timedelta(seconds=1)

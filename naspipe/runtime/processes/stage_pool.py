@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-from naspipe.core.ids import WorkerId
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.forking.fitness import check_fit_for_forking
 from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
 from naspipe.runtime.jobs.ports import PipelineJob

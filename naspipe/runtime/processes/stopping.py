@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from types import FrameType
 
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.runtime.forking.fork import ASKING, WARNING, leave_signals_to_launcher
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage
 

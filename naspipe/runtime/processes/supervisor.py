@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import zmq
 
-from naspipe.core.errors import (
+from naspipe.config.errors import (
     ConfigError,
     NotFiniteError,
     ObserverError,

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import msgpack
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import StageFailedError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import StageFailedError
 from naspipe.runtime.forking.fork import FORK, end_all, obituary, quiet_fork
 from naspipe.runtime.jobs.job import TrainingJob
 from naspipe.runtime.processes.liveness import Liveness

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgpack
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import LogError, StageFailedError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import LogError, StageFailedError
+from naspipe.config.ids import FIRST_STREAM
+from naspipe.config.partition import Partition
 from naspipe.core.events import Planned
-from naspipe.core.ids import FIRST_STREAM
-from naspipe.core.partition import Partition
 from naspipe.runtime.evaluating.evaluation import evaluation_of
 from naspipe.runtime.evaluating.evaluation_stage import EvaluationJob
 from naspipe.runtime.evaluating.score_sheet import ScoreSheet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.ports import Registry
 from naspipe.runtime.registries.redis_registry import RedisRegistry

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import zmq
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.registries.teacher_card import (
     MAX_CARD_BYTES,
     TeacherCard,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.errors import ConfigError, TransportError
 from naspipe.runtime.registries.own_registry import MAX_CARDS
 from naspipe.runtime.registries.teacher_card import TeacherCard, pack_card, read_card
 

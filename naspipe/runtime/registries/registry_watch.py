@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import zmq
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.registries.ports import Registry
 from naspipe.runtime.registries.teacher_card import TeacherCard
 from naspipe.runtime.wire.wakeup import Wakeup

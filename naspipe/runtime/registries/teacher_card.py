@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgpack
 import torch
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 
 MAX_CARD_BYTES = 1 << 12
 

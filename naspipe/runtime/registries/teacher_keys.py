@@ -10,7 +10,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from naspipe.core.errors import ConfigError, reason
+from naspipe.config.errors import ConfigError, reason
 
 _KEY_CHARACTERS = 40
 

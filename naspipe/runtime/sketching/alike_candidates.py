@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.blocks.read_variables import changed_reads
-from naspipe.core.space import Block, Space
+from naspipe.config.blocks import changed_reads
+from naspipe.config.space import Block, Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.layers.kept_state import HOOKS, TORCHS
 from naspipe.runtime.sketching.sketched import SketchedLayers, call_key

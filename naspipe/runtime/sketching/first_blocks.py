@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from naspipe.core.errors import BlockInputEditedError, ConfigError, NaspipeError
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.user_code import users_code
+from naspipe.config.errors import BlockInputEditedError, ConfigError, NaspipeError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.user_code import users_code
 from naspipe.runtime.blocks.segment import Segment, autocast
 from naspipe.runtime.blocks.specs import Tensors, spec_of
 from naspipe.runtime.jobs.workload import Workload, field_of

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 from naspipe.runtime.blocks.forms import Form, form_of
 from naspipe.runtime.sketching.sketched import SketchedLayers
 from naspipe.runtime.sketching.watched_calls import WatchedCalls

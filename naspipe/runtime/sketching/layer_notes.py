@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.core.space import Space
+from naspipe.config.space import Space
 from naspipe.runtime.sketching.sketched import SketchedLayers
 
 

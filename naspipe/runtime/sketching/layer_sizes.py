@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from naspipe.core.space import Space
+from naspipe.config.space import Space
 from naspipe.data.keyed.global_draws import kept_draws
 from naspipe.planning.cost import first_of_kind
 from naspipe.planning.size import LayerSize, SizeTable

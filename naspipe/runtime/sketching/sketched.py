@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from naspipe.core.space import Space
+from naspipe.config.space import Space
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.layers.layer_store import tensors_of
 from naspipe.runtime.layers.module_copies import is_hooked

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.space import Space
-from naspipe.core.user_code import is_users_module
+from naspipe.config.space import Space
+from naspipe.config.user_code import is_users_module
 from naspipe.planning.cost import first_of_kind
 from naspipe.runtime.jobs.loss_values import text_of
 from naspipe.runtime.layers.kept_state import TORCHS

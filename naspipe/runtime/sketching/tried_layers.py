@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Elastic, Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Elastic, Space
 from naspipe.runtime.blocks.loss_state import LossState
 from naspipe.runtime.blocks.outside_leaves import OutsideGradientError, check_loss_leaves
 from naspipe.runtime.blocks.segment import Segment, autocast

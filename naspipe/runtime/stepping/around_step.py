@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Recipe
+from naspipe.config.definition import Recipe
 
 AVERAGE = "naspipe_ema"
 """Where in a parameter's optimizer state its moving average is."""

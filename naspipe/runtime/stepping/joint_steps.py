@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.rules import OwnStep
+from naspipe.config.rules import OwnStep
 from naspipe.runtime.stepping.own_steps import (
     FACTOR,
     GROUP,

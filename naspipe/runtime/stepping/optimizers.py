@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import RECIPES, OwnStep
-from naspipe.core.settings.given_code import GivenCode
-from naspipe.core.user_code import import_attribute
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import RECIPES, OwnStep
+from naspipe.config.settings import GivenCode
+from naspipe.config.user_code import import_attribute
 from naspipe.mixed.alphas import Alpha, WithAlphas, alpha_optimizer
 from naspipe.runtime.stepping.around_step import add_hooks
 from naspipe.runtime.stepping.lars import LARS

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.rules import OwnStep
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import OwnStep
 from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.stepping.around_step import AVERAGE
 

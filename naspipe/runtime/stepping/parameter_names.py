@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from naspipe.core.settings.parameter_groups import NamedParameter, ParameterGroup, group_of
+from naspipe.config.recipe import NamedParameter, ParameterGroup, group_of
 from naspipe.mixed.alphas import Alpha
 
 GroupOf = Callable[[nn.Parameter], int]

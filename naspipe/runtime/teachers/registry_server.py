@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgpack
 import zmq
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.registries.own_registry import (
     ANNOUNCE,
     CARDS,

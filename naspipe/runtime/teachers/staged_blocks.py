@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgpack
 import torch
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.errors import ConfigError, TransportError
 from naspipe.planning.balance import balanced_partition
 from naspipe.runtime.blocks.specs import Tensors
 from naspipe.runtime.devices.determinism import deterministic_torch

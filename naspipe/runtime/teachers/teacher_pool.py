@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import zmq
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.errors import ConfigError, TransportError
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.fork import (
     FORK,

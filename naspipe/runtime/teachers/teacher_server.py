@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from naspipe.core.errors import NaspipeError, TransportError
+from naspipe.config.errors import NaspipeError, TransportError
 from naspipe.runtime.labels.label_messages import (
     Hello,
     LabelAnswer,

@@ -21,8 +21,8 @@ from typing import NamedTuple, Self
 
 import torch
 
-from naspipe.core.errors import TransportError
-from naspipe.core.ids import WorkerId
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.devices.device_waits import Wait, wait_for
 from naspipe.runtime.devices.ports import Mark
 from naspipe.runtime.devices.staging import Staging

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from naspipe.core.ids import WorkerId
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.transport import ZmqTransport
 

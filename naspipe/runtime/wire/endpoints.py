@@ -12,8 +12,8 @@ from pathlib import Path
 
 import zmq
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.wire.private_directories import SOCKETS_PREFIX
 from naspipe.runtime.wire.shared_rings import Rings
 

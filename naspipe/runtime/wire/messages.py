@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import msgpack
 import torch
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.errors import ConfigError, TransportError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Subnet, Version, WorkerId
+from naspipe.config.partition import make_partition
+from naspipe.config.wiring import CHAIN, InputName
 from naspipe.core.events import Planned
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version, WorkerId
 from naspipe.core.parcels import LAYER, PARCELS, Parcel
-from naspipe.core.partition import make_partition
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind
-from naspipe.core.wiring import CHAIN, InputName
 from naspipe.runtime.devices.staging import HOST, Staging
 from naspipe.runtime.wire.tensor_codec import decode, decode_into, describe, encode, fits
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from naspipe.core.ids import WorkerId
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.devices.device_waits import Wait, wait_for
 from naspipe.runtime.wire.messages import (
     Announcement,

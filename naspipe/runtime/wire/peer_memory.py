@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.devices.cuda_device import record_end
 
 _DRIVER = "libcuda.so.1"

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
-from naspipe.core.ids import WorkerId
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.devices.ports import Mark
 from naspipe.runtime.wire.messages import Message, StageMessage
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgpack
 import zmq
 
-from naspipe.core.errors import TransportError
-from naspipe.core.ids import WorkerId
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.wire.endpoints import Endpoints
 from naspipe.runtime.wire.transport import connect_outbox
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from naspipe.core.ids import WorkerId
+from naspipe.config.ids import WorkerId
 
 LEAST_BYTES = 32 << 10
 """Smaller frames are not worth the way round."""

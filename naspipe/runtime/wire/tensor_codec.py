@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.devices.device_waits import Wait, count
 from naspipe.runtime.devices.staging import HOST, Staging
 

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import zmq
 
-from naspipe.core.errors import TransportError
-from naspipe.core.ids import WorkerId
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import WorkerId
 from naspipe.core.parcels import LAYER
 from naspipe.runtime.devices.staging import HOST, Staging
 from naspipe.runtime.wire.authenticator import DOMAIN, Authenticator

@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import WorkerId
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.devices.cuda_device import start_cuda
 from naspipe.runtime.devices.staging import Staging
 from naspipe.runtime.jobs.ports import PipelineJob

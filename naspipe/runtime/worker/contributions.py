@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from naspipe.config.ids import StageId
 from naspipe.core.commands import Contribute
 from naspipe.core.events import ContributionArrived
-from naspipe.core.ids import StageId
 from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.wire.messages import ContributionMessage

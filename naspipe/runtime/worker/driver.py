@@ -10,6 +10,8 @@ from typing import cast
 
 import torch
 
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.commands import (
     CaptureLayer,
     Command,
@@ -28,7 +30,6 @@ from naspipe.core.commands import (
     SendOutput,
     WriteLayer,
 )
-from naspipe.core.errors import TransportError
 from naspipe.core.events import (
     BlockFinished,
     CutAdmitted,
@@ -37,7 +38,6 @@ from naspipe.core.events import (
     Planned,
     SubnetAdmitted,
 )
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.core.task import Task
 from naspipe.runtime.wire.messages import (
     HOLD,

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import StageId, Subnet
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import PLAIN, Wiring
 from naspipe.core.events import StreamResumed
-from naspipe.core.ids import StageId
-from naspipe.core.steps import ONE_PASS, Steps
-from naspipe.core.subnet import Subnet
-from naspipe.core.wiring import PLAIN, Wiring
 from naspipe.runtime.blocks.ports import BlockCompute, Updates
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer
 from naspipe.runtime.jobs.ports import Positions

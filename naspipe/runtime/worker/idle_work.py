@@ -6,8 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from naspipe.config.ids import LayerId
 from naspipe.core.events import Event, StageIdle
-from naspipe.core.ids import LayerId
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.stage.controller import StageController
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Self
 
+from naspipe.config.ids import SequenceId, StageId, StreamId
+from naspipe.config.wiring import field_input
 from naspipe.core.events import InputArrived
-from naspipe.core.ids import SequenceId, StageId, StreamId
 from naspipe.core.task import Task
-from naspipe.core.wiring import field_input
 from naspipe.runtime.blocks.ports import BlockCompute
 from naspipe.runtime.jobs.job import StreamJob, TrainingJob
 from naspipe.runtime.jobs.ports import FieldSource, SourceSeat

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId
 from naspipe.core.commands import PushVersion
-from naspipe.core.errors import InvariantError
 from naspipe.core.events import VersionArrived
-from naspipe.core.ids import LayerId
 from naspipe.core.parcels import BUFFERS, COPY, LAYER, STATE, SUM
 from naspipe.runtime.blocks.ports import Updates
 from naspipe.runtime.blocks.sums import GradientSum, Part

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from naspipe.config.ids import StageId
+from naspipe.config.wiring import CREDIT
 from naspipe.core.commands import SendOutput
-from naspipe.core.ids import StageId
-from naspipe.core.wiring import CREDIT
 from naspipe.runtime.blocks.ports import BlockCompute
 from naspipe.runtime.jobs.ports import Positions
 from naspipe.runtime.wire.messages import InputMessage

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from naspipe.core.access import Access
+from naspipe.config.ids import Access, SequenceId, StreamId
 from naspipe.core.commands import WriteLayer
 from naspipe.core.events import Event
-from naspipe.core.ids import SequenceId, StreamId
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.layers.stored_layer import StoredLayer
 

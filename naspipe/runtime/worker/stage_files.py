@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.ids import FIRST_STREAM, Access, AccessKind, SequenceId, StreamId, alone_in
 from naspipe.core.commands import WriteLayer
 from naspipe.core.events import Event
-from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId, alone_in
 from naspipe.runtime.blocks.ports import BlockResult
 from naspipe.runtime.devices.device_waits import Wait, on_host
 from naspipe.runtime.devices.tensor_bytes import tensor_bytes

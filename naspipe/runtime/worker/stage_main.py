@@ -14,9 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import ConfigError, NotFiniteError, StorageError, VerificationError, reason
-from naspipe.core.ids import WorkerId
-from naspipe.core.user_code import users_traceback
+from naspipe.config.errors import (
+    ConfigError,
+    NotFiniteError,
+    StorageError,
+    VerificationError,
+    reason,
+)
+from naspipe.config.ids import WorkerId
+from naspipe.config.user_code import users_traceback
 from naspipe.runtime.devices import device_waits
 from naspipe.runtime.devices.determinism import deterministic_torch
 from naspipe.runtime.forking.fork import leave_signals_to_launcher

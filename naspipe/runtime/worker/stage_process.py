@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from naspipe.core.config import parse_bytes
+from naspipe.config.definition import parse_bytes
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, alone_in
 from naspipe.core.events import StreamResumed
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, alone_in
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer

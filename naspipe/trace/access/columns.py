@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.ids import Access, AccessKind, LayerId, SequenceId, StageId, StreamId, Version
 
 KINDS = tuple(AccessKind)
 """A kind is its place here: 0 for a forward, 1 for a backward, 2 for a WRITE."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.space import Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
 
 _SHOWN = 12
 """Names in a message."""
@@ -16,7 +16,7 @@ class Decided:
     """Labels and values of candidates, where decisions have them.
 
     Args:
-        stored: see :meth:`naspipe.core.ports.Decisions.decided`.
+        stored: see :meth:`naspipe.config.ports.Decisions.decided`.
 
     Raises:
         AttributeError, TypeError: when that is something else.

@@ -10,7 +10,7 @@ import reprlib
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.core.events import Event
 from naspipe.core.task import TaskKind
 
@@ -62,7 +62,7 @@ def _field_kinds(kind: Any) -> tuple[Any, ...]:
 
 
 def _plain(hint: Any) -> Any:
-    """The annotation with ``int`` in place of the names that :mod:`naspipe.core.ids` gives it."""
+    """The annotation with ``int`` in place of the names that :mod:`naspipe.config.ids` gives it."""
     return getattr(hint, "__supertype__", hint)
 
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import msgpack
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.core.events import Event
 from naspipe.trace.access.event_codec import decode_event, encode_event
 from naspipe.trace.storage.framing import FramedWriter, read_frames

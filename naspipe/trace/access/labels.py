@@ -6,14 +6,20 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from naspipe.core.blocks.elastic import texts_of
-from naspipe.core.blocks.loss_block import LOSS, LossBlock
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, LayerId, SequenceId, StreamId
-from naspipe.core.layer_rules import STATELESS, BlockRule, rule_of, rule_with_state, with_stateless
-from naspipe.core.rules import Exact, Rule, parse_rule
-from naspipe.core.space import Elastic, Shared, Space
-from naspipe.core.subnet import Subnet
+from naspipe.config.blocks import LOSS, LossBlock, texts_of
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Subnet
+from naspipe.config.rules import (
+    STATELESS,
+    BlockRule,
+    Exact,
+    Rule,
+    parse_rule,
+    rule_of,
+    rule_with_state,
+    with_stateless,
+)
+from naspipe.config.space import Elastic, Shared, Space
 from naspipe.trace.access.decided import Decided, decided_in
 
 
@@ -125,7 +131,7 @@ class SpaceLabels:
 
     @property
     def stays(self) -> tuple[bool, ...]:
-        """See :attr:`naspipe.core.space.Space.stays`."""
+        """See :attr:`naspipe.config.space.Space.stays`."""
         rules = map(rule_with_state, self.rules)
         return tuple(
             self.is_shared[block] or (block in self._texts and not isinstance(rule, Exact))

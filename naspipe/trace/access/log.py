@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.trace.access.columns import AccessColumns, joined
 from naspipe.trace.access.lives import Firsts, Life, laid_end_to_end, lowest, without_redone
 from naspipe.trace.access.segments import MAGIC, SCHEMA_VERSION, Head, encode_segment

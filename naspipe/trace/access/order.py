@@ -8,9 +8,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import LogError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import LogError
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.trace.access.columns import BACKWARD, FORWARD, WRITE, AccessColumns
 from naspipe.trace.access.log import time_key
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import lcm
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 RECORDED_STEPS = "recorded_steps"
 """The key of a manifest under which the spans are listed."""

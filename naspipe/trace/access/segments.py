@@ -26,8 +26,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.core.access import Access
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
+from naspipe.config.ids import Access
 from naspipe.trace.access.columns import KINDS, WRITE, AccessColumns, Integers, from_accesses
 from naspipe.trace.storage.headed_frames import headed
 from naspipe.trace.storage.number_columns import pack_numbers, unpack_numbers

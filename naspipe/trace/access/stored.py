@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.core.errors import LogError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import LogError
+from naspipe.config.ids import LayerId
 from naspipe.trace.access.columns import BACKWARD, AccessColumns, Integers
 from naspipe.trace.access.segments import (
     MAGIC,

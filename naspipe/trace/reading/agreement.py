@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 from naspipe.trace.access.columns import WRITE, AccessColumns, Integers, Small
 from naspipe.trace.access.log import RunLog
 from naspipe.trace.access.stored import Wanted

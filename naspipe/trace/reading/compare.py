@@ -9,8 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.access import Access
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Access
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import RunLog, read_run_accesses
 from naspipe.trace.access.recorded_steps import (

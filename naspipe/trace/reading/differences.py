@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, SequenceId
+from naspipe.config.ids import INITIAL, Access, AccessKind, SequenceId
 from naspipe.trace.access.columns import BACKWARD, WRITE, AccessColumns, from_accesses
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.order import by_steps, layer_order

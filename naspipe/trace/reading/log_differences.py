@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import LayerId
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.access.log import RunLog
 from naspipe.trace.access.order import groups_of_layers

@@ -12,8 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import ConfigError
+from naspipe.config.text import parse_json
 
 _LONGEST = 120
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import INITIAL, LayerId, SequenceId, StreamId, Version
+from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId, SequenceId, StreamId, Version
 from naspipe.trace.access.columns import WRITE, AccessColumns, Integers, from_accesses
 
 WARM_UP_SHARE = 10

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import ConfigError
+from naspipe.config.text import parse_json
 from naspipe.trace.storage.whole_files import write_json
 
 Row = Sequence[int]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from naspipe.core.json_text import parse_json
+from naspipe.config.text import parse_json
 
 HEARTBEAT = "heartbeat.json"
 """In a run directory."""

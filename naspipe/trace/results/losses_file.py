@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from zlib import crc32
 
-from naspipe.core.errors import LogError
-from naspipe.core.ids import FIRST_STREAM, SequenceId, StreamId
+from naspipe.config.errors import LogError
+from naspipe.config.ids import FIRST_STREAM, SequenceId, StreamId
 from naspipe.trace.results.rolled_lines import RolledLines, Row, line_of, read_rows
 from naspipe.trace.storage.writing import writing
 

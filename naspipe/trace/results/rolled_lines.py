@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import LogError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import LogError
+from naspipe.config.text import parse_json
 from naspipe.trace.storage.framing import MAX_PAYLOAD_BYTES, FramedWriter, read_frames
 from naspipe.trace.storage.tables import decode_table, encode_table
 from naspipe.trace.storage.whole_files import atomic_file

@@ -9,9 +9,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import StageId
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import StageId
+from naspipe.config.text import parse_json
 from naspipe.trace.results.losses_file import Loss, read_losses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder
 from naspipe.trace.storage.whole_files import write_json

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.json_text import parse_json
+from naspipe.config.text import parse_json
 from naspipe.trace.storage.writing import writing
 
 COUNTED = ("asked", "answered", "repeated", "dropped", "audited", "missed", "refused")

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import LogError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import LogError
+from naspipe.config.text import parse_json
 from naspipe.trace.storage.writing import write_whole, writing
 
 _BITS = "_bits"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import ConfigError, LogError
+from naspipe.config.errors import ConfigError, LogError
 from naspipe.trace.snapshots.snapshot import (
     MANIFEST_NAME,
     Checkpoint,

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.trace.snapshots.shard_headers import HEADER_LENGTH, Header, header_digest
 from naspipe.trace.storage.direct_writer import PAGE_BYTES, DirectWriter
 from naspipe.trace.storage.whole_files import atomic_file

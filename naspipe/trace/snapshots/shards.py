@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from naspipe.core.errors import LogError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import LogError
+from naspipe.config.text import parse_json
 from naspipe.trace.snapshots.shard_headers import HEADER_LENGTH, ITEM_BYTES, Shape, header_digest
 
 _MAX_HEADER_BYTES = 100_000_000

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from naspipe.core.errors import ConfigError, LogError
-from naspipe.core.json_text import parse_json
+from naspipe.config.errors import ConfigError, LogError
+from naspipe.config.text import parse_json
 from naspipe.trace.snapshots.shards import RawTensor, read_shard, shard_names
 from naspipe.trace.storage.whole_files import write_json
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 from zlib import crc32
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.trace.storage.writing import write_whole, writing
 
 MAX_PAYLOAD_BYTES = 1 << 20

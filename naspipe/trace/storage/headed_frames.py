@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from zlib import crc32
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.trace.storage.framing import (
     FRAME,
     HEADER_BYTES,

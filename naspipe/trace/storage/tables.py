@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.trace.storage.number_columns import (
     Integers,
     inflate,

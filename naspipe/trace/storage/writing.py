@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 
-from naspipe.core.errors import StorageError
+from naspipe.config.errors import StorageError
 
 SPACE = (errno.ENOSPC, errno.EDQUOT)
 """Errors that room on the disk would mend."""

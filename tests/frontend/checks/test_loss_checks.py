@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.config import Recipe
-from naspipe.core.errors import BlockInputEditedError, ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import BlockInputEditedError, ConfigError
 from naspipe.frontend.checks.loss_checks import check_loss
 from naspipe.runtime.blocks.objectives import Metrics
 from naspipe.runtime.jobs.workload import Workload, field_of

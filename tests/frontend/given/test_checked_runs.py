@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.wire.reports import Observer
 from tests.frontend.given.convolutions import STEM, conv, data, head
 from tests.thinned import long

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import naspipe as npp
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.checks.device_checks import check_data_path, check_device, check_shared_gpus
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.devices.gpus import Gpus

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 from torch import nn
 
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.partition import Partition
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.partition import Partition
 from naspipe.frontend.given import drawn_source
 from naspipe.frontend.given.drawn_source import DrawnSource, first_choices, is_drawn_beside
 from naspipe.frontend.given.pass_streams import draw_passes, filled

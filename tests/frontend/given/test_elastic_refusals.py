@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import naspipe as npp
 from naspipe import elastic
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 
 LOSS = nn.CrossEntropyLoss()
 WIDE = {"width": [4, 8]}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.sketching.alike_candidates import alike_note
 from naspipe.runtime.sketching.sketched import SketchedLayers
 from tests.equivalence import spaces

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.config import Execution, Recipe
-from naspipe.core.ids import FIRST_STREAM, SequenceId
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.ids import FIRST_STREAM, SequenceId, Subnet
 from naspipe.frontend.given.gain_notes import gain_notes
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.jobs.workload import Workload

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.given import held_out_check
 from naspipe.frontend.given.held_out_check import check_held_out
 from naspipe.frontend.training.api import workload

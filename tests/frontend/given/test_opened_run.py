@@ -9,7 +9,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.search.search_directory import SearchDirectory
 from naspipe.streams.from_file import read_stream
 from tests.equivalence import spaces

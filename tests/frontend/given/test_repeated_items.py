@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.checks.item_checks import check_items
 from tests.equivalence import spaces
 

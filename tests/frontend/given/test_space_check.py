@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, SequenceId
-from naspipe.core.subnet import Subnet
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, SequenceId, Subnet
 from naspipe.frontend.given import space_check
 from naspipe.frontend.given.space_check import check_spaces
 from naspipe.runtime.jobs.workload import Workload

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.sketching.sketched import SketchedLayers
 from tests.equivalence import spaces
 

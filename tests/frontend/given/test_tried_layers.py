@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from tests.equivalence import spaces
 from tests.frontend.given.convolutions import STEM, head
 from tests.frontend.given.test_space_check import checked, refused

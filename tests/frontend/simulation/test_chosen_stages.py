@@ -11,8 +11,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.config import Execution, Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.simulation import chosen_stages
 from naspipe.frontend.simulation.chosen_stages import choose_stages
 from naspipe.planning.cost import CostTable, LayerCost

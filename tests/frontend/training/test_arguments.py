@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
 from tests.equivalence import spaces
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from naspipe.cli import train
 from naspipe.cli.main import build_parser
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.training.beginnings import asked_resume, is_begun
 
 

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 import naspipe as npp
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.errors import ConfigError, StageFailedError
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.errors import ConfigError, StageFailedError
 from naspipe.frontend.checks.code_digests import code_digest, code_digests
 from naspipe.frontend.training.assignment import check_facts
 from naspipe.frontend.training.generations import check_resumable
@@ -65,8 +65,8 @@ def test_the_files_of_code_that_differ():
 
 def test_code_is_what_was_imported():
     found = code_digests([])
-    assert {"naspipe/core/errors.py", "search_spaces/table5.py"} < found.keys()
-    changed = {**found, "naspipe/core/errors.py": "0"}
+    assert {"naspipe/config/errors.py", "search_spaces/table5.py"} < found.keys()
+    changed = {**found, "naspipe/config/errors.py": "0"}
     assert code_digest(found) != code_digest(changed) and len(code_digest(found)) == 16
 
 

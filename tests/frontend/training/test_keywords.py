@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.config import DATA_SIZES, MOMENTUM, Execution, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.declare import declared
+from naspipe.config.definition import DATA_SIZES, MOMENTUM, Execution, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.settings import declared
 from naspipe.frontend.given.keywords import Stated
 from tests.equivalence import spaces
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.checks.made_of_checks import (
     changed_code_note,
     check_made_of,

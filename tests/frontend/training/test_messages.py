@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError, ObserverError, StageFailedError
+from naspipe.config.errors import ConfigError, ObserverError, StageFailedError
 
 LOSS = nn.CrossEntropyLoss()
 

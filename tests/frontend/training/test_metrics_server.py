@@ -7,8 +7,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.training.metrics_server import MetricsServer, check_metrics_server
 from tests.cli.test_bad_input import free_ports
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.given.keywords import Stated
 from naspipe.frontend.training.given_recipe import given_recipe
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import naspipe as npp
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.errors import StorageError
-from naspipe.core.recipe import learning_rate
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.errors import StorageError
+from naspipe.config.recipe import learning_rate
 from naspipe.frontend.training import metrics_server
 from naspipe.frontend.training.recording import Recording
 from naspipe.runtime.wire.reports import Observer

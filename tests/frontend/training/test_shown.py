@@ -11,7 +11,7 @@ import rich.jupyter
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.frontend.display.watching import Told
 from naspipe.runtime.wire.ports import LaunchObserver
 from naspipe.runtime.wire.reports import Observer

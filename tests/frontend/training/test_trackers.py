@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from tests.equivalence import spaces
 
 LOSS = nn.CrossEntropyLoss()

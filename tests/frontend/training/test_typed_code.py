@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.config import Recipe
-from naspipe.core.user_code import why_no_source
+from naspipe.config.definition import Recipe
+from naspipe.config.user_code import why_no_source
 from naspipe.frontend.checks.code_digests import code_digests
 from naspipe.runtime.jobs.workload import Workload
 from tests.equivalence import spaces

@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.access import AccessKind
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.ids import AccessKind
+from naspipe.config.space import Block, Shared, Space
 from naspipe.frontend.training.whole_backwards import WholeBackwards, take_whole_backwards
 from naspipe.runtime.wire.reports import Observer
 from naspipe.sim.chains import EVERY_OPTION

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from naspipe.config.ids import FIRST_STREAM, INITIAL
 from naspipe.core.commands import WriteLayer
-from naspipe.core.ids import FIRST_STREAM, INITIAL
 from naspipe.core.task import TaskKind
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.memory.placement import Placement

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.blocks.averaging import Averaging, counted_items
 from tests.runtime.small_parts import workload
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, INITIAL
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, INITIAL
 from naspipe.runtime.devices.device_waits import per_block
 from naspipe.runtime.memory.placement import Placement
 from tests.oracle import bits

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import BlockInputEditedError
-from naspipe.core.rules import Exact, Frozen
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import BlockInputEditedError
+from naspipe.config.rules import Exact, Frozen
 from naspipe.runtime.blocks.forward_only import forward_only
 from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import SegmentSpec

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.blocks.loss_state import LossState
 from tests.equivalence import spaces
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.rules import Exact, Lag
+from naspipe.config.rules import Exact, Lag
 from naspipe.runtime.blocks import engine, segment
 from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import SegmentSpec

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from naspipe.core.rules import Exact, Lag
+from naspipe.config.rules import Exact, Lag
 from naspipe.runtime.blocks import split_backward, weight_kernels
 from naspipe.runtime.blocks.segment import Segment
 from naspipe.runtime.blocks.specs import SegmentSpec

@@ -7,10 +7,10 @@ import threading
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.rules import Lag
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.rules import Lag
+from naspipe.config.space import Block, Shared, Space
 from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream
 from naspipe.runtime.checkpoints.layer_bytes import from_raw
 from naspipe.runtime.layers.layer_store import LayerStore

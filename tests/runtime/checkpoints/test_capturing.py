@@ -7,9 +7,9 @@ import torch
 from isal.isal_zlib import crc32
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.ids import INITIAL
-from naspipe.core.rules import Exact, Lag
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import INITIAL
+from naspipe.config.rules import Exact, Lag
 from naspipe.runtime.checkpoints.capture_memory import Captured, CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer
 from naspipe.runtime.checkpoints.layer_bytes import dtype_name

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.errors import InvariantError, StorageError
-from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, StageId
-from naspipe.core.rules import Exact
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.errors import InvariantError, StorageError
+from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, StageId
+from naspipe.config.rules import Exact
+from naspipe.config.space import Block, Shared, Space
 from naspipe.runtime.checkpoints import capture_memory
 from naspipe.runtime.checkpoints.capture_memory import CaptureMemory
 from naspipe.runtime.checkpoints.capturing import Capturer

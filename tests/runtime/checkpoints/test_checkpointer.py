@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import FIRST_STREAM, INITIAL
 from naspipe.core.commands import CaptureLayer, FinishCut
-from naspipe.core.errors import InvariantError
-from naspipe.core.ids import FIRST_STREAM, INITIAL
 from naspipe.runtime.checkpoints.restored import Restored
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.trace.snapshots.checkpoints import cut_name

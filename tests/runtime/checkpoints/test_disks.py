@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from naspipe.core.errors import StorageError
-from naspipe.core.ids import FIRST_STREAM, INITIAL
+from naspipe.config.errors import StorageError
+from naspipe.config.ids import FIRST_STREAM, INITIAL
 from naspipe.runtime.checkpoints.checkpoint_part import Part
 from tests.runtime.checkpoints.bench import SECONDS, STEM, Bench
 

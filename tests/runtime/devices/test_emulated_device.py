@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
 from naspipe.runtime.devices import emulated_device
 from naspipe.runtime.devices.device_budget import DeviceMemoryError
 from naspipe.runtime.devices.emulated_device import EmulatedDevice

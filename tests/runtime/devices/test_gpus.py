@@ -6,7 +6,7 @@ import msgpack
 import pytest
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.devices import gpus
 from naspipe.runtime.devices.environment import describe_environment
 from naspipe.runtime.devices.gpus import NO_GPUS, Gpus, driver_version, find_gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.open_device import open_device
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError
-from naspipe.core.wording.in_python import in_python
+from naspipe.config.errors import ConfigError
+from naspipe.config.messages import in_python
 from naspipe.runtime.blocks.compute import StageCompute
 from naspipe.runtime.blocks.updates import StageUpdates
 from naspipe.runtime.devices.out_of_memory import LayerUse, explain_shortage, read_shortage

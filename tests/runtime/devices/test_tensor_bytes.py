@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.rules import Exact
+from naspipe.config.definition import Recipe
+from naspipe.config.rules import Exact
 from naspipe.runtime.checkpoints.layer_bytes import dtype_name, from_raw, in_a_row
 from naspipe.runtime.devices.tensor_bytes import same_bits, tensor_bytes
 from naspipe.runtime.layers.stored_layer import StoredLayer

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.evaluating.calibration import find_norms, fresh_statistics
 
 

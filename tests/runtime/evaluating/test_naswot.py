@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.evaluating.naswot import Naswot, log_determinant
 
 VECTORS = {"input": torch.randn(6, 4, generator=torch.Generator().manual_seed(3))}

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.evaluating.synflow import Synflow
 
 IMAGES = {"input": torch.randn(3, 2, 4, 4)}

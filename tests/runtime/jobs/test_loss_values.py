@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.jobs.loss_values import described
 from naspipe.runtime.jobs.losses import smoothed
 

@@ -7,9 +7,9 @@ import time
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.ids import Version
-from naspipe.core.rules import Exact, Frozen
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import Version
+from naspipe.config.rules import Exact, Frozen
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.layers.layer_layout import StateSizes

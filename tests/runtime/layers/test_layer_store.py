@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.space import Block, Space
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.space import Block, Space
 from naspipe.runtime.layers.layer_store import KEPT_AWAY, LayerStore
 
 WIDTH = KEPT_AWAY + 3

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.ids import SequenceId, Version
-from naspipe.core.rules import Lag
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import SequenceId, Version
+from naspipe.config.rules import Lag
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.stored_layer import StoredLayer
 from naspipe.runtime.memory.placement import Placement

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.runtime.layers.norm_statistics import collected, fold, other_buffers, unknown_norm
 
 

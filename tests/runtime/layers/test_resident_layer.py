@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError, InvariantError
-from naspipe.core.ids import FIRST_STREAM, LayerId, Version
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import FIRST_STREAM, LayerId, Version
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.host_arena import HostArena
 from naspipe.runtime.layers.layer_layout import StateSizes

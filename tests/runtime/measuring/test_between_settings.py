@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.space import Block, Elastic, Space
+from naspipe.config.space import Block, Elastic, Space
 from naspipe.planning.cost import LayerCost
 from naspipe.runtime.measuring.between_settings import with_settings_between
 

@@ -9,8 +9,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, StageFailedError
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, StageFailedError
 from naspipe.frontend.given import run_plan
 from naspipe.frontend.given.run_plan import cores_for
 from naspipe.runtime.measuring import profile_apart as profile_apart_module

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.rules import Frozen
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.rules import Frozen
+from naspipe.config.space import Block, Shared, Space
 from naspipe.data.cache import default_root
 from naspipe.planning.cost import CostTable, LayerCost
 from naspipe.runtime.jobs.workload import Workload

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.rules import Exact, Frozen, Lag
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.rules import Exact, Frozen, Lag
+from naspipe.config.space import Block, Shared, Space
 from naspipe.planning.cost import LayerCost
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.stored_layer import StoredLayer

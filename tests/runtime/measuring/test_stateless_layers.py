@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import LayerId
-from naspipe.core.recipe import Recipe
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import LayerId
+from naspipe.config.recipe import Recipe
+from naspipe.config.space import Block, Shared, Space
 from naspipe.runtime.layers.kept_state import keeps_state
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.measuring.stateless_layers import stateless_layers

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.ids import FIRST_STREAM, LayerId
-from naspipe.core.rules import Lag
+from naspipe.config.definition import Recipe
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.rules import Lag
 from naspipe.runtime.devices.out_of_memory import LayerUse
 from naspipe.runtime.layers.layer_layout import is_moved
 from naspipe.runtime.layers.stored_layer import StoredLayer

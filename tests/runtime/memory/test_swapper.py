@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from naspipe.core.errors import InvariantError
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.core.events import LayerLoaded, LayerSaved
-from naspipe.core.ids import FIRST_STREAM, LayerId
 from naspipe.runtime.devices.device_budget import DeviceMemoryError
 from naspipe.runtime.devices.emulated_device import EmulatedDevice
 from naspipe.runtime.devices.host_arena import HostArena

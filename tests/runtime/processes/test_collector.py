@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from naspipe.core.errors import ConfigError, StageFailedError
+from naspipe.config.errors import ConfigError, StageFailedError
 from naspipe.runtime.processes.liveness import Liveness
 from naspipe.runtime.processes.stopping import Stop
 from naspipe.runtime.processes.supervisor import Collector, StageReports

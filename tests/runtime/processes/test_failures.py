@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import ConfigError, StageFailedError
+from naspipe.config.errors import ConfigError, StageFailedError
 from tests.equivalence import spaces
 from tests.thinned import long
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.runtime.processes.liveness import Liveness, Place, no_sign_of_life
 from naspipe.runtime.processes.stopping import Stop, answered_signals, ended_by_signals
 from naspipe.runtime.wire.messages import HOLD, STOP, ControlMessage, launcher_frames, read_message

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from naspipe.core.errors import LogError, StorageError
+from naspipe.config.errors import LogError, StorageError
 from naspipe.runtime.processes.publishing import Publisher
 from naspipe.trace.results.losses_file import SectionLosses, check_losses
 from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.errors import ConfigError, TransportError
 from naspipe.runtime.processes.rendezvous import Worker, WorkerCard, exchange_cards
 
 STORE = torch.distributed.TCPStore

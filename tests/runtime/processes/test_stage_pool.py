@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from naspipe.core.config import Execution
-from naspipe.core.errors import ConfigError, StageFailedError
-from naspipe.core.ids import FIRST_STREAM
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, StageFailedError
+from naspipe.config.ids import FIRST_STREAM
 from naspipe.runtime.forking.fitness import check_fit_for_forking
 from naspipe.runtime.forking.fork import FORK, end_all, quiet_fork
 from naspipe.runtime.jobs.positions import OnePipeline

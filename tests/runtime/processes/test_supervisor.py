@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import zmq
 
-from naspipe.core.errors import (
+from naspipe.config.errors import (
     ConfigError,
     NotFiniteError,
     StageFailedError,

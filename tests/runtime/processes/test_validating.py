@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.core.errors import RunInterruptedError
+from naspipe.config.errors import RunInterruptedError
 from naspipe.streams.from_file import read_stream
 from naspipe.trace.results.metrics_file import read_metrics
 from naspipe.trace.results.validation_file import read_validations

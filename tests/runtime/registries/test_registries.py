@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import zmq
 
-from naspipe.core.errors import ConfigError, TransportError
+from naspipe.config.errors import ConfigError, TransportError
 from naspipe.runtime.registries.open_registry import open_registry
 from naspipe.runtime.registries.own_registry import OwnRegistry
 from naspipe.runtime.registries.redis_registry import PREFIX, RedisRegistry

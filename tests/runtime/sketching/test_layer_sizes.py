@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import search_spaces
-from naspipe.core.config import Definition, Recipe
-from naspipe.core.errors import ConfigError
-from naspipe.core.ids import FIRST_STREAM, INITIAL, LayerId, SequenceId
-from naspipe.core.rules import Frozen, Lag
-from naspipe.core.space import Block, Shared, Space
+from naspipe.config.definition import Definition, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, SequenceId
+from naspipe.config.rules import Frozen, Lag
+from naspipe.config.space import Block, Shared, Space
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.runtime.layers.layer_store import LayerStore
 from naspipe.runtime.sketching.layer_sizes import measure_sizes, sketch

@@ -8,8 +8,8 @@ import itertools
 import pytest
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.rules import RECIPES, OwnStep
+from naspipe.config.definition import Recipe
+from naspipe.config.rules import RECIPES, OwnStep
 from naspipe.runtime.stepping import joint_steps
 from naspipe.runtime.stepping.joint_steps import JOINED, JointSteps
 from naspipe.runtime.stepping.optimizers import make_optimizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.runtime.stepping.lars import LARS
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from naspipe.core.config import Recipe
+from naspipe.config.definition import Recipe
 from naspipe.runtime.stepping.optimizers import BESIDE, PER_LAYER, make_optimizer
 
 ELSEWHERE = torch.device("meta")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.config import Recipe
-from naspipe.core.errors import ConfigError
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
 from naspipe.frontend.checks.optimizer_checks import check_optimizer
 from naspipe.mixed import Alpha
 from naspipe.mixed.alphas import WithAlphas, alpha_optimizer

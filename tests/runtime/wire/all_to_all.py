@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import torch
 
-from naspipe.core.ids import FIRST_STREAM, SequenceId, StageId
+from naspipe.config.ids import FIRST_STREAM, SequenceId, StageId
 from naspipe.core.task import Task, TaskKind
 from naspipe.runtime.wire.endpoints import ipc_endpoints
 from naspipe.runtime.wire.messages import InputMessage

@@ -8,7 +8,7 @@ from ctypes import memmove
 
 import numpy as np
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 
 
 class HostMemory:

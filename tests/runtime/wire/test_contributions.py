@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import torch
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.wire.messages import ContributionMessage, read_message, stage_frames
 from naspipe.runtime.wire.transport import NoTransport
 from naspipe.runtime.wire.wakeup import Wakeup

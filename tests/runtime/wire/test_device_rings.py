@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from naspipe.core.errors import TransportError
-from naspipe.core.ids import WorkerId
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import WorkerId
 from naspipe.runtime.devices import device_waits
 from naspipe.runtime.devices.staging import HOST
 from naspipe.runtime.wire import device_rings

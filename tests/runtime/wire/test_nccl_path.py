@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from naspipe.core.errors import TransportError
-from naspipe.core.ids import StageId
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import StageId
 from naspipe.runtime.wire import nccl_path
 from naspipe.runtime.wire.endpoints import ipc_endpoints
 from naspipe.runtime.wire.messages import InputMessage, announcement_frames, read_message

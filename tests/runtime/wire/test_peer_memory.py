@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.wire import peer_memory
 from naspipe.runtime.wire.peer_memory import CudaMemory
 

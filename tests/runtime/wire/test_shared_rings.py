@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.config import Execution
-from naspipe.core.ids import LayerId
+from naspipe.config.definition import Execution
+from naspipe.config.ids import LayerId
 from naspipe.core.parcels import COPY, LAYER
 from naspipe.core.task import TaskKind
 from naspipe.runtime.wire import shared_rings

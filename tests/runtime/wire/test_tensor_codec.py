@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import TransportError
+from naspipe.config.errors import TransportError
 from naspipe.runtime.wire.tensor_codec import (
     ALIGNMENT,
     HOST_ALIGNMENT,

@@ -12,8 +12,8 @@ import pytest
 import torch
 import zmq
 
-from naspipe.core.errors import TransportError
-from naspipe.core.ids import FIRST_STREAM, LayerId
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.core.task import TaskKind
 from naspipe.runtime.wire import transport
 from naspipe.runtime.wire.endpoints import ipc_endpoints, tcp_endpoints

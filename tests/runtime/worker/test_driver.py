@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.core.errors import InvariantError, TransportError
+from naspipe.config.errors import InvariantError, TransportError
+from naspipe.config.ids import FIRST_STREAM, INITIAL
 from naspipe.core.events import Priorities
-from naspipe.core.ids import FIRST_STREAM, INITIAL
 from naspipe.runtime.devices.out_of_memory import DeviceFullError
 from naspipe.runtime.processes.publishing import merge_parts
 from naspipe.runtime.wire.messages import (

@@ -8,8 +8,7 @@ import time
 import torch
 
 import search_spaces
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.runtime.worker.stage_files import StageFiles
 from naspipe.trace.access.log import AccessLogWriter, read_access_log
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.core.access import AccessKind
-from naspipe.core.config import Settings, apply_settings
-from naspipe.core.errors import ConfigError
-from naspipe.core.settings.run_groups import RecordSettings
+from naspipe.config.definition import Settings, apply_settings
+from naspipe.config.errors import ConfigError
+from naspipe.config.execution import RecordSettings
+from naspipe.config.ids import AccessKind
 from naspipe.runtime.worker.stage_files import StageFiles
 from naspipe.trace.access.log import AccessLogWriter, read_access_log
 from tests.runtime.worker.test_log_cost import Silent

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import LogError
-from naspipe.core.ids import LayerId
+from naspipe.config.errors import LogError
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.trace.access.log import AccessLogWriter, read_access_log, read_run_accesses
 from naspipe.trace.access.segments import MAGIC, segment_parts
 from naspipe.trace.access.stored import iterate_heads

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import LogError
-from naspipe.core.ids import LayerId, StreamId
+from naspipe.config.errors import LogError
+from naspipe.config.ids import Access, AccessKind, LayerId, StreamId
 from naspipe.trace.access.order import (
     access_orders,
     by_steps,

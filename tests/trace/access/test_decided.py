@@ -7,7 +7,7 @@ import json
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.core.errors import ConfigError
+from naspipe.config.errors import ConfigError
 from naspipe.trace.access.decided import Decided
 from tests.trace.fake_run import FakeRun
 

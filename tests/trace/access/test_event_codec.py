@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.partition import Partition
 from naspipe.core.events import (
     BlockFinished,
     ContributionArrived,
@@ -22,9 +24,6 @@ from naspipe.core.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.core.ids import LayerId
-from naspipe.core.partition import Partition
-from naspipe.core.subnet import Subnet
 from naspipe.core.task import Task, TaskKind, parse_task
 from naspipe.trace.access.event_codec import decode_event, encode_event
 from naspipe.trace.access.event_log import EventLogWriter, read_events

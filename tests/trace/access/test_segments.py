@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
+from naspipe.config.ids import Access, AccessKind
 from naspipe.trace.access import log as log_module
 from naspipe.trace.access.columns import from_accesses, joined
 from naspipe.trace.access.log import AccessLogWriter, RunLog, read_access_log, time_key

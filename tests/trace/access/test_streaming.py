@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from naspipe.core.access import Access, AccessKind
-from naspipe.core.ids import LayerId
+from naspipe.config.ids import Access, AccessKind, LayerId
 from naspipe.trace.access import streaming
 from naspipe.trace.access.columns import NUMBERS, joined
 from naspipe.trace.access.labels import SpaceLabels

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.core.access import AccessKind
-from naspipe.core.errors import ConfigError, LogError
-from naspipe.core.ids import Version
+from naspipe.config.errors import ConfigError, LogError
+from naspipe.config.ids import AccessKind, Version
 from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_runs
 from naspipe.trace.snapshots.shards import RawTensor
 from tests.trace.fake_run import CHAINS, FakeRun, float32_bits, sequential_accesses

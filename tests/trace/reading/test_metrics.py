@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.access import Access, AccessKind
+from naspipe.config.ids import Access, AccessKind
 from naspipe.trace.reading.metrics import (
     bubble_ratio,
     causal_bound,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.cli.main import main
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.trace.results import rolled_lines
 from naspipe.trace.results.losses_file import LossWriter, check_losses, read_losses
 from naspipe.trace.results.metrics_file import MetricsFile, read_metrics

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError, LogError
-from naspipe.core.ids import SequenceId, StreamId
+from naspipe.config.errors import ConfigError, LogError
+from naspipe.config.ids import SequenceId, StreamId
 from naspipe.trace.access.labels import SpaceLabels
 from naspipe.trace.reading.differences import loss_differences
 from naspipe.trace.results.losses_file import NOTHING, Loss, LossWriter, read_beside, read_losses

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isal.isal_zlib import crc32
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.trace.snapshots.shard_headers import ITEM_BYTES, Header, Listing
 from naspipe.trace.snapshots.shard_writer import ShardWriter
 from naspipe.trace.snapshots.shards import RawTensor, read_shard

@@ -13,7 +13,7 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import ConfigError, LogError
+from naspipe.config.errors import ConfigError, LogError
 from naspipe.trace.snapshots.shard_headers import ITEM_BYTES
 from naspipe.trace.snapshots.shards import RawTensor
 from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest

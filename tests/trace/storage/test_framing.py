@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from naspipe.core.errors import LogError
+from naspipe.config.errors import LogError
 from naspipe.trace.storage.framing import MAX_PAYLOAD_BYTES, FramedWriter, encode_frame, read_frames
 
 MAGIC = b"TESTFILE"

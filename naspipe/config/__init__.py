@@ -1,0 +1,1 @@
+"""Settings, recipes, spaces, rules, identities and errors: the standard library only."""

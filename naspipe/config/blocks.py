@@ -1,0 +1,495 @@
+"""The blocks of a chain: choice blocks, shared and elastic layers, and the block of a loss.
+
+Candidates are plain factories. Nothing here imports torch: a factory is called only when its layer
+is first used. A factory made in a loop reads the loop's variable when it is called, which is when
+the loop is over, so the numbers and texts that it read as its block was made are kept and compared.
+What puts blocks in a chain is :class:`naspipe.config.space.Space`.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from math import prod
+from types import CodeType, FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Every, Exact, Lag, Rule, parse_rule
+from naspipe.config.text import knows_keywords
+
+Factory = Callable[[], Any]
+"""Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
+
+_EXACT = Exact()
+
+
+def check_name(kind: str, name: Any) -> None:
+    """Refuse what logs and labels could not tell from something else.
+
+    Raises:
+        ConfigError: for a name of other letters than these.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
+        raise ConfigError(f"{kind} {name!r}: expected a name of letters, digits, - and _")
+
+
+def field_names(where: str, fields: Any) -> tuple[str, ...]:
+    """Names of batch fields, as a user lists them.
+
+    Args:
+        where: how messages call the block.
+        fields: the list.
+
+    Raises:
+        ConfigError: for anything else, a text among them.
+    """
+    names = None if isinstance(fields, str) or not isinstance(fields, Iterable) else tuple(fields)
+    if names is None or not all(isinstance(name, str) for name in names):
+        todo = f"; write fields=({fields!r:.60},)" if isinstance(fields, str) else ""
+        raise ConfigError(
+            f"{where}: expected fields to be a list of names of batch fields, found "
+            f"{'the text ' * isinstance(fields, str)}{fields!r:.60}{todo}"
+        )
+    return names
+
+
+def listed(candidates: Any) -> tuple[Factory, ...]:
+    """Candidates as a user lists them; what each of them is is looked at by the space.
+
+    Raises:
+        ConfigError: for what is no list, such as a text or one factory alone.
+    """
+    if isinstance(candidates, str | bytes) or not isinstance(candidates, Iterable):
+        kind = getattr(candidates, "__name__", type(candidates).__name__)
+        found = f"the text {candidates!r:.40}" if isinstance(candidates, str) else kind
+        raise ConfigError(
+            f"a choice block: expected a list of factories, as in npp.Block([lambda: ..., "
+            f"lambda: ...]), found {found}"
+        )
+    return tuple(candidates)
+
+
+class SetsMode:
+    """Blocks whose modules are put into training or evaluation mode when they are made."""
+
+    __slots__ = ()
+
+    def set_mode(self, module: Any, trains: bool) -> None:
+        """Put a module into the mode of its stream."""
+        module.train(trains)
+
+
+class Whole(SetsMode):
+    """Blocks whose modules are used as they are: an option has no setting."""
+
+    __slots__ = ()
+
+    @property
+    def apply(self) -> Callable[..., Any] | None:
+        """Computes the block as ``apply(module, *tensors)``; None to call the module itself."""
+        return None
+
+    def setting(self, option: int) -> Mapping[str, Any]:
+        """What an option has its module called with, beside tensors."""
+        return {}
+
+    def forward_of(self, module: Any, option: int) -> Any:
+        """What computes an option, of tensors."""
+        return module if self.apply is None else partial(self.apply, module)
+
+    def cut_of(self, module: Any, option: int) -> Any:
+        """The module that computes an option alone."""
+        return module
+
+
+@knows_keywords
+@dataclass(frozen=True, slots=True)
+class Block(Whole):
+    """A choice block: the candidates of which every subnet takes one.
+
+    Args:
+        candidates: one factory per candidate.
+        kind: blocks of one kind have the same candidates, so their costs are measured once.
+        fields: batch fields handed to the candidate after the tensors of the block before.
+        rule: how READs follow WRITEs; ``Exact()`` but for the layers of teachers.
+        alike: candidates may be the same layer twice; otherwise a note says where they are.
+    """
+
+    candidates: tuple[Factory, ...]
+    kind: str | None = None
+    fields: tuple[str, ...] = ()
+    rule: Rule = field(default_factory=Exact)
+    alike: bool = False
+
+    def __init__(
+        self,
+        candidates: Iterable[Factory],
+        *,
+        kind: str | None = None,
+        fields: Sequence[str] = (),
+        rule: Rule = _EXACT,
+        alike: bool = False,
+    ) -> None:
+        given = (listed(candidates), kind, field_names("a choice block", fields), rule, alike)
+        for name, value in zip(self.__slots__, given, strict=True):
+            object.__setattr__(self, name, value)
+        if not self.candidates:
+            raise ConfigError("a block needs at least one candidate, found none")
+        if isinstance(rule, Lag | Every):
+            raise ConfigError(f"a choice block: expected the rule exact, found {rule}")
+        keep_reads(self.candidates)
+
+    @property
+    def num_options(self) -> int:
+        """How many a subnet chooses from: every candidate is an option."""
+        return len(self.candidates)
+
+    def candidate(self, option: int) -> int:
+        """The candidate that an option uses."""
+        return option
+
+
+@knows_keywords
+@dataclass(frozen=True, slots=True)
+class Shared(Whole):
+    """A layer that every subnet uses, with the rule its READs follow.
+
+    Args:
+        name: how logs, checkpoints and errors call it.
+        factory: makes the module.
+        rule: ``Exact()``, ``Frozen()``, ``Lag(K)`` or ``Every(M)``, or its text, as in ``lag(2)``.
+        fields: batch fields handed to the module after the tensors of the block before.
+    """
+
+    name: str
+    factory: Factory
+    rule: Rule = field(default_factory=Exact)
+    fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("shared layer", self.name)
+        object.__setattr__(self, "fields", field_names(f"layer {self.name}", self.fields))
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", parse_rule(self.rule))
+        keep_reads(self.candidates)
+
+    @property
+    def candidates(self) -> tuple[Factory, ...]:
+        """A shared layer is a block with one candidate."""
+        return (self.factory,)
+
+    @property
+    def num_options(self) -> int:
+        """There is nothing to choose."""
+        return 1
+
+    def candidate(self, option: int) -> int:
+        """The only one."""
+        return 0
+
+
+MOST_OPTIONS = 20_000
+"""Of one layer, its settings taken together."""
+
+STEPS = ("whole", "slice")
+"""What an optimizer step moves."""
+
+_PLAIN = (int, float, str)
+
+
+@knows_keywords
+@dataclass(frozen=True, slots=True)
+class Elastic(SetsMode):
+    """A layer that every subnet uses with settings of its own: a width, a kernel, heads.
+
+    There is one module, made with the largest settings, and one chain of versions. A setting is an
+    argument of its forward, as ``module(*tensors, width=256)``, and never state of the module.
+    Several layers that name one setting have it in common: it is drawn once for all of them.
+
+    Args:
+        name: how logs, checkpoints and errors call it.
+        factory: makes the module.
+        settings: the values of each setting, by its name.
+        rule: ``Exact()``, ``Lag(K)`` or another of a shared layer, or its text, as in ``lag(2)``.
+        fields: batch fields handed to the module after the tensors of the block before.
+        apply: ``apply(module, *tensors, *fields, width=...)`` computes a setting; without, the
+            module is called so.
+        cut: ``cut(module, width=...)`` returns a module of that setting alone, for export; without,
+            the module's own ``cut(width=...)`` does.
+        step: ``whole``: an optimizer step moves all entries of a parameter, as momentum and decay
+            do in the usual loops. ``slice``: those that a pass of the step used, which are those
+            that its ``cut`` takes; the others stand still, and so does what the optimizer keeps
+            of them.
+    """
+
+    name: str
+    factory: Factory
+    settings: Mapping[str, Sequence[Any]]
+    rule: Rule = field(default_factory=Exact)
+    fields: tuple[str, ...] = ()
+    apply: Callable[..., Any] | None = None
+    cut: Callable[..., Any] | None = None
+    step: str = "whole"
+
+    def __post_init__(self) -> None:
+        check_name("elastic layer", self.name)
+        object.__setattr__(self, "fields", field_names(f"elastic layer {self.name}", self.fields))
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", parse_rule(self.rule))
+        object.__setattr__(self, "settings", _checked(self.name, self.settings))
+        for what in ("apply", "cut"):
+            function = getattr(self, what)
+            if function is not None and not callable(function):
+                raise ConfigError(
+                    f"elastic layer {self.name}: expected {what} to be a function of the module "
+                    f"and settings, found {type(function).__name__}"
+                )
+        if self.step not in STEPS:
+            raise ConfigError(
+                f"elastic layer {self.name}: expected step to be one of {', '.join(STEPS)}, found "
+                f"{self.step!r:.80}"
+            )
+        if self.step == "slice" and isinstance(self.rule, Every):
+            raise ConfigError(
+                f"elastic layer {self.name}: expected the rule exact or lag(K) with "
+                f'step="slice", found {self.rule}'
+            )
+        keep_reads(self.candidates)
+
+    @property
+    def candidates(self) -> tuple[Factory, ...]:
+        """All options are parts of one candidate."""
+        return (self.factory,)
+
+    @property
+    def num_options(self) -> int:
+        """How many settings a subnet chooses from, taken together."""
+        return prod(map(len, self.settings.values()))
+
+    def candidate(self, option: int) -> int:
+        """The only one."""
+        return 0
+
+    def setting(self, option: int) -> dict[str, Any]:
+        """What an option has its module called with, beside tensors.
+
+        Of neighbouring options the last setting differs.
+        """
+        found = {}
+        for name, values in reversed(list(self.settings.items())):
+            option, place = divmod(option, len(values))
+            found[name] = values[place]
+        return dict(reversed(found.items()))
+
+    def forward_of(self, module: Any, option: int) -> Any:
+        """What computes an option, of tensors."""
+        call = module if self.apply is None else partial(self.apply, module)
+        return partial(call, **self.setting(option))
+
+    def cut_of(self, module: Any, option: int) -> Any:
+        """A module that computes an option alone.
+
+        Raises:
+            ConfigError: where neither the layer nor its module says how.
+        """
+        cut = getattr(module, "cut", None) if self.cut is None else partial(self.cut, module)
+        if cut is None:
+            raise ConfigError(
+                f"elastic layer {self.name}: expected Elastic(..., cut=function) or a method cut "
+                f"of its {type(module).__name__}, which makes the module of one setting, found none"
+            )
+        return cut(**self.setting(option))
+
+    def option(self, setting: Mapping[str, Any]) -> int:
+        """Which option a value of each setting is; others are left out.
+
+        Raises:
+            ValueError: for a value that is not among them.
+        """
+        option = 0
+        for name, values in self.settings.items():
+            option = option * len(values) + values.index(setting[name])
+        return option
+
+    def text(self, option: int) -> str:
+        """How logs call an option: ``512``, or ``512,3`` of two settings."""
+        return ",".join(map(str, self.setting(option).values()))
+
+
+def texts_of(settings: Iterable[Sequence[Any]]) -> list[str]:
+    """How logs call each option, of the values of each setting."""
+    return [",".join(map(str, values)) for values in product(*settings)]
+
+
+def _checked(name: str, settings: Any) -> dict[str, tuple[Any, ...]]:
+    if not isinstance(settings, Mapping) or not settings:
+        raise ConfigError(
+            f"elastic layer {name}: expected settings as in {{'width': [256, 512]}}, found "
+            f"{settings!r:.80}"
+        )
+    found: dict[str, tuple[Any, ...]] = {}
+    for label, values in settings.items():
+        if not isinstance(label, str) or not label.isidentifier():
+            raise ConfigError(
+                f"elastic layer {name}: expected the name of a setting as a keyword argument has "
+                f"it, found {label!r:.80}"
+            )
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(
+                f"elastic layer {name}, setting {label}: expected a list of values, found "
+                f"{values!r:.80}"
+            )
+        wrong = [value for value in values if not isinstance(value, _PLAIN)]
+        if wrong or len(set(map(str, values))) < len(values):
+            what = f"the value {wrong[0]!r:.80}" if wrong else f"a value twice in {list(values)}"
+            raise ConfigError(
+                f"elastic layer {name}, setting {label}: expected numbers, truth values or texts, "
+                f"all different, found {what}"
+            )
+        found[label] = tuple(values)
+    if (count := prod(map(len, found.values()))) > MOST_OPTIONS:
+        raise ConfigError(
+            f"elastic layer {name}: its settings {', '.join(found)} have {count} values together, "
+            f"expected at most {MOST_OPTIONS}"
+        )
+    return found
+
+
+LOSS = "loss"
+"""Its label."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossBlock(Shared):
+    """The last block of a run whose loss is a module with parameters or buffers of its own.
+
+    Its layer is the loss module, which the optimizer steps, checkpoints hold and stages hand over
+    as they do any layer. As a block it returns the tensors that it is given. The loss is computed
+    from these with the module of the layer, as part of the same block.
+
+    Args:
+        before: the chain without this block.
+    """
+
+    before: Any = None
+
+    @property
+    def apply(self) -> Callable[..., Any] | None:
+        """Return the tensors unchanged."""
+        return _unchanged
+
+    def set_mode(self, module: Any, trains: bool) -> None:
+        """Leave every part of the loss in the mode in which the user has put it."""
+
+
+def _unchanged(module: Any, *tensors: Any) -> tuple[Any, ...]:
+    return tensors
+
+
+class CopyOf(partial[Any]):
+    """A factory whose layers begin as deep copies of a module that the user has made.
+
+    It is a ``functools.partial``, so whatever looks into factories finds the module as its
+    argument.
+
+    Args:
+        original: the user's own module. A run never changes it.
+        copy: makes the copy.
+    """
+
+    def __new__(cls, original: Any, copy: Callable[[Any], Any] = deepcopy) -> CopyOf:
+        """Make a partial call of ``copy``."""
+        return super().__new__(cls, copy, original)
+
+    @property
+    def original(self) -> Any:
+        """The user's own module."""
+        return self.args[0]
+
+    def in_place(self) -> Any:
+        """Return the original itself, for code that may change it, as in a forked process."""
+        return self.original
+
+
+_READ_KINDS = (bool, int, float, complex, str, bytes, type(None))
+
+_FIRST: WeakKeyDictionary[FunctionType, Mapping[str, object]] = WeakKeyDictionary()
+
+
+def keep_reads(factories: Iterable[object]) -> None:
+    """Keep what factories read now, of those that are seen for the first time."""
+    for factory in factories:
+        if (function := _function(factory)) is not None and function not in _FIRST:
+            _FIRST[function] = dict(_reads(function))
+
+
+def changed_reads(factory: object) -> list[tuple[str, object, object]]:
+    """Name, value as its block was made, and value now, of each variable where they differ."""
+    function = _function(factory)
+    before = _FIRST.get(function, {}) if function is not None else {}
+    if function is None or not before:
+        return []
+    now = dict(_reads(function))
+    return [
+        (name, value, now[name])
+        for name, value in before.items()
+        if name in now and (type(value), value) != (type(now[name]), now[name])
+    ]
+
+
+def _function(factory: object) -> FunctionType | None:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return factory if isinstance(factory, FunctionType) else None
+
+
+def _reads(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Variables around a function with plain values, by the names that occur in it."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # it has none yet
+            continue
+        if _is_plain(value):
+            yield name, value
+    known = function.__globals__
+    for name in sorted(globals_read(function.__code__) & known.keys()):
+        if _is_plain(known[name]):
+            yield name, known[name]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _READ_KINDS)
+
+
+def globals_read(code: CodeType) -> set[str]:
+    """Names of the globals that a function, or one written in it, reads and does not write.
+
+    The names in the code object alone would include those of attributes.
+    """
+    found, written = set[str](), set[str]()
+    for each in _codes(code):
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                found.add(str(instruction.argval))
+            elif instruction.opname == "STORE_GLOBAL":
+                written.add(str(instruction.argval))
+    return found - written
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

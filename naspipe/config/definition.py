@@ -1,0 +1,222 @@
+"""What defines a run's results, what only its speed, and what ``--set`` reaches of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from naspipe.config.errors import ConfigError
+from naspipe.config.execution import PARTITIONS as PARTITIONS
+from naspipe.config.execution import Execution as Execution
+from naspipe.config.execution import first_gpu as first_gpu
+from naspipe.config.recipe import Recipe as Recipe
+from naspipe.config.rules import TEACHER_BUFFERS, TEACHER_MODES, Follows, Rule, parse_rule
+from naspipe.config.settings import (
+    Flag,
+    Setting,
+    at_least,
+    between,
+    check,
+    declaration,
+    declared,
+    one_of,
+    setting,
+    unknown_key,
+)
+from naspipe.config.text import parse_bytes as parse_bytes
+from naspipe.config.text import parse_json
+from naspipe.config.text import parse_subnets as parse_subnets
+
+DATA_SIZES = {
+    key: Setting(key=key, help=text, allowed=(at_least(1),), kind=int)
+    for key, text in (
+        ("data.max_tokens", "tokens of a batch of text."),
+        ("data.batch_size", "samples of a batch of images."),
+        ("data.batches", "micro-batches of a step, of data that show several views."),
+    )
+}
+
+MOMENTUM = {
+    key: Setting(key=key, help=text, allowed=allowed, kind=kind, example=example)
+    for key, kind, allowed, text, example in (
+        ("momentum.tau", float, (between(0, 1),), "how much of a momentum teacher stays in each "
+         "step; `--momentum TAU` sets it, too.", "0.99"),
+        ("momentum.end", float, (between(0, 1),), "that of the last step, reached by a half "
+         "cosine; `--momentum TAU:END`.", "1"),
+        ("momentum.lag", int, (at_least(0),), "steps by which the teacher is older than the "
+         "student (1); 0 is the ordinary loop.", "0"),
+        ("momentum.mode", str, (one_of(*TEACHER_MODES),), "of the teacher's modules (train).",
+         "eval"),
+        ("momentum.buffers", str, (one_of(*TEACHER_BUFFERS),), "what becomes of the "
+         "teacher's batch statistics (own).", "copied"),
+        ("momentum.without", str, (), "the student's last blocks that have no teacher, with commas "
+         "between them (predictor, if it has one).", "predictor"),
+    )
+}  # fmt: skip
+"""Of a teacher that follows the student; see :class:`naspipe.Momentum`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """Everything that the bits of a run depend on, beside the software and the hardware.
+
+    What has a flag is checked here and declared for the command line; ``--set`` reaches the recipe.
+    """
+
+    space: str
+    scale: str = setting("", "of a named space: tiny, small or paper.", flag=Flag(default="tiny"))
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What the data set says of itself: name, version, counts, checksums."""
+    loss: str = ""
+    recipe: Recipe = field(default_factory=Recipe)
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """The rule of each shared layer, by its name."""
+    seed: int = setting(
+        0,
+        "of the stream, the parameters and every random draw.",
+        at_least(0),
+        flag=Flag("K"),
+    )
+    steps: int = field(
+        metadata=declaration(
+            "optimizer steps, of one subnet each unless the recipe's `passes` say otherwise.",
+            at_least(1),
+            flag=Flag("S", 100),
+        )
+    )
+    sampler: str = setting("uniform", "what draws or proposes the subnets.", flag=Flag("NAME"))
+    policy: str = setting(
+        "csp",
+        "synchronisation: csp (the plain loop's bits), or a baseline: bsp (GPipe), asp "
+        "(PipeDream), sequential. The baselines are what systems without causal order train.",
+        one_of("csp", "bsp", "asp", "sequential"),
+        flag=Flag(),
+    )
+    bulk: int = setting(
+        0,
+        "subnets that bsp trains at the same versions; 0 for as many as there are stages. Its "
+        "result then depends on the stages.",
+        at_least(0),
+        flag=Flag("N"),
+    )
+
+    weights: str = ""
+    """Digest of the weights that layers begin with, where they are given and not drawn."""
+    teacher: str = ""
+    """Digest of the weights of the teacher whose output is learned, where there is one."""
+    momentum: Mapping[str, Any] = field(default_factory=dict)
+    """How a teacher's layers follow the student's, where they do."""
+    loss_fields: Sequence[str] = ()
+    """The batch fields that the loss is called with, where the loss does not say so itself."""
+    metrics: Sequence[str] = ()
+    """Names of what is measured of every pass beside its loss."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.recipe.check_rate()
+
+    @property
+    def num_passes(self) -> int:
+        """Sequence IDs of the stream: one for each pass of each step."""
+        return self.steps * self.recipe.steps.passes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for the manifest; of the optional parts those that the run has."""
+        values = asdict(self)
+        values["recipe"]["parameter_groups"] = list(values["recipe"]["parameter_groups"])
+        for name in ("weights", "teacher", "momentum", "loss_fields", "metrics"):
+            if not values[name]:
+                del values[name]
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What ``--set key=value`` reaches: recipe, execution, shared rules and sizes of batches."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    execution: Execution = field(default_factory=Execution)
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    data: Mapping[str, int] = field(default_factory=dict)
+    """``max_tokens`` of a batch of text, ``batch_size`` of images, ``batches`` of a step."""
+    momentum: Mapping[str, Any] = field(default_factory=dict)
+    """Of a teacher that follows the student, where there is one."""
+
+
+def apply_settings(settings: Settings, assignments: Iterable[str]) -> Settings:
+    """Apply ``key=value`` texts in order.
+
+    Keys are those of :class:`Recipe`'s and :class:`Execution`'s settings, ``optimizer.OPTION``,
+    ``parameter_groups`` (JSON), ``rule.SHARED_LAYER``, ``data.SIZE`` and
+    ``momentum.SETTING``. Another optimizer starts without the options of the one before.
+
+    Raises:
+        ConfigError: for a text without ``=``, an unknown key or a value that does not fit.
+    """
+    pairs = [_pair(text) for text in assignments]
+    if dict(pairs).get("optimizer", settings.recipe.optimizer) != settings.recipe.optimizer:
+        settings = replace(settings, recipe=replace(settings.recipe, optimizer_options={}))
+    for key, value in pairs:
+        settings = _assign(settings, key, value)
+    return settings
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text}: expected key=value, as in --set lr=0.01")
+    return key.strip(), value.strip()
+
+
+def _assign(settings: Settings, key: str, value: str) -> Settings:
+    if key.startswith("optimizer.") and key != "optimizer.":
+        options = {**settings.recipe.optimizer_options, key.removeprefix("optimizer."): _any(value)}
+        return replace(settings, recipe=replace(settings.recipe, optimizer_options=options))
+    if key == "parameter_groups":
+        return replace(settings, recipe=replace(settings.recipe, parameter_groups=_any(value)))
+    if key.startswith("rule.") and key != "rule.":
+        try:
+            rule = parse_rule(value)
+        except ConfigError as error:
+            raise ConfigError(f"--set {key}: {error}") from None
+        if isinstance(rule, Follows):
+            raise ConfigError(
+                f"--set {key}: expected exact, frozen, lag(K) or every(M), found {value}"
+            )
+        return replace(settings, rules={**settings.rules, key.removeprefix("rule."): rule})
+    if key in DATA_SIZES:
+        size = _read(DATA_SIZES[key], value)
+        DATA_SIZES[key].check(size)
+        return replace(settings, data={**settings.data, key.removeprefix("data."): size})
+    if key in MOMENTUM:
+        value_of = _read(MOMENTUM[key], value)
+        MOMENTUM[key].check(value_of)
+        momentum = {**settings.momentum, key.removeprefix("momentum."): value_of}
+        return replace(settings, momentum=momentum)
+    recipe, execution = settings.recipe, settings.execution
+    of_recipe, of_execution = declared(type(recipe)), declared(type(execution))
+    if key in of_recipe:
+        return replace(settings, recipe=replace(recipe, **{key: _read(of_recipe[key], value)}))
+    if key in of_execution:
+        changed = execution.changed(**{key: _read(of_execution[key], value)})
+        return replace(settings, execution=changed)
+    known = [
+        *of_recipe, *of_execution, *DATA_SIZES, *MOMENTUM, "optimizer.OPTION", "parameter_groups",
+        "rule.LAYER",
+    ]  # fmt: skip
+    raise ConfigError(f"--set {unknown_key(key, known)}")
+
+
+def _read(setting: Setting, text: str) -> Any:
+    try:
+        return setting.read(text)
+    except ConfigError as error:
+        raise ConfigError(f"--set {setting.key}: {error}") from None
+
+
+def _any(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text

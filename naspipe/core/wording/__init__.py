@@ -1,1 +1,0 @@
-"""How calls are answered: keywords they lack, messages in Python's words; no message itself."""
