@@ -13,7 +13,7 @@ from naspipe.trace.reading.compare import RecordedRun
 from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
-from tests.faults.helpers import Calm, interrupt_and_resume, train
+from tests.faults.helpers import Calm, Ends, interrupt, interrupt_and_resume, train
 
 LEAST = {"memory_budget": "0.001x"}
 KNOWN = ("stem", *(f"{block}.{candidate}" for block in range(5) for candidate in (0, 1, 2)))
@@ -103,3 +103,13 @@ def test_a_run_goes_on_without_versions_of_them(tmp_path, monkeypatch):
         options={"momentum": 0.9, "weight_decay": 1e-4},
     )  # fmt: skip
     assert_same_bits(found, loop)
+
+
+def test_a_resume_with_other_layers_without_state_is_refused(tmp_path):
+    path = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(npp.RunInterruptedError):
+        patch.setattr(run_plan, "stateless_layers", lambda space: frozenset())
+        data = Ends(Calm(spaces.vectors), 9, interrupt, tmp_path / "marker")
+        train(path, data, space=passing(), stages=2)
+    with pytest.raises(npp.ConfigError, match=r"same layers without state.* difference in 0\.0"):
+        train(path, Calm(spaces.vectors), space=passing(), stages=2, resume=True)

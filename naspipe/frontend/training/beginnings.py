@@ -19,8 +19,9 @@ from naspipe.frontend.checks.made_of_checks import check_made_of
 from naspipe.frontend.training.generations import check_resumable
 from naspipe.frontend.training.stream_jobs import choices_of, comes_new
 from naspipe.runtime.jobs.workload import Workload
+from naspipe.runtime.measuring.stateless_layers import stateless_layers
 from naspipe.runtime.processes.claim import Claim
-from naspipe.trace.access.labels import describe_space, settings_of
+from naspipe.trace.access.labels import describe_space, described, settings_of
 from naspipe.trace.results.run_directory import RunDirectory
 
 PLANNING = "planning"
@@ -89,8 +90,27 @@ def take_over(
         check_same_data(directory, workload, earlier[-1])
         check_made_of(directory, workload)
         _check_settings(directory, workload, earlier[-1])
+        _check_stateless(directory, workload, earlier[-1])
         stack.enter_context(Claim(directory.path))
     return earlier
+
+
+def _check_stateless(
+    directory: RunDirectory, workload: Workload, earlier: Mapping[str, Any]
+) -> None:
+    """The access log holds no versions of layers without state, in all attempts of the same ones.
+
+    Another version of torch may make other layers on its meta device.
+    """
+    recorded = earlier.get("stateless", [])
+    own = described(workload.space, stateless_layers(workload.space))["stateless"]
+    if recorded != own:
+        differing = ", ".join(sorted(set(recorded) ^ set(own)))
+        raise ConfigError(
+            f"{directory.path}: expected the same layers without state as when the run was begun, "
+            f"found a difference in {differing}; resume it with the code and the version of torch "
+            f"that it was begun with"
+        )
 
 
 def _check_settings(
