@@ -1,8 +1,37 @@
 """The residency manager of one stage: which layers to load, save and evict, and when.
 
-Layers live in host memory. One has to be *resident* on the stage's device while one of its
-blocks is computed or its WRITE is applied. This is NASPipe's context manager as decisions
-only: the runtime and the simulator carry them out.
+Theory of operation
+-------------------
+
+Layers live in host memory. A layer must be *resident* on the device while one of its blocks is
+computed or its update is applied. The manager is the context manager of NASPipe (ASPLOS 2022) as
+decisions only: it returns ``LoadLayer``, ``SaveLayer`` and ``EvictLayer``, and the worker or the
+simulator carries them out.
+
+**States of a layer** (kept by ``Ledger``). *Absent*, *loading* (its bytes count from the command
+on) and *resident*. A resident layer may be *pinned* by the blocks and the update that use it,
+*dirty* if its device copy is newer than the host copy, and *being saved*. Only a layer that is
+resident, clean and held by nothing may be evicted. Shared layers may be *permanent*: once loaded,
+they stay. A layer that lives on another stage is *away* and is never loaded.
+
+**Invariants.**
+
+- The bytes of all layers that are loading or resident never exceed the budget, at no moment.
+- No update is lost: a dirty layer is saved before it is evicted or handed over.
+- Loads finish in the order of their commands, and so do saves.
+- If the stage stands still for a layer, something is under way that will make room for it.
+  Otherwise the budget is below the least one that works, and ``plan`` raises ``InvariantError``.
+
+**Why this way.** The scheduler knows the future better than a cache can guess it. The predictor
+(``stage/predictor``) lists the layers of the tasks that will run next, in their order. Loads follow
+that list, and the victim is the layer whose next use is furthest ahead (Belady's rule), which is
+optimal if the list is right. The list changes with each event, so only the next few layers are
+loaded ahead (``Prefetcher``), and fewer if the stage has not waited lately.
+
+**What was tried and rejected.** Least-recently-used eviction (still used with ``prefetch=false``)
+evicts what the next subnet needs, because subnets do not repeat. Loading as far ahead as room
+allows evicts layers before their use. More than two saves at a time keep a layer waiting until it
+is written again before its bytes are read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,39 @@
-"""The version book of one stage: tickets at admission, versions as they come to exist.
+"""The version book of one stage: who reads and who writes which version of each layer.
 
-Each layer is a set of reference-counted versions. A subnet's ticket, handed out in
-sequence order, names the version it reads and the version its WRITE builds on; it is
-clear when that version exists. Nothing is ever compared with all earlier subnets.
+Theory of operation
+-------------------
+
+A *version* of a layer is named by the sequence ID of the subnet whose update made it. When a subnet
+is admitted, each of its layers gets a *ticket*: the version that the subnet reads, and the version
+that its update builds on. Admissions have no gaps, so all earlier users of the layer are known
+then, and the rule of the layer decides the ticket for good: ``exact`` reads the version of the user
+before, ``lag(K)`` that of K steps earlier, ``frozen`` the first one. A ticket is clear when the
+version that it reads exists on this stage.
+
+**States of a version.** It is *promised* when its writer is admitted, it *exists* from the update
+(``write``) or from its arrival from another stage (``arrive``) on, and it is *dropped* when no
+admitted subnet reads it and no later one can ask for it (``_floor``). Readers are counted: a ticket
+is a reader until its last use of the layer is over. With several passes per step, the updates of a
+step's earlier passes only add gradients. These versions (``parts``) are links in the order of
+updates, and nobody reads them.
+
+**Invariants.**
+
+- An update follows the newest version, which must be the base of its ticket; anything else raises
+  ``InvariantError``.
+- The newest version is written over only if nobody reads it, or if readers of older versions have
+  copies (``may_replace``).
+- A layer has one home. When it moves, the version that arrives is newer than any that is here.
+
+**Why this way.** Waiting for one version is enough to respect every dependency of the layer: the
+version itself can only exist after all earlier updates. So a subnet never has to be compared with
+the others that are under way, and what it costs to admit one does not depend on how many there are.
+Policies that are not causal (``bsp``, ``asp``) use the same book. ``asp`` binds a ticket only when
+the forward begins (``LATEST``).
+
+**What was tried and rejected.** A lock per layer serialises the readers of one version, which may
+run at the same time. A version counter instead of sequence IDs cannot name a version whose writer
+has not been admitted on this stage yet, as with layers that arrive from another one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,45 @@
-"""The controller of one stage: events in, commands out, and nothing else.
+"""The controller of one stage: it takes events and returns commands.
 
-It reads no clock, starts no thread, touches no tensor and opens no file, so the runtime
-and the simulator drive the same class and their schedules can be compared line by line.
+Theory of operation
+-------------------
+
+The controller reads no clock, starts no thread, touches no tensor and opens no file. Whatever it
+knows came in an event, in the order in which the events came. The worker process and the simulator
+drive the same class, so the simulator does not model the schedule: it runs it. Replaying the events
+of a run yields the same commands.
+
+**States of a subnet on a stage.** A subnet is *admitted* (``SubnetAdmitted``; in the order of
+sequence IDs, on all stages alike). Each of its layers then has a ticket: the version that it reads
+and the version that its update follows. Its forward is *ready* when its input has arrived and the
+versions that its blocks read exist here; a backward is ready when its gradient has arrived. Ready
+tasks are ordered by the dispatch order, and one task *runs* at a time. A task runs block by block,
+because a version may exist for the first blocks only, and layers may not all be on the device. A
+finished backward of a block makes its update *owed*; the update is *due* when it is next in the
+order of the layer's updates and no gate holds it back. The subnet *retires* when nothing is left to
+be done for it: ``Progress.unsettled`` counts that down.
+
+**Invariants.**
+
+- Results depend on tickets alone. Tickets depend on the order of admission, never on the order of
+  arrival, so timing decides when something runs and never what it computes.
+- Updates of a layer follow each other in sequence order. Everything else may overtake.
+- A layer is pinned on the device from the command that uses it to the event that says so.
+- Every choice is made by a complete key that ends in a sequence ID, so that ties have one outcome.
+
+**Why this way.** What can be decided from a stage's own events is decided there. No stage asks
+another one, and there is no central scheduler that every decision would have to travel to: stages
+agree because each derives where layers and gradients go from the same admissions (``History``,
+``Transfers``). Each concern is a part with one owner: versions (``VersionBook``), what a task waits
+for (``Clearance``, ``Inputs``, ``Taps``), order (``ReadyTasks``), updates (``Writes``, ``Gates``),
+layers that move (``Transfers``), checkpoints (``Cuts``), the device (``Residency``). The controller
+passes each event to the parts that it concerns, and then decides in this order: due updates, the
+next blocks, what to load and save.
+
+**What was tried and rejected.** Comparing each subnet with all earlier ones that are under way (as
+the paper does) costs time that grows with the window; tickets cost the same for every subnet. Whole
+tasks instead of blocks wait for the last of their layers. Telling the controller of each block at
+once costs a call per block, so the worker does so only where a block leads to something
+(``follows_blocks``).
 """
 
 from __future__ import annotations

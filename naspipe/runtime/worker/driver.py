@@ -1,4 +1,41 @@
-"""Carries one controller's commands out with real tensors, messages and clocks."""
+"""The loop of a worker process: it carries out a controller's commands with tensors and messages.
+
+Theory of operation
+-------------------
+
+One thread does everything that touches tensors or the controller. Other threads only move bytes:
+the transport, copies between host and device, data for late fields, checkpoint files. Whatever they
+finish is picked up by this loop and becomes an event with a time.
+
+**One turn of the loop.** If a run of blocks has been commanded, ``_step`` computes its next block.
+If not, ``_wait`` waits for a message or for a copy, and does idle work (making layers, capturing
+layers of a checkpoint) until one comes. Both then take in everything that has arrived, without
+waiting. Each thing that happened is told to the controller as an event (``_tell``), and the
+commands that it returns are carried out at once, in order. A command may lead to
+further events; they queue up behind the present one, so the controller is never called from within
+itself.
+
+**Invariants.**
+
+- Events are told in the order in which things happened here, and each command is carried out
+  before the next event is told. So a log of the events reproduces the run.
+- A block is never interrupted. Between two blocks, messages are taken in only if a finished block
+  leads to something (``follows_blocks``); otherwise after the run.
+- Consecutive updates are applied together, which lets optimizers step several layers at once.
+- Every wait ends: by a message, by a copy, or with ``TransportError`` after ``timeout_seconds``,
+  which names the oldest work and what it waits for.
+- If the device is short of memory, what can be recomputed is freed and the block is tried once
+  more. A block changes nothing before it has succeeded.
+
+**How it begins and ends.** A resumed run first tells the controller the versions that the
+checkpoint holds. A stage ends when all subnets are retired and no other stage waits for one of its
+layers. To stop early, the launcher asks all stages to *hold*, learns how far each has been
+admitted, and sends a cut that no stage has passed; each stage then finishes what is before the cut.
+
+**What was tried and rejected.** A thread for messages would have to share the controller, and its
+order of events could not be reproduced. Writing each layer at once after its backward delays the
+gradients that the stage before is waiting for; so outputs go first.
+"""
 
 from __future__ import annotations
 
