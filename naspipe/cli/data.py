@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare = actions.add_parser(
         "prepare",
         help="fetch and prepare a data set unless it is already prepared",
-        description="Fetch and prepare a data set. If it is already prepared, only verify it.",
+        description="Fetch and prepare a data set. If it is already prepared, verify it and report "
+        "that it is.",
     )
     prepare.add_argument(
         "name", metavar="NAME", help="name of a data set, as listed by 'naspipe data list'"
