@@ -1,9 +1,9 @@
 """Rate the paths of each block of a blockwise distillation, and combine one of each into a network.
 
-A path is judged by how near it comes to what its teacher's block makes of held-out batches. Of all
-combinations whose costs keep the limits, the one with the least sum of scores is found, exactly;
-it is judged whole, and exported. Ratings are left in the blocks' runs: the same bits on any number
-of stages.
+The score of a path is the distance of its output from that of its teacher's block on held-out
+batches. The combination with the lowest sum of scores among all combinations within the cost limits
+is found exactly. It is then evaluated as a whole and, with --output, exported. Ratings are stored
+in the runs of the blocks and are bit-identical on any number of stages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _EXAMPLE = """\
 examples:
   naspipe combine runs/student --stages 2
   naspipe combine runs/student --max-params 60k --max-flops 20M -o exported
-  naspipe combine runs/student --ratings newest --max-params 40k     rates nothing again
+  naspipe combine runs/student --ratings newest --max-params 40k     without rating again
   naspipe combine runs/student --budget 500 --measure l2 --name half
 """
 
@@ -55,42 +55,52 @@ _OF_RATINGS = ("measure", "last_measure", "budget", "strategy", "seed", "name")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("run", metavar="RUN", type=Path, help="what naspipe distill has left")
-    _add_rating(parser.add_argument_group("how paths are rated"))
-    add_cost_limits(parser.add_argument_group("what the network may cost"))
-    group = parser.add_argument_group("the network, and what is shown")
-    group.add_argument("-o", "--output", type=Path, metavar="DIR", help="export it there, too")
-    group.add_argument("--onnx", action="store_true", help="write model.onnx too")
+    parser.add_argument("run", metavar="RUN", type=Path, help="run directory of naspipe distill")
+    _add_rating(parser.add_argument_group("rating of paths"))
+    add_cost_limits(parser.add_argument_group("limits on the cost of the network"))
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="also export the network to this directory"
+    )
+    group.add_argument("--onnx", action="store_true", help="also write model.onnx")
     add_data_place(group)
-    group.add_argument("--quiet", action="store_true", help="no progress")
+    group.add_argument("--quiet", action="store_true", help="do not show progress")
 
 
 def _add_rating(parser: Options) -> None:
     parser.add_argument(
-        "--measure", metavar="NAME", help="l1, l2, loss or MODULE:FUNCTION (default: l1)"
+        "--measure",
+        metavar="NAME",
+        help="measure of the distance to the teacher's output: l1, "
+        "l2, loss or MODULE:FUNCTION (default: l1)",
     )
     parser.add_argument(
-        "--last-measure", metavar="NAME", help="of the last block (default: loss, its own)"
+        "--last-measure",
+        metavar="NAME",
+        help="measure for the last block (default: loss, which is the block's own)",
     )
     parser.add_argument(
         "--budget", type=int, metavar="N",
-        help="paths of a block to rate; all, where there are no more (default: 2000)",
+        help="maximum number of paths to rate in each block; a block with fewer is rated "
+        "completely (default: 2000)",
     )  # fmt: skip
     parser.add_argument(
         "--strategy", metavar="NAME",
-        help="proposes paths of a block that has more (default: random)",
+        help="strategy that proposes the paths of a block with more of them (default: random)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, metavar="K", help="of the strategy (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="K", help="seed of the strategy (default: 0)")
     parser.add_argument(
         "--calibrate", type=int, metavar="C",
-        help="training batches that running statistics are taken from; 0 for the run's own "
-        "(default: 4)",
+        help="number of training batches from which running statistics are recomputed; 0 to use "
+        "those of the run (default: 4)",
     )  # fmt: skip
     add_held_out(parser)
     parser.add_argument(
-        "--ratings", metavar="NAME", help=f"take those of an earlier call: a name, or {NEWEST}"
+        "--ratings",
+        metavar="NAME",
+        help=f"reuse the ratings of an earlier call: their name, or {NEWEST}",
     )
-    parser.add_argument("--name", help="of the ratings (default: the next number)")
+    parser.add_argument("--name", help="name of the ratings (default: the next number)")
     add_flags(parser, flags(Execution, "stages", "device", "memory_budget"), {})
 
 

@@ -1,7 +1,7 @@
-"""Show whether runs left the same bits, or the first pass and layer that differ.
+"""Check whether runs are bit-identical, and show the first pass and layer that differ.
 
-Every run is compared to the first: the loss of every pass, every parameter, buffer and optimizer
-state, and per layer the order of WRITEs and the version each READ saw.
+Every run is compared with the first one: the loss of every pass, every parameter, buffer and
+optimizer state, and, for each layer, the order of WRITEs and the version that each READ saw.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXAMPLE = """\
 example:
   naspipe compare runs/one-stage runs/two-stages runs/four-stages
 
-exit status: 0 identical; 1 they differ; 2 they cannot be compared
+exit status: 0 identical; 1 different; 2 not comparable
 """
 
 _COLUMNS = ("run", "stages", "passes", "seconds", "passes/s", "bubble", "verdict")
@@ -32,8 +32,10 @@ _COLUMNS = ("run", "stages", "passes", "seconds", "passes/s", "bubble", "verdict
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("reference", metavar="RUN", help="run directory to compare to")
-    parser.add_argument("others", metavar="RUN", nargs="+", help="run directories to compare")
+    parser.add_argument("reference", metavar="RUN", help="reference run directory")
+    parser.add_argument(
+        "others", metavar="RUN", nargs="+", help="run directories to compare with the reference"
+    )
     add_json(parser, "a table")
 
 

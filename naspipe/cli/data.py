@@ -22,34 +22,40 @@ _EPILOG = """\
 examples:
   naspipe data list
   naspipe data prepare en-de-2k
-  naspipe data prepare en-de-2k --from ~/Downloads   (holding the two .deb files)
+  naspipe data prepare en-de-2k --from ~/Downloads   (contains the two .deb files)
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``naspipe data`` to ``parser``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = "Fetch and prepare data sets. Each is fetched once and kept in a cache."
+    parser.description = (
+        "Fetch and prepare data sets. Each one is fetched once and kept in a cache."
+    )
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="data_action", required=True, metavar="ACTION")
 
     prepare = actions.add_parser(
         "prepare",
-        help="fetch and prepare a data set, unless that is done already",
-        description="Fetch and prepare a data set. Done already: verify it and say so.",
+        help="fetch and prepare a data set unless it is already prepared",
+        description="Fetch and prepare a data set. If it is already prepared, verify it and report "
+        "that it is.",
     )
-    prepare.add_argument("name", metavar="NAME", help="a name of 'naspipe data list'")
+    prepare.add_argument(
+        "name", metavar="NAME", help="name of a data set, as listed by 'naspipe data list'"
+    )
     prepare.add_argument(
         "--from",
         dest="source",
         type=Path,
         metavar="PATH",
-        help="do not download: a .deb file, or a directory of .deb files or their unpacked content",
+        help="use local files instead of downloading: a .deb file, or a directory with .deb "
+        "files or their unpacked contents",
     )
-    prepare.add_argument("--force", action="store_true", help="prepare it anew")
+    prepare.add_argument("--force", action="store_true", help="prepare the data set again")
     _add_data_dir(prepare)
 
-    _add_data_dir(actions.add_parser("list", help="say what data sets there are"))
+    _add_data_dir(actions.add_parser("list", help="list the available data sets"))
 
 
 def _add_data_dir(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +63,7 @@ def _add_data_dir(parser: argparse.ArgumentParser) -> None:
         "--data-dir",
         type=Path,
         metavar="DIR",
-        help="where prepared data is kept (default: $XDG_CACHE_HOME or ~/.cache, + naspipe/data)",
+        help="directory of prepared data (default: naspipe/data in $XDG_CACHE_HOME or ~/.cache)",
     )
 
 
@@ -104,11 +110,11 @@ def _list(root: Path | None) -> None:
 
 def add_data_place(parser: Options) -> None:
     """Declare where data sets are, and whether a missing one is prepared."""
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where prepared data is kept")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="directory of prepared data")
     parser.add_argument(
         "--no-prepare",
         action="store_true",
-        help="refuse data that is not there (default: prepare it; never under torchrun)",
+        help="fail if a data set is not prepared (default: prepare it, except under torchrun)",
     )
 
 

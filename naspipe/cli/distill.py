@@ -1,8 +1,9 @@
-"""Teach each block of a trained network to a student block of its own, side by side.
+"""Distil each block of a trained network into a student block of its own, all blocks in parallel.
 
-Student block i is called with what the teacher's block i - 1 makes of a batch, and learns what the
-teacher's block i makes of it. Each is a run of its own, below the run directory: block-0, block-1,
-... Their bits are those of a plain loop, on any number of stages.
+Student block i receives the output of the teacher's block i - 1 for a batch, and learns to
+reproduce the output of the teacher's block i. Each student block is a separate run in a
+subdirectory of the run directory: block-0, block-1, ... The results are bit-identical to those of a
+plain loop, on any number of stages.
 """
 
 from __future__ import annotations

@@ -201,9 +201,10 @@ examples:
   naspipe distill --resume runs/student --stages 1
   naspipe distill runs/mine mymodule:students --cuts 3,6
 
-students: proxyless (of mobilenet-v2), separable (of vgg8, vgg16, vgg19), narrow-encoder (of
-  bert-mini, bert-base), or MODULE:ATTRIBUTE of your own: a list of spaces or modules, one for each
-  block of the teacher, or a function that returns one; its module may have a loss and a last_loss
+students: proxyless (for mobilenet-v2), separable (for vgg8, vgg16, vgg19), narrow-encoder (for
+  bert-mini, bert-base), or your own MODULE:ATTRIBUTE: a list of spaces or modules, one for each
+  block of the teacher, or a function that returns such a list; the module may define loss and
+  last_loss
 """
 
 DEFINING = ("scale", "seed", "steps", "sampler")
@@ -214,41 +215,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE + key_list(Execution)
     parser.add_argument(
-        "teacher", metavar="TEACHER", nargs="?", help="a finished run, or an exported network"
+        "teacher", metavar="TEACHER", nargs="?", help="finished run, or exported network"
     )
     parser.add_argument(
-        "student", metavar="STUDENT", nargs="?", help="by name, or MODULE:ATTRIBUTE"
+        "student", metavar="STUDENT", nargs="?", help="name of a student, or MODULE:ATTRIBUTE"
     )
-    _add_definition(parser.add_argument_group("what is trained"))
+    _add_definition(parser.add_argument_group("training"))
     add_flags(
-        parser.add_argument_group("how it is carried out, which changes no bit"), flags(Execution)
+        parser.add_argument_group("execution, which changes no bit of the result"), flags(Execution)
     )
-    add_run(parser.add_argument_group("the run and what is shown of it"), "STUDENT")
+    add_run(parser.add_argument_group("run directory and output"), "STUDENT")
 
 
 def _add_definition(parser: Options) -> None:
     add_flags(parser, flags(Definition, *DEFINING))
     parser.add_argument(
-        "--data", metavar="NAME", help="a data set, or MODULE:FUNCTION (default: the teacher's)"
+        "--data",
+        metavar="NAME",
+        help="name of a data set, or MODULE:FUNCTION (default: the teacher's)",
     )
     add_data_place(parser)
     parser.add_argument(
         "--cuts",
         type=_positions,
         metavar="P,P,...",
-        help="layers of the teacher with which its second block begins, its third one, ...",
+        help="layers of the teacher at which its second block begins, its third block, ...",
     )
     parser.add_argument(
-        "--network", metavar="NAME", help="which network an exported TEACHER is, as for train"
+        "--network",
+        metavar="NAME",
+        help="name of the network of an exported TEACHER, as for naspipe train",
     )
     parser.add_argument(
-        "--teacher-subnet", metavar="CHOICES", help="of its supernet, as for train (default: last)"
+        "--teacher-subnet",
+        metavar="CHOICES",
+        help="subnet of the teacher's supernet, as for naspipe train (default: last)",
     )
     parser.add_argument(
-        "--recipe", metavar="NAME|FILE", help="how to train (default: the student's)"
+        "--recipe", metavar="NAME|FILE", help="training recipe (default: the student's)"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, listed below"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting listed below"
     )
 
 

@@ -1,7 +1,8 @@
-"""Write one subnet of a run as an ordinary PyTorch module that works without naspipe.
+"""Export one subnet of a run as an ordinary PyTorch module that works without naspipe.
 
-DIR gets model.safetensors, model.json and model.py; `import model; model.load()` returns the
-subnet in evaluation mode. The files are loaded again and checked on a batch of the run's data.
+The output directory contains model.safetensors, model.json and model.py; `import model;
+model.load()` returns the subnet in evaluation mode. The exported files are loaded again and checked
+on a batch of the run's data.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ if TYPE_CHECKING:
 _EXAMPLE = """\
 examples:
   naspipe export runs/two --subnet first -o exported
-  naspipe export runs/two --subnet best -o exported             the best of the newest search
+  naspipe export runs/two --subnet best -o exported             the best one of the newest search
   naspipe export runs/two --subnet 41 -o exported --onnx        the subnet of step 41
   naspipe export runs/two --subnet 0,3,1,2 -o exported          one choice per choice block
   naspipe export runs/mine --space mymodule:space --data mymodule:batches --subnet last -o exported
-  naspipe export runs/two --subnet first --retrain 500 -o alone  trained alone, from first weights
+  naspipe export runs/two --subnet first --retrain 500 -o alone  trained alone, from initial weights
   naspipe export runs/blocks --space mine:students --data mine:batches --subnet '0,1;2;' -o out
 
-A blockwise distillation has a path for each block: choices with ; between blocks, or best, the best
-of its newest ratings.
+For a blockwise distillation, the subnet is one path for each block: choices with ; between blocks,
+or best for the best combination of its newest ratings.
 
-Classes of your own are copied into model.py, so neither naspipe nor your package is needed where
-the subnet is loaded. What cannot be copied is imported there, and a line says from where.
+Your own classes are copied into model.py, so that neither naspipe nor your package is needed to
+load the subnet. A class that cannot be copied is imported instead, and a message reports from
+where.
 """
 
 
@@ -48,21 +50,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--subnet",
         required=True,
         metavar="ID",
-        help="best, first, last, a step, or choices as in 0,1,3",
+        help="subnet to export: best, first, last, a step number, or choices such as 0,1,3",
     )
-    parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")
-    parser.add_argument("--ema", action="store_true", help="moving averages of the weights")
+    parser.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="DIR", help="directory to write"
+    )
+    parser.add_argument(
+        "--ema", action="store_true", help="export the moving averages of the weights"
+    )
     parser.add_argument(
         "--calibrate", type=int, metavar="C",
-        help="training batches that running statistics are taken from anew; 0 for the supernet's "
-        "(default: for best as many as its search took, else 0)",
+        help="number of training batches from which running statistics are recomputed; 0 to use "
+        "those of the supernet (default: for best, as many as its search used; otherwise 0)",
     )  # fmt: skip
-    parser.add_argument("--onnx", action="store_true", help="write model.onnx too")
+    parser.add_argument("--onnx", action="store_true", help="also write model.onnx")
     parser.add_argument(
-        "--retrain", type=int, metavar="STEPS", help="train it alone first, from its first weights"
+        "--retrain",
+        type=int,
+        metavar="STEPS",
+        help="first train the subnet alone for this many steps, from its initial weights",
     )
-    parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
-    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument(
+        "--space",
+        metavar="MODULE:ATTRIBUTE",
+        help="search space of a run that trained your own space",
+    )
+    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
     add_data_place(parser)
 
 

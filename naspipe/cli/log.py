@@ -1,7 +1,7 @@
-"""Print who read (F) and who wrote (B) each layer, in order, as in 2F-2B-5F-5B-7F-7B.
+"""Print the reads (F) and writes (B) of each layer, in order, as in 2F-2B-5F-5B-7F-7B.
 
-The numbers are sequence IDs: 2F is the forward of subnet 2, 2B the update after its backward. Of an
-elastic layer 2F[512] says the setting, too.
+The numbers are sequence IDs: 2F is the forward of subnet 2, and 2B is the update after its
+backward. For an elastic layer, each entry also shows the setting, as in 2F[512].
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from naspipe.trace.results.rolled_lines import line_of, read_rows
 
 _EXAMPLE = """\
 examples:
-  naspipe log runs/two                 every layer that was used, one a line
-  naspipe log runs/two --layer 3.1     candidate 1 of choice block 3, in full
-  naspipe log runs/two --layer head    a shared layer, by its name
-  naspipe log runs/nni --layer op0=1   what a label of NNI's decides, by label and value
-  naspipe log runs/two --rows metrics  all rows of metrics, of which metrics.jsonl has the newest
+  naspipe log runs/two                 every layer that was used, one per line
+  naspipe log runs/two --layer 3.1     candidate 1 of choice block 3
+  naspipe log runs/two --layer head    a shared layer, by name
+  naspipe log runs/nni --layer op0=1   the layer that a label of NNI selects, by label and value
+  naspipe log runs/two --rows metrics  all rows of metrics; metrics.jsonl has only the newest
 
-A terminal shows the start of long orders; a file or a pipe gets them in full.
+Long orders are shortened on a terminal, but not in a file or a pipe.
 """
 
 
@@ -41,17 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer",
         metavar="LAYER",
-        help="BLOCK.CANDIDATE, a shared layer's name, or LABEL=VALUE of NNI's; 1:3.1 is layer 3.1 "
-        "of stream 1",
+        help="layer to print: BLOCK.CANDIDATE, the name of a shared layer, or LABEL=VALUE of an "
+        "NNI label; 1:3.1 is layer 3.1 of stream 1",
     )
     parser.add_argument(
-        "--full", action="store_true", help="whole lines, where a terminal is too narrow for them"
+        "--full",
+        action="store_true",
+        help="print complete lines even if the terminal is too narrow for them",
     )
     add_json(parser, "lines")
     parser.add_argument(
         "--rows",
         choices=("losses", "metrics"),
-        help="print every loss or every row of metrics instead, a JSON object a line",
+        help="print all losses or all rows of metrics instead, one JSON object per line",
     )
 
 

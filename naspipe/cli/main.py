@@ -1,4 +1,4 @@
-"""Train supernets on several stages at once, with the bits of a plain one-at-a-time loop."""
+"""Train supernets on several pipeline stages, bit-identical to a plain sequential loop."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from naspipe.config.text import did_you_mean
 
 SUBCOMMANDS = {
     "train": "train a supernet and write a run directory",
-    "distill": "teach each block of a trained network to a block, or a supernet, of its own",
-    "teach": "compute a teacher's labels: into a file, or for runs that ask",
-    "runs": "list the runs of a directory: status, step, speed, when it was last seen",
-    "verify": "train steps of a run again in a plain PyTorch loop, and compare every bit",
-    "compare": "show whether runs left the same bits, or what differs first",
-    "log": "print who read and who wrote each layer, in order",
-    "report": "write a page that shows what runs did: timeline, waits, losses, access order",
-    "profile": "show what each kind of layer costs on this machine",
-    "simulate": "run a training's schedule on a virtual clock",
-    "plan": "show what more stages, other samplers or budgets would give",
-    "search": "find the best subnets of a run, judged with its weights",
-    "retrain": "train subnets of a search alone, and say how far its ranking holds",
-    "combine": "rate the paths of blocks that were taught, and combine the best within limits",
-    "export": "write a subnet of a run as an ordinary PyTorch module",
-    "data": "fetch and check the data sets that the examples train on",
+    "distill": "distil each block of a trained network into a block, or a supernet, of its own",
+    "teach": "compute a teacher's labels, into a file or on request from runs",
+    "runs": "list the runs in a directory: status, step, speed, time of last activity",
+    "verify": "repeat steps of a run in a plain PyTorch loop, and compare every bit",
+    "compare": "check whether runs are bit-identical, and show the first difference",
+    "log": "print the reads and writes of each layer, in order",
+    "report": "write a page about runs: timeline, waits, losses, access order",
+    "profile": "show the cost of each kind of layer on this machine",
+    "simulate": "simulate the schedule of a training run on a virtual clock",
+    "plan": "compare numbers of stages, samplers and memory budgets by simulation",
+    "search": "find the best subnets of a run, evaluated with its weights",
+    "retrain": "train subnets of a search alone, and report how well its ranking holds",
+    "combine": "rate the paths of distilled blocks, and combine the best within limits",
+    "export": "export a subnet of a run as an ordinary PyTorch module",
+    "data": "fetch and check the data sets used by the examples",
 }
 """What ``naspipe --help`` lists; each is a module of this package, imported when it is called.
 
@@ -43,14 +43,14 @@ Such a module has a docstring (its help), ``add_arguments(parser)`` and ``run(ar
 """
 
 _EXAMPLE = """\
-example: train on one stage and on two, then show that the bits are the same
+example: train on one stage and on two, then show that the results are bit-identical
   naspipe train nlp.c1 --scale tiny --steps 100 --seed 1 --stages 1 --run-dir runs/one
   naspipe train nlp.c1 --scale tiny --steps 100 --seed 1 --stages 2 --run-dir runs/two
   naspipe compare runs/one runs/two
   naspipe log runs/two --layer 3.1
 
-`naspipe COMMAND --help` says more about each command.
-exit status: 0 done; 1 failed, or runs differ; 2 the input cannot be used
+Run `naspipe COMMAND --help` for more information about a command.
+exit status: 0 success; 1 failure, or runs differ; 2 invalid input
 """
 
 _EXIT_FAILED = 1
@@ -136,7 +136,12 @@ class _Version(argparse.Action):
     """Says which naspipe this is, and what it runs on."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="show naspipe's version and torch's")
+        super().__init__(
+            option_strings,
+            dest,
+            nargs=0,
+            help="show the versions of naspipe, torch and Python, and exit",
+        )
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         """Print one line and leave."""

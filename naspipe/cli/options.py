@@ -86,28 +86,27 @@ def _reader(setting: Setting, word: str | None = None) -> Callable[[str], Any]:
 _HELP_WIDTH = 100
 _PAGE_WIDTH = 150
 _INTRODUCTION = (
-    "This page is made from the declarations of the settings (`scripts/write_settings.py`): of the "
-    "recipe in `naspipe/config/recipe.py`, of the execution in "
-    "`naspipe/config/execution.py`, of the definition in `naspipe/config/definition.py`. "
-    "`--set key=value` reaches all but the definition's; some have an option of their own, too. In "
-    "Python they go by the same keys, as keywords or in a mapping: `npp.train(..., window=8, "
-    'passes="sandwich:2", settings={"rule.stem": "lag(2)"})`, `npp.Execution(stages=2, window=8)`. '
-    "Manifests have the same keys. Behind = is what is taken unless something is said; what is "
-    "allowed stands in brackets."
+    "This page is generated from the declarations of the settings (`scripts/write_settings.py`): "
+    "the recipe in `naspipe/config/recipe.py`, the execution in `naspipe/config/execution.py` and "
+    "the definition in `naspipe/config/definition.py`. `--set key=value` changes any setting "
+    "except those of the definition; some settings also have a command-line option of their own. "
+    "In Python, settings have the same keys, as keyword arguments or in a mapping: "
+    '`npp.train(..., window=8, passes="sandwich:2", settings={"rule.stem": "lag(2)"})`, '
+    "`npp.Execution(stages=2, window=8)`. Manifests use the same keys. Each entry shows the "
+    "default value after =, if there is one, and the allowed values in parentheses."
 )
 _OTHERS = """\
-- `optimizer.OPTION`: a further argument of the optimizer, as in `--set optimizer.momentum=0.9`.
-- `parameter_groups`: parameters with options of their own, as in
-  `--set 'parameter_groups=[{"match": ["bias", "norm"], "weight_decay": 0}]'`;
-  [optimizers](optimizers.md) says how.
-- `rule.SHARED_LAYER`: exact, frozen, lag(K) or every(M), as in `--set "rule.stem=lag(8)"`;
-  [rules](rules.md) says which for what.
+- `optimizer.OPTION`: further argument of the optimizer. Example: `--set optimizer.momentum=0.9`.
+- `parameter_groups`: parameters with their own optimizer options; see [optimizers](optimizers.md).
+  Example: `--set 'parameter_groups=[{"match": ["bias", "norm"], "weight_decay": 0}]'`.
+- `rule.SHARED_LAYER`: rule of a shared layer: exact, frozen, lag(K) or every(M); see
+  [rules](rules.md) for which rule to use. Example: `--set "rule.stem=lag(8)"`.
 """
 
 
 def key_list(execution: type = Execution) -> str:
     """The keys of ``--set`` in a few lines, for help."""
-    lines = ["settings: --set KEY=VALUE; docs/settings.md says what each is"]
+    lines = ["settings: --set KEY=VALUE; see docs/settings.md for a description of each"]
     for title, settings in _sections(execution):
         others = (
             ("optimizer.OPTION", "parameter_groups", "rule.SHARED_LAYER")
@@ -129,17 +128,19 @@ def page(execution: type = Execution) -> str:
     parts = [
         "# Settings\n\n",
         textwrap.fill(_INTRODUCTION, _PAGE_WIDTH, break_on_hyphens=False),
-        "\n\n## What defines a run, beside its space, data and recipe\n\n",
+        "\n\n## Definition of a run, in addition to its space, data and recipe\n\n",
         *map(_entry, declared(Definition).values()),
     ]
     for title, settings in _sections(execution):
         if title == "recipe":
-            parts += ["\n## The recipe: how every step is taken\n\n", *_entries(settings), _OTHERS]
+            parts += ["\n## Recipe: how each step is trained\n\n", *_entries(settings), _OTHERS]
         elif title == "data":
-            parts += ["\n## Sizes of batches\n\n", *_entries(settings)]
+            parts += ["\n## Batch sizes\n\n", *_entries(settings)]
         elif title == "momentum":
-            parts += ["\n## A teacher that follows the student\n\n", *_entries(settings)]
-            parts.append("\n## The execution: how a run is carried out, which changes no bit\n")
+            parts += ["\n## Momentum teacher\n\n", *_entries(settings)]
+            parts.append(
+                "\n## Execution: how a run is carried out, without effect on its results\n"
+            )
         else:
             parts += [f"\n### {title.capitalize()}\n\n", *_entries(settings)]
     return "".join(parts)
@@ -162,7 +163,7 @@ def _entry(setting: Setting) -> str:
     option = f", `{setting.option}`" if setting.flag else ""
     bounds = "; ".join(each.text for each in setting.allowed) or setting.kind_name
     said = ", ".join(text for text in (bounds, setting.unit) if text)
-    example = f" As in `--set {setting.key}={setting.example}`." if setting.example else ""
+    example = f" Example: `--set {setting.key}={setting.example}`." if setting.example else ""
     return (
         textwrap.fill(
             f"- `{setting.key}{_usual(setting)}`{option} ({said}): {setting.help}{example}",

@@ -76,7 +76,7 @@ def silence(stream: TextIO | None) -> None:
 
 def add_json(parser: Options, in_place_of: str) -> None:
     """Declare ``--json``."""
-    parser.add_argument("--json", action="store_true", help=f"print JSON in place of {in_place_of}")
+    parser.add_argument("--json", action="store_true", help=f"print JSON instead of {in_place_of}")
 
 
 def as_json(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Show what more stages, other samplers or memory budgets would give, best first.
+"""Compare numbers of stages, samplers and memory budgets by simulation, best first.
 
-Every row is a simulation under the same controllers as a real run's; nothing is trained.
+Each row is a simulation with the same stage controllers as in a real run; nothing is trained.
 """
 
 from __future__ import annotations
@@ -192,11 +192,13 @@ examples:
   naspipe plan proxyless --devices 4 --teacher runs/mobile
   naspipe plan byol --devices 4 --momentum 0.99:1 --passes accumulate:4,accumulate:8
 
-stages: of each group, where steps have passes that groups can share: 2 x 4 is two groups of four
-bound: the least bubble that any schedule can have, with whole backwards and, where it is known
-  what their parts take, with split ones (backward=split); above: how far this one is from its own
-costs: profiled ones are measured with as many processes at once as a row has and cores allow
-memory: the most that one stage's layers occupy (with a budget) and its passes keep
+stages: of each group, if steps have passes that groups can share: 2 x 4 is two groups of four
+bound: lowest bubble ratio that any schedule can have, with whole backwards and, if the costs of
+  their parts are known, with split backwards (backward=split); above: difference between the bubble
+  ratio of the row and its own bound
+costs: profiled costs are measured with as many concurrent processes as the row uses, up to the
+  number that the cores allow
+memory: maximum that the layers (with a budget) and the passes of one stage occupy
 """
 
 
@@ -207,19 +209,42 @@ _TEACHING = ("teacher", "teacher_subnet", "teacher_top", "momentum")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
-    parser.add_argument("--devices", type=int, default=8, metavar="N", help="at most (default 8)")
+    parser.add_argument("space", metavar="SPACE", help="name of a space, or MODULE:ATTRIBUTE")
+    parser.add_argument(
+        "--devices", type=int, default=8, metavar="N", help="maximum number of devices (default: 8)"
+    )
     add_flags(parser, flags(Definition, "steps"), {"steps": 200})
-    parser.add_argument("--samplers", default="", metavar="NAMES", help="with commas between")
     parser.add_argument(
-        "--passes", default="", metavar="KINDS", help="of steps, as one,accumulate:4,subnets:4"
+        "--samplers",
+        default="",
+        metavar="NAMES",
+        help="comma-separated list of samplers; one row for each",
     )
     parser.add_argument(
-        "--partitions", default="", metavar="NAMES", help="as balanced,static; one row for each"
+        "--passes",
+        default="",
+        metavar="KINDS",
+        help="comma-separated list of passes that make "
+        "up a step, such as one,accumulate:4,subnets:4; one row for each",
     )
-    parser.add_argument("--streams", default="1", metavar="COUNTS", help="with commas between")
     parser.add_argument(
-        "--budget", default="none", metavar="BUDGETS", help="as none,3x,512MiB: one row for each"
+        "--partitions",
+        default="",
+        metavar="NAMES",
+        help="comma-separated list of partitions, such as balanced,static; one row for each",
+    )
+    parser.add_argument(
+        "--streams",
+        default="1",
+        metavar="COUNTS",
+        help="comma-separated list of numbers of streams (default: 1)",
+    )
+    parser.add_argument(
+        "--budget",
+        default="none",
+        metavar="BUDGETS",
+        help="comma-separated list of memory "
+        "budgets, such as none,3x,512MiB; one row for each (default: none)",
     )
     add_scenario_arguments(parser)
     teacher.add_arguments(parser)

@@ -1,7 +1,7 @@
 """Show what the layers of a space cost on this machine: time and memory of each kind of block.
 
-Measured once per space, scale and device, and kept; `naspipe train` balances its stages by it.
-Trains nothing.
+Costs are measured once per space, scale and device, and cached; `naspipe train` uses them to
+balance its stages. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\
 examples:
-  naspipe profile nlp.c1                        a table, one row per kind of block
-  naspipe profile cv.c3 --data digits --fresh   measured anew, whatever was kept
-  naspipe profile nlp.c1 --recompute --json     every candidate, for a program
+  naspipe profile nlp.c1                        a table with one row per kind of block
+  naspipe profile cv.c3 --data digits --fresh   measured again, without the cache
+  naspipe profile nlp.c1 --recompute --json     every candidate, as JSON
 
-Each cell is the median over a kind's candidates, and below it the least and the greatest.
-Where a split backward has the bits of a whole one, inputs' and weights' are what its two parts
-take; see backward=split. Other candidates stay whole, and lines below the table say why.
-Costs depend on what `--set` and `--recompute` change; give the same as to `naspipe train`.
+Each cell shows the median over the candidates of a kind and, below it, the minimum and maximum.
+If a split backward is bit-identical to a whole one, the columns inputs' and weights' show the times
+of its two parts; see backward=split. The other candidates keep a whole backward, and lines below
+the table give the reason.
+Costs depend on what `--set` and `--recompute` change; use the same options as for `naspipe train`.
 """
 
 _READ = "read"
@@ -58,15 +59,25 @@ _WIDTH = 120
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("space", metavar="SPACE", help="a space by name, or MODULE:ATTRIBUTE")
-    parser.add_argument("--scale", default="tiny", help="tiny, small or paper (default: tiny)")
-    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument("space", metavar="SPACE", help="name of a space, or MODULE:ATTRIBUTE")
+    parser.add_argument(
+        "--scale",
+        default="tiny",
+        help="scale of a named space: tiny, small or paper (default: tiny)",
+    )
+    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
     add_data_place(parser)
     add_flags(parser, flags(Execution, "device", "recompute"), {})
-    parser.add_argument("--fresh", action="store_true", help="measure, whatever was kept before")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure again instead of using cached costs"
+    )
     parser.add_argument("--json", action="store_true", help="print every candidate as JSON")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="as for naspipe train"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting, as for naspipe train",
     )
 
 

@@ -1,9 +1,10 @@
 """Write one HTML page that shows what runs did: timeline, waits, losses, access order, balance.
 
-The page needs no network and no server: open it in any browser. With --trace, each run's timeline
-for https://ui.perfetto.dev is left beside its logs, too, as trace.json. Of a run on groups the page
-shows when each sum of gradients went from group to group, and a line says what stages waited.
-Teachers that came and went (--labels service) are bars above the timeline, with what each did.
+The page needs neither a network nor a server: open it in any browser. With --trace, the timeline of
+each run is also written next to its logs as trace.json, for https://ui.perfetto.dev. For a run on
+groups, the page shows when each sum of gradients was sent from group to group, and a line of output
+reports how long stages waited. Teachers that joined and left (--labels service) are shown as bars
+above the timeline, with what each of them did.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from naspipe.config.errors import ConfigError
 _EXAMPLE = """\
 examples:
   naspipe report runs/two                        writes runs/two/report.html
-  naspipe report runs/one runs/two -o both.html  compares runs: the tables side by side
-  naspipe report runs/two --from 90 --to 95      the records of six steps, each one drawn
-  naspipe report runs/two --trace                writes runs/two/trace.json, too
+  naspipe report runs/one runs/two -o both.html  compares runs, with the tables side by side
+  naspipe report runs/two --from 90 --to 95      the records of six steps, all of them drawn
+  naspipe report runs/two --trace                also writes runs/two/trace.json
 
-Runs that failed or still go on are reported as far as they came. Of a long run the page has the
-numbers and losses of all steps, and the records of some; --from and --to show others.
+Runs that failed or are still active are reported up to their last records. For a long run, the
+page contains the numbers and losses of all steps, but the records of only some steps; use --from
+and --to to show others.
 """
 
 
@@ -36,18 +38,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="the page; default: report.html in the first RUN. A file of that name is replaced",
+        help="page to write; an existing file is replaced (default: report.html in the first RUN)",
     )
     parser.add_argument(
         "--from",
         dest="first",
         type=int,
         metavar="STEP",
-        help="show the records of these steps; of a long run the page shows some of its middle",
+        help="first step whose records are shown (default: for a long run, some steps in its "
+        "middle)",
     )
-    parser.add_argument("--to", dest="last", type=int, metavar="STEP", help="the last of them")
     parser.add_argument(
-        "--trace", action="store_true", help="write trace.json into each run directory, too"
+        "--to", dest="last", type=int, metavar="STEP", help="last step whose records are shown"
+    )
+    parser.add_argument(
+        "--trace", action="store_true", help="also write trace.json to each run directory"
     )
 
 

@@ -1,8 +1,9 @@
-"""Train subnets of a search alone, and say how far the search's ranking holds.
+"""Train subnets of a search alone, and report how well the ranking of the search holds.
 
-The best of the search, and others at even distances below them, begin with their first weights and
-take the run's recipe. They are trained side by side on the stages, each with the bits of a plain
-loop. Those that are there already are not trained again; what was interrupted goes on.
+The best subnets of the search, and others at even intervals below them in the ranking, start from
+their initial weights and are trained with the run's recipe. They are trained in parallel on the
+stages, and each result is bit-identical to that of a plain loop. Subnets that have already been
+trained are not trained again; interrupted ones are resumed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\
 examples:
-  naspipe retrain runs/two --steps 500                           the best three and five others
+  naspipe retrain runs/two --steps 500                           the three best and five others
   naspipe retrain runs/two --steps 500 --best 5 --others 10 --stages 2
   naspipe retrain runs/two --steps 500 --search small --split test
   naspipe export runs/two/search-1/alone-500-0/subnet-17 --subnet first -o exported
-  naspipe report runs/two                                        draws inherited against alone
+  naspipe report runs/two                                        plots scores inherited and alone
 """
 
 
@@ -38,22 +39,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
     parser.add_argument(
-        "--steps", type=int, required=True, metavar="N", help="of each subnet, from first weights"
+        "--steps",
+        type=int,
+        required=True,
+        metavar="N",
+        help="number of steps for each subnet, from its initial weights",
     )
-    parser.add_argument("--search", default="", metavar="NAME", help="(default: the newest)")
     parser.add_argument(
-        "--best", type=int, default=3, metavar="K", help="so many of the best (default: 3)"
+        "--search", default="", metavar="NAME", help="name of the search (default: the newest)"
+    )
+    parser.add_argument(
+        "--best",
+        type=int,
+        default=3,
+        metavar="K",
+        help="number of best subnets to train (default: 3)",
     )
     parser.add_argument(
         "--others", type=int, default=5, metavar="K",
-        help="so many at even distances below, down to the worst (default: 5)",
+        help="number of further subnets to train, evenly spaced in the ranking down to the worst "
+        "(default: 5)",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", type=int, metavar="S", help="of weights and batches (default: the run's)"
+        "--seed", type=int, metavar="S", help="seed of the weights and batches (default: the run's)"
     )
     add_flags(parser, flags(Execution, "stages", "device", "memory_budget"), {})
     add_judged_run(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="do not show progress")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
-"""List the runs below a directory: what each is at, its step and speed, its last sign of life.
+"""List the runs below a directory: status, step, speed and the time of their last activity.
 
-Searches stand below their run; a search's steps are the subnets that it has judged.
+Searches are listed below their run; the steps of a search are the subnets that it has evaluated.
 
-A run that its manifest calls running, but that no process holds any more, is listed as died. One
-that lives, but has been without a step for a minute and for five of its steps, is stalled.
+A run that is marked as running in its manifest, but that no process holds any more, is listed as
+died. A live run is stalled if it has completed no step for a minute and for the time of five steps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from naspipe.trace.results.run_state import RunState, ago, run_state
 _EXAMPLE = """\
 examples:
   naspipe runs                       the runs below ./runs
-  naspipe runs /shared/experiments   those below another directory
-  naspipe runs --json                for scripts and dashboards
+  naspipe runs /shared/experiments   the runs below another directory
+  naspipe runs --json                as JSON, for scripts and dashboards
 
-status: complete, running, planning, interrupted (by a signal, behind a checkpoint), failed, or
-died (it ended without a word: killed, or its host went down)
+status: complete, running, planning, interrupted (by a signal, after a checkpoint), failed, or
+died (the run ended without reporting it: it was killed, or its host went down)
 """
 
 _MANIFEST = "manifest.json"
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "directory", metavar="DIR", nargs="?", type=Path, default=Path("runs"),
-        help="where the runs are (default: runs)",
+        help="directory that contains the runs (default: runs)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
-"""Find the best subnets of a run: each is judged on held-out data with the weights of the run.
+"""Find the best subnets of a run, evaluated on held-out data with the weights of the run.
 
-Subnets go forward through the same pipeline that trains them; where layers keep running
-statistics, these are taken anew for each subnet. The same strategy and seed judge the same
-subnets, with the same scores bit for bit, on any number of stages. RUN/search-NAME is written.
+Subnets are evaluated in the same pipeline that trains them. If layers keep running statistics,
+these are recomputed for each subnet. With the same strategy and seed, the same subnets are
+evaluated and their scores are bit-identical, on any number of stages. The results are written to
+RUN/search-NAME.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ examples:
   naspipe export runs/two --subnet best -o exported
 
 strategies: evolution, random, greedy, all; nni:NAME (Random, GridSearch, RegularizedEvolution, TPE,
-  PolicyBasedRL); MODULE:FUNCTION of your own
+  PolicyBasedRL); or your own MODULE:FUNCTION
 """
 
 
@@ -52,48 +53,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cost_limits(parser)
     parser.add_argument(
         "--latency", default="profile",
-        help="profile: the sum of the layers' times; measured: also time the best subnets whole",
+        help="profile (sum of the times of the layers) or measured (also time the best subnets "
+        "as a whole) (default: profile)",
     )  # fmt: skip
     add_flags(parser, flags(Execution, "stages", "device", "memory_budget", "verify"), {})
-    parser.add_argument("--name", default="", help="of the search (default: the next number)")
-    parser.add_argument("--top", type=int, default=10, metavar="K", help="subnets to show")
+    parser.add_argument("--name", default="", help="name of the search (default: the next number)")
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="K", help="number of subnets to show (default: 10)"
+    )
     add_judged_run(parser)
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="do not show progress")
 
 
 def _add_definition(parser: argparse.ArgumentParser) -> None:
     """What subnets and scores depend on."""
-    parser.add_argument("--strategy", default="evolution", metavar="NAME")
-    parser.add_argument("--budget", type=int, default=100, metavar="N", help="subnets to judge")
-    parser.add_argument("--seed", type=int, default=0, metavar="K", help="of the strategy")
     parser.add_argument(
-        "--delay", type=int, default=8, metavar="D", help="subnets until a score is known"
+        "--strategy",
+        default="evolution",
+        metavar="NAME",
+        help="strategy that proposes subnets, listed below (default: evolution)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=int,
+        default=100,
+        metavar="N",
+        help="number of subnets to evaluate (default: 100)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="K", help="seed of the strategy (default: 0)"
+    )
+    parser.add_argument(
+        "--delay",
+        type=int,
+        default=8,
+        metavar="D",
+        help="number of subnets after which the strategy learns a score (default: 8)",
     )
     parser.add_argument(
         "--score", default="loss",
-        help="loss, top1, top5; bleu (decodes; one process); synflow, naswot (first weights; one "
-        "process); or a sum, as in loss+naswot",
+        help="loss, top1 or top5; bleu (decodes, in one process); synflow or naswot (initial "
+        "weights, in one process); or a sum, such as loss+naswot (default: loss)",
     )  # fmt: skip
     parser.add_argument(
-        "--bleu", action="store_true", help="decode with the best subnets as well (nlp spaces)"
+        "--bleu", action="store_true", help="also decode with the best subnets (nlp spaces)"
     )
-    parser.add_argument("--beams", type=int, default=4, metavar="K", help="of the beam search")
+    parser.add_argument(
+        "--beams",
+        type=int,
+        default=4,
+        metavar="K",
+        help="number of beams of the beam search (default: 4)",
+    )
     parser.add_argument(
         "--calibrate", type=int, default=4, metavar="C",
-        help="training batches that running statistics are taken from; 0 for the run's own",
+        help="number of training batches from which running statistics are recomputed; 0 to use "
+        "those of the run (default: 4)",
     )  # fmt: skip
-    parser.add_argument("--ema", action="store_true", help="judge by the averages of the weights")
+    parser.add_argument(
+        "--ema", action="store_true", help="evaluate the moving averages of the weights"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="a setting of the strategy: population, tournament, mutation",
+        help="setting of the strategy: population, tournament or mutation",
     )  # fmt: skip
 
 
 def add_cost_limits(parser: Options) -> None:
     """Declare the options that :func:`cost_limits` reads."""
-    parser.add_argument("--max-flops", metavar="N", help="of one sample, such as 20M")
-    parser.add_argument("--max-params", metavar="N", help="such as 60k")
-    parser.add_argument("--max-latency-ms", type=float, default=0.0, metavar="MS")
+    parser.add_argument("--max-flops", metavar="N", help="maximum FLOPs of one sample, such as 20M")
+    parser.add_argument(
+        "--max-params", metavar="N", help="maximum number of parameters, such as 60k"
+    )
+    parser.add_argument(
+        "--max-latency-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="maximum latency in milliseconds",
+    )
 
 
 def cost_limits(arguments: argparse.Namespace) -> Limits:

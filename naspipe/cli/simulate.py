@@ -1,7 +1,7 @@
-"""Run a training's schedule on a virtual clock: what it would take, without training anything.
+"""Simulate the schedule of a training run on a virtual clock, without training anything.
 
-The same stage controllers decide as in `naspipe train`, so the order of tasks is the one that a
-real run would have if its layers took what they are said to take.
+The stage controllers are the same as in `naspipe train`, so the order of tasks is that of a real
+run whose layers take the given times.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ examples:
   naspipe simulate nlp.c1 --stages 4 --costs table5             the paper's costs, no data needed
   naspipe simulate nlp.c1 --stages 2 --sampler spaced:8         costs measured on this machine
   naspipe simulate nlp.c3 --stages 8 --costs table5 --memory-budget 3x --run-dir runs/eight
-  naspipe simulate --like runs/two                              a real run beside its simulation
+  naspipe simulate --like runs/two                              a real run next to its simulation
 
-bubble: idle share of the stages after the first tenth of the subnets
-bound: the least bubble that any schedule of this stream can have on so many stages
-costs: profiled (on this machine, kept) or table5 (NASPipe's Table 5, with recompute)
-A run directory made with --run-dir has the access log of a real one, for `naspipe log`.
+bubble: fraction of time that the stages are idle, after the first tenth of the subnets
+bound: lowest bubble ratio that any schedule of this stream can have on this number of stages
+costs: profiled (measured on this machine, and cached) or table5 (NASPipe's Table 5, with recompute)
+A run directory written with --run-dir has an access log like that of a real run, for `naspipe log`.
 """
 
 
@@ -38,34 +38,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     parser.add_argument(
-        "space", metavar="SPACE", nargs="?", help="a space by name, or MODULE:ATTRIBUTE"
+        "space", metavar="SPACE", nargs="?", help="name of a space, or MODULE:ATTRIBUTE"
     )
     parser.add_argument(
-        "--like", type=Path, metavar="RUN", help="simulate a recorded run again instead"
+        "--like", type=Path, metavar="RUN", help="simulate a recorded run instead of a space"
     )
     add_flags(parser, flags(Definition, "steps", "sampler", "policy", "bulk"), {"steps": 300})
     add_flags(parser, flags(Execution, "stages", "memory_budget"), {"stages": 4})
     add_scenario_arguments(parser)
     parser.add_argument(
-        "--streams", type=int, default=1, metavar="K", help="runs that share the stages"
+        "--streams",
+        type=int,
+        default=1,
+        metavar="K",
+        help="number of runs that share the stages (default: 1)",
     )
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="keep the access log there")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="directory for the access log")
 
 
 def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what says where a space's costs are from; `naspipe plan` has the same."""
-    parser.add_argument("--costs", default="profiled", help="profiled or table5")
-    parser.add_argument("--scale", default="tiny", help="tiny, small or paper, if profiled")
+    parser.add_argument(
+        "--costs",
+        default="profiled",
+        help="source of the costs: profiled or table5 (default: profiled)",
+    )
+    parser.add_argument(
+        "--scale",
+        default="tiny",
+        help="scale of a named space, for profiled costs: tiny, small or paper (default: tiny)",
+    )
     add_flags(parser, flags(Definition, "seed"), {})
     add_flags(parser, flags(Execution, "order", "partition", "recompute"), {})
     parser.add_argument(
-        "--no-shared", action="store_true", help="leave shared layers out (table5 only)"
+        "--no-shared", action="store_true", help="leave out shared layers (only with table5 costs)"
     )
-    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
     add_data_place(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, for a program")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="as for naspipe train"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting, as for naspipe train",
     )
 
 

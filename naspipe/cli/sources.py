@@ -37,19 +37,32 @@ def add_held_out(parser: Options) -> None:
     """Declare the options that say what judges."""
     parser.add_argument(
         "--validate", type=int, metavar="V",
-        help="held-out batches to judge by; 0 for all (default: 8, or all where there are fewer)",
+        help="number of held-out batches to evaluate on; 0 for all (default: 8, or all if there "
+        "are fewer)",
     )  # fmt: skip
-    parser.add_argument("--split", default="valid", help="of the data: valid or test")
     parser.add_argument(
-        "--validation", metavar="MODULE:FUNCTION", help="held-out batches of your own"
+        "--split",
+        default="valid",
+        help="split of the data to evaluate on: valid or test (default: valid)",
+    )
+    parser.add_argument(
+        "--validation",
+        metavar="MODULE:FUNCTION",
+        help="function that returns your own held-out batches",
     )
 
 
 def add_judged_run(parser: argparse.ArgumentParser) -> None:
     """Declare the options that :func:`judged_run` reads, but the run."""
     add_held_out(parser)
-    parser.add_argument("--space", metavar="MODULE:ATTRIBUTE", help="of a run with your own space")
-    parser.add_argument("--data", metavar="NAME", help="the run's, if it is your own")
+    parser.add_argument(
+        "--space",
+        metavar="MODULE:ATTRIBUTE",
+        help="search space of a run that trained your own space",
+    )
+    parser.add_argument(
+        "--data", metavar="NAME", help="data of a run that trained on your own data"
+    )
     add_data_place(parser)
 
 

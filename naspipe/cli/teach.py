@@ -1,9 +1,9 @@
-"""Compute a network's labels for students: into a file, or as a teacher that runs may ask.
+"""Compute a network's labels for students, either into a file or as a teacher that serves runs.
 
-With --to the labels of the first batches are written once, for runs with --labels file:PATH. With
---registry this is one more teacher, from now until Ctrl-C or SIGTERM, of every run that asks for
-this network's labels. A label is a function of network, seed and batch, so who computes it, and
-when, changes no bit of a student.
+With --to, the labels of the first batches are written once, for runs with --labels file:PATH. With
+--registry, this process is an additional teacher, until Ctrl-C or SIGTERM, for every run that
+requests the labels of this network. A label is a function of the network, the seed and the batch.
+Therefore, where and when a label is computed changes no bit of a student.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ examples:
   naspipe teach runs/large --registry redis://head --host 10.0.0.7
   naspipe teach exported --registry tcp://head:29700 --host 10.0.0.7 --data mine:batches
 
-A run admits a teacher by its public key, which this command prints: a line of the file that the
-run's teacher_keys names. The keys are kept in --key, for you alone.
+A run admits a teacher by its public key. This command prints the key; add it as a line to the file
+that the run's setting teacher_keys names. The key pair is kept in the --key file, which is for you
+alone.
 """
 
 _EVERY_SECONDS = 10.0
@@ -43,41 +44,89 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     parser.add_argument(
-        "teacher", metavar="RUN|DIR", type=Path, help="a run, or an exported subnet"
+        "teacher", metavar="RUN|DIR", type=Path, help="run directory, or exported subnet"
     )
     parser.add_argument(
-        "--subnet", metavar="ID", help="of a supernet's run: best, first, last, a step, or choices"
+        "--subnet",
+        metavar="ID",
+        help="subnet of a supernet's run: best, first, last, a step "
+        "number, or choices such as 0,1,3 (default: last)",
     )
     parser.add_argument(
-        "--top", type=int, default=0, metavar="K", help="as --teacher-top says of the students"
+        "--top",
+        type=int,
+        default=0,
+        metavar="K",
+        help="number of highest scores to keep, as given to the students by --teacher-top",
     )
-    parser.add_argument("--data", metavar="NAME", help="the students' data (the teacher's own)")
+    parser.add_argument(
+        "--data", metavar="NAME", help="data of the students (default: the teacher's own)"
+    )
     add_data_place(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="sizes of the data, as in data.batch_size=32; precision and threads",
+        help="data sizes, such as data.batch_size=32, precision or threads",
     )  # fmt: skip
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    written = parser.add_argument_group("into a file")
-    written.add_argument("--to", type=Path, metavar="FILE", help="which does not exist yet")
-    written.add_argument("--batches", type=int, metavar="N", help="how many, from the first")
-    written.add_argument("--seed", type=int, default=0, metavar="K", help="of the students")
-    served = parser.add_argument_group("as a teacher")
+    parser.add_argument(
+        "--device", default="cpu", help="device to compute on: cpu, cuda or cuda:N (default: cpu)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="do not show progress")
+    written = parser.add_argument_group("writing a file")
+    written.add_argument(
+        "--to", type=Path, metavar="FILE", help="file to write; it must not exist yet"
+    )
+    written.add_argument(
+        "--batches", type=int, metavar="N", help="number of batches, counted from the first"
+    )
+    written.add_argument(
+        "--seed", type=int, default=0, metavar="K", help="seed of the students (default: 0)"
+    )
+    served = parser.add_argument_group("serving as a teacher")
     served.add_argument(
-        "--registry", metavar="URL", help="redis://HOST, or tcp://HOST:PORT of a run"
+        "--registry",
+        metavar="URL",
+        help="registry to join: redis://HOST, or tcp://HOST:PORT of a run",
     )
     served.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="of this machine, as students see it"
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address of this machine as seen by the students (default: 127.0.0.1)",
     )
-    served.add_argument("--port", type=int, default=0, metavar="N", help="0 for any that is free")
     served.add_argument(
-        "--stages", type=int, default=1, metavar="K", help="processes that its blocks lie in"
+        "--port",
+        type=int,
+        default=0,
+        metavar="N",
+        help="port to listen on; 0 for any free port (default: 0)",
     )
-    served.add_argument("--key", type=Path, default=DEFAULT_KEY, metavar="FILE")
-    served.add_argument("--ttl", type=float, default=6.0, metavar="SECONDS")
     served.add_argument(
-        "--pace", type=float, default=0.0, metavar="SECONDS", help="answer no sooner"
+        "--stages",
+        type=int,
+        default=1,
+        metavar="K",
+        help="number of processes among which the network's blocks are divided (default: 1)",
+    )
+    served.add_argument(
+        "--key",
+        type=Path,
+        default=DEFAULT_KEY,
+        metavar="FILE",
+        help="file with the key pair of this teacher (default: ~/.config/naspipe/teacher.key)",
+    )
+    served.add_argument(
+        "--ttl",
+        type=float,
+        default=6.0,
+        metavar="SECONDS",
+        help="time without a sign of life after which this teacher is treated as gone (default: 6)",
+    )
+    served.add_argument(
+        "--pace",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="minimum response time, for measurements (default: 0)",
     )
 
 

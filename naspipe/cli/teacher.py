@@ -33,23 +33,26 @@ def add_arguments(parser: Options) -> None:
         "--teacher",
         type=Path,
         metavar="RUN|DIR",
-        help="a finished run, or an exported subnet, whose output is learned",
+        help="finished run, or exported subnet, from whose output the student learns",
     )
     parser.add_argument(
         "--teacher-subnet",
         metavar="CHOICES",
-        help="of its supernet: best, first, last, a step, or choices as in 0,1,3 (default: last)",
+        help="subnet of the teacher's supernet: best, first, last, a step number, or choices "
+        "such as 0,1,3 (default: last)",
     )
     parser.add_argument(
         "--teacher-top",
         type=int,
         metavar="K",
-        help="only its K greatest scores are learned, made to sum to one: another teacher, too",
+        help="learn only from the teacher's K highest scores, normalised to sum to one; this "
+        "defines a different teacher",
     )
     parser.add_argument(
         "--momentum",
         metavar="TAU[:END]",
-        help="a teacher that follows the student: how much of it stays in each step",
+        help="train with a momentum teacher that keeps the fraction TAU of its weights in each "
+        "step; END is the fraction at the last step",
     )
 
 

@@ -1,7 +1,7 @@
-"""Train a supernet on one or several stages and write a run directory.
+"""Train a supernet on one or more stages and write a run directory.
 
-The bits of the result depend on the definition (space, data, recipe, seed, steps, sampler)
-and never on the stages, the partition, recompute or the timing of messages.
+The bits of the result depend on the definition (space, data, recipe, seed, steps, sampler) and
+never on the stages, the partition, recompute or the timing of messages.
 """
 
 from __future__ import annotations
@@ -121,17 +121,17 @@ examples:
   naspipe train mymodule:space --data mymodule:batches --stages 2
   torchrun --nnodes 2 ... -m naspipe train nlp.c1 --run-dir /shared/one --resume-if-exists
 
-spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or MODULE:ATTRIBUTE of your own
+spaces: nlp.c0 nlp.c1 nlp.c2 nlp.c3 cv.c1 cv.c2 cv.c3, or your own MODULE:ATTRIBUTE
 plain networks: vgg8 vgg16 vgg19 resnet50 resnet101 resnet152 mobilenet-v2 mobilenet-v3 bert-base
   bert-mini distil-bert vit cnn byol moco-v3
-samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices a line), only:0,3,1
-streams: --streams 2 trains seeds K and K + 1 side by side, each as it would be alone; a file has
-  one line per stream, as in {"space": "nlp.c3", "seed": 1, "steps": 50}; what a line leaves out
-  is taken from the command
+samplers: uniform, fair, spaced:W, file:PATH (one JSON list of choices per line), only:0,3,1
+streams: --streams 2 trains seeds K and K + 1 in parallel, each as it would be trained alone; a file
+  has one line per stream, such as {"space": "nlp.c3", "seed": 1, "steps": 50}; options that a line
+  omits are taken from the command line
 recipes: spos, fairnas, greedynas, sandwich, evolved-transformer, nasbench201, byol, moco-v3,
-  soft-target, distil-bert, blockwise, blockwise-compress, dna, fine-tune (naspipe/recipes/), or a
-  TOML file of yours; what it says goes before the space's defaults, --sampler and --set go before
-  it
+  soft-target, distil-bert, blockwise, blockwise-compress, dna, fine-tune (naspipe/recipes/), or
+  your own TOML file; a recipe overrides the defaults of the space, and --sampler and --set override
+  the recipe
 """
 
 DEFAULTS: dict[str, Any] = {
@@ -144,17 +144,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE + key_list(Execution)
     parser.add_argument(
-        "space", metavar="SPACE", nargs="?", help="a space by name, or MODULE:ATTRIBUTE"
+        "space", metavar="SPACE", nargs="?", help="name of a space, or MODULE:ATTRIBUTE"
     )
-    _add_definition(parser.add_argument_group("what is trained"))
-    execution = parser.add_argument_group("how it is carried out, which changes no bit")
+    _add_definition(parser.add_argument_group("training"))
+    execution = parser.add_argument_group("execution, which changes no bit of the result")
     add_flags(execution, flags(Execution), words={"stages": AUTO})
     execution.add_argument(
         "--validation",
         metavar="MODULE:FUNCTION",
-        help="held-out batches of your own (default: the data's split valid)",
+        help="function that returns your own held-out batches (default: the valid split of the "
+        "data)",
     )
-    add_run(parser.add_argument_group("the run and what is shown of it"))
+    add_run(parser.add_argument_group("run directory and output"))
 
 
 def _add_definition(parser: Options) -> None:
@@ -163,43 +164,47 @@ def _add_definition(parser: Options) -> None:
     parser.add_argument(
         "--streams",
         metavar="K|FILE",
-        help="runs that share the pipeline: K seeds, or one JSON object a line",
+        help="runs that share the pipeline: K seeds, or a file with one JSON object per line",
     )
-    parser.add_argument("--data", metavar="NAME", help="a data set, or MODULE:FUNCTION")
+    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
     add_data_place(parser)
     parser.add_argument(
-        "--recipe", metavar="NAME|FILE", help="how to train: a recipe of naspipe's or a TOML file"
+        "--recipe",
+        metavar="NAME|FILE",
+        help="training recipe: name of a recipe of naspipe, or a TOML file",
     )
     teacher.add_arguments(parser)
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, listed below"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting listed below"
     )
 
 
 def add_run(parser: Options, name: str = "SPACE") -> None:
     """Where the run is, and its progress; ``name`` is what its folder is called after."""
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help=f"default: runs/{name}-TIME")
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help=f"run directory (default: runs/{name}-TIME)"
+    )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="RUN",
-        help="go on with a run from its newest checkpoint, on as many stages as you like",
+        help="resume a run from its newest checkpoint, on any number of stages",
     )
     parser.add_argument(
         "--resume-if-exists",
         action="store_true",
-        help="go on with the run in --run-dir, or begin it where it is not there yet: one command "
-        "for the start and for every restart",
+        help="resume the run in --run-dir, or start it if it does not exist yet: one command for "
+        "the first start and for every restart",
     )
     parser.add_argument(
         "--log-every",
         type=_seconds,
         default=10.0,
         metavar="SECONDS",
-        help="from one line of progress to the next, where there is no terminal (default: 10)",
+        help="interval between progress lines when there is no terminal (default: 10)",
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    add_json(parser, "the run directory: status, steps, loss, what was measured")
+    parser.add_argument("--quiet", action="store_true", help="do not show progress")
+    add_json(parser, "the run directory: status, steps, loss and measurements")
 
 
 def resume_of(arguments: argparse.Namespace) -> bool | str:

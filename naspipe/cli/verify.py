@@ -1,8 +1,8 @@
-"""Train steps of a finished run again in a plain PyTorch loop, and compare every bit.
+"""Repeat steps of a finished run in a plain PyTorch loop, and compare every bit.
 
-The plain loop uses nothing of the pipeline. It runs the modules, data and loss of the run's
-definition one subnet at a time. The losses that the run recorded are compared, and every
-parameter, buffer and optimizer state wherever the steps end at a checkpoint that the run has kept.
+The plain loop uses no part of the pipeline. It runs the modules, data and loss of the run's
+definition, one subnet at a time. The losses that the run recorded are compared and, if the steps
+end at a checkpoint that the run has kept, every parameter, buffer and optimizer state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\
 examples:
-  naspipe verify runs/one                             the first steps, as --verify auto
-  naspipe verify runs/one --steps all                 the whole run, its last checkpoint included
+  naspipe verify runs/one                             the first steps, as with --verify auto
+  naspipe verify runs/one --steps all                 the whole run, including its last checkpoint
   naspipe verify runs/one --from 100 --steps 20
 
-exit status: 0 equal; 1 something differs; 2 nothing could be compared
+exit status: 0 identical; 1 different; 2 nothing could be compared
 """
 
 
@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="checkpoint",
         metavar="STEP|CHECKPOINT",
-        help="begin at a checkpoint that the run has kept, by its step or its name",
+        help="start from a checkpoint that the run has kept, given by its step or its name",
     )
     parser.add_argument(
         "--steps",
         metavar="N|all",
-        help="how many steps (default: 4, or 3 more than the longest lag)",
+        help="number of steps (default: 4, or 3 more than the longest lag)",
     )
     add_data_place(parser)
     add_json(parser, "a line")

@@ -31,27 +31,28 @@ from naspipe.config.text import parse_subnets as parse_subnets
 DATA_SIZES = {
     key: Setting(key=key, help=text, allowed=(at_least(1),), kind=int)
     for key, text in (
-        ("data.max_tokens", "tokens of a batch of text."),
-        ("data.batch_size", "samples of a batch of images."),
-        ("data.batches", "micro-batches of a step, of data that show several views."),
+        ("data.max_tokens", "maximum number of tokens in a batch of text."),
+        ("data.batch_size", "number of samples in a batch of images."),
+        ("data.batches", "number of micro-batches in a step, for data with several views."),
     )
 }
 
 MOMENTUM = {
     key: Setting(key=key, help=text, allowed=allowed, kind=kind, example=example)
     for key, kind, allowed, text, example in (
-        ("momentum.tau", float, (between(0, 1),), "how much of a momentum teacher stays in each "
-         "step; `--momentum TAU` sets it, too.", "0.99"),
-        ("momentum.end", float, (between(0, 1),), "that of the last step, reached by a half "
-         "cosine; `--momentum TAU:END`.", "1"),
-        ("momentum.lag", int, (at_least(0),), "steps by which the teacher is older than the "
-         "student (1); 0 is the ordinary loop.", "0"),
-        ("momentum.mode", str, (one_of(*TEACHER_MODES),), "of the teacher's modules (train).",
-         "eval"),
-        ("momentum.buffers", str, (one_of(*TEACHER_BUFFERS),), "what becomes of the "
-         "teacher's batch statistics (own).", "copied"),
-        ("momentum.without", str, (), "the student's last blocks that have no teacher, with commas "
-         "between them (predictor, if it has one).", "predictor"),
+        ("momentum.tau", float, (between(0, 1),), "fraction of a momentum teacher's weights "
+         "that is kept in each step; also set by `--momentum TAU`.", "0.99"),
+        ("momentum.end", float, (between(0, 1),), "tau of the last step, reached along a half "
+         "cosine; also set by `--momentum TAU:END`.", "1"),
+        ("momentum.lag", int, (at_least(0),), "number of steps by which the teacher is older "
+         "than the student (default: 1); 0 for the ordinary training loop.", "0"),
+        ("momentum.mode", str, (one_of(*TEACHER_MODES),), "mode in which the teacher's modules "
+         "run (default: train).", "eval"),
+        ("momentum.buffers", str, (one_of(*TEACHER_BUFFERS),), "source of the teacher's batch "
+         "statistics (default: own): own (its own forwards), copied (from the student after each "
+         "step) or averaged (as the parameters are).", "copied"),
+        ("momentum.without", str, (), "comma-separated labels of the student's last blocks that "
+         "have no teacher (default: predictor, if that is the last block).", "predictor"),
     )
 }  # fmt: skip
 """Of a teacher that follows the student; see :class:`naspipe.Momentum`."""
@@ -65,7 +66,9 @@ class Definition:
     """
 
     space: str
-    scale: str = setting("", "of a named space: tiny, small or paper.", flag=Flag(default="tiny"))
+    scale: str = setting(
+        "", "scale of a named space: tiny, small or paper.", flag=Flag(default="tiny")
+    )
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the data set says of itself: name, version, counts, checksums."""
     loss: str = ""
@@ -74,29 +77,35 @@ class Definition:
     """The rule of each shared layer, by its name."""
     seed: int = setting(
         0,
-        "of the stream, the parameters and every random draw.",
+        "seed of the subnet stream, the initial parameters and every random draw.",
         at_least(0),
         flag=Flag("K"),
     )
     steps: int = field(
         metadata=declaration(
-            "optimizer steps, of one subnet each unless the recipe's `passes` say otherwise.",
+            "number of optimizer steps, of one subnet each unless the recipe's `passes` setting "
+            "specifies otherwise.",
             at_least(1),
             flag=Flag("S", 100),
         )
     )
-    sampler: str = setting("uniform", "what draws or proposes the subnets.", flag=Flag("NAME"))
+    sampler: str = setting(
+        "uniform",
+        "sampler that draws the subnets, or strategy that proposes them.",
+        flag=Flag("NAME"),
+    )
     policy: str = setting(
         "csp",
-        "synchronisation: csp (the plain loop's bits), or a baseline: bsp (GPipe), asp "
-        "(PipeDream), sequential. The baselines are what systems without causal order train.",
+        "synchronisation policy: csp (bit-identical to the plain loop), or a baseline: bsp (as "
+        "in GPipe), asp (as in PipeDream) or sequential. bsp and asp reproduce the training of "
+        "systems that do not enforce causal order.",
         one_of("csp", "bsp", "asp", "sequential"),
         flag=Flag(),
     )
     bulk: int = setting(
         0,
-        "subnets that bsp trains at the same versions; 0 for as many as there are stages. Its "
-        "result then depends on the stages.",
+        "number of subnets that bsp trains on the same weight versions; 0 for the number of "
+        "stages. With 0, the result depends on the number of stages.",
         at_least(0),
         flag=Flag("N"),
     )

@@ -43,98 +43,108 @@ class PipelineSettings:
 
     stages: int = setting(
         1,
-        "stage processes. One needs neither a second process nor sockets.",
+        "number of stage processes. A single stage needs neither a second process nor sockets.",
         at_least(1),
         flag=Flag("N"),
         example="4",
     )
     groups: int = setting(
         1,
-        "copies of the pipeline. Each computes some passes of every step (passes=accumulate:N).",
+        "number of copies of the pipeline (data-parallel groups). Each group computes some of "
+        "the passes of every step (passes=accumulate:N).",
         at_least(1),
         flag=Flag("N"),
         example="2",
     )
     window: int = setting(
         0,
-        "sequence IDs that may be under way at a time. 0 is 16; with a memory budget 4 steps' more "
-        "than there are stages, 16 at most.",
+        "maximum number of sequence IDs in flight at a time. 0 selects 16 or, with a memory "
+        "budget, the passes of four more steps than there are stages, but at most 16.",
         at_least(0),
         example="3",
     )
     order: str = setting(
         "auto",
-        "which of several clear tasks runs first: paper (backwards, and older subnets), "
-        "critical-path, latest-start (what delays the end if it waits), or auto (the fastest of "
-        "these three: the beginning of the stream is simulated under each).",
+        "rule that selects which of several ready tasks runs first: paper (backwards first, then "
+        "older subnets), critical-path (the task with the longest chain of dependent tasks), "
+        "latest-start (the task that has to start earliest so as not to delay the end) or auto "
+        "(the fastest of these three when the beginning of the stream is simulated under each).",
         named_in(ORDERS),
         flag=Flag(),
         example="latest-start",
     )
     partition: str = setting(
         "auto",
-        "balanced (each subnet its own; layers are mirrored), rotated (so, too, and each subnet "
-        "begins one stage further than the one before), auto (the faster one of these two, as "
-        "simulated; balanced with a memory budget) or static (one for all). With balanced and "
-        "rotated, layers follow their users over the stages. For blocks with teachers of their "
-        "own: free (each block anywhere), pairs (consecutive ones), packed (pairs anywhere), "
-        "layers (cut anywhere), hybrid (consecutive ones, whose passes several stages may share) "
-        "or shared (all stages share all passes).",
+        "how the blocks of each subnet are placed on stages: balanced (each subnet has its own "
+        "partition; layers are mirrored), rotated (as balanced, but each subnet begins one stage "
+        "further than the previous one), auto (the faster of these two in a simulation; balanced "
+        "with a memory budget) or static (one partition for all subnets). With balanced and "
+        "rotated, layers move between stages to follow the subnets that use them. For blocks "
+        "with a teacher of their own: free (each block on any stage), pairs (consecutive pairs "
+        "of a teacher block and its student), packed (such pairs on any stage), layers "
+        "(consecutive layers, cut anywhere), hybrid (consecutive pairs, whose passes several "
+        "stages may share) or shared (all pairs on every stage; the stages share the passes).",
         named_in(PARTITIONS),
         flag=Flag(),
         example="static",
     )
     teacher_window: int = setting(
         0,
-        "passes that a teacher may be ahead of the student's oldest one. 0 is as it is made: 16 of "
-        "a frozen one, those of 4 steps where blocks have teachers of their own.",
+        "maximum number of passes that a teacher may be ahead of the student's oldest pass. 0 "
+        "keeps the value that the teacher was created with: by default 16 for a frozen teacher, "
+        "and the passes of 4 steps if blocks have teachers of their own.",
         at_least(0),
         example="8",
     )
     teacher_cuts: str = setting(
         "auto",
-        "own (a frozen teacher is balanced by itself), joint (it is cut where the student is, "
-        "block by block) or auto (as it is made: own). One that follows the student always has "
-        "joint ones.",
+        "where the blocks of a teacher are divided among the stages: own (a frozen teacher is "
+        "balanced by itself), joint (the teacher is cut where the student is, block by block) or "
+        "auto (as the teacher was created; own by default). A momentum teacher always has joint "
+        "cuts.",
         one_of("auto", "own", "joint"),
         example="joint",
     )
     relay: str = setting(
         "decoupled",
-        "how blocks with teachers of their own get the teacher's outputs: decoupled (handed on, "
-        "and nobody waits for a student), barrier (for comparison: no block begins a step before "
-        "all are through the one before) or apart (for comparison: each student has the teacher's "
-        "blocks up to its own for itself).",
+        "how blocks with teachers of their own receive the teacher's outputs: decoupled (outputs "
+        "are forwarded, and no block waits for a student), barrier (for comparison: no block "
+        "starts a step before all blocks have finished the previous one) or apart (for "
+        "comparison: each student has its own copy of the teacher's blocks up to and including "
+        "its own).",
         one_of("decoupled", "barrier", "apart"),
         example="barrier",
     )
     recompute: bool = setting(
         False,
-        "keep only each block's input. Its forward is computed again in the backward.",
+        "activation checkpointing: keep only the input of each block, and recompute its forward "
+        "in the backward.",
         flag=Flag(),
         example="true",
     )
     backward: str = setting(
         "whole",
-        "whole (a block's backward computes all its gradients), split (first those that are "
-        "handed on; those of weights before the layer's update, so that other stages wait less) "
-        "or auto (split where the simulation says that it is faster; with a memory budget, which "
-        "the simulation leaves out, it is whole).",
+        "how the backward of a block is computed: whole (all gradients at once), split (first "
+        "the gradients that are passed on; the weight gradients by the time of the layer's "
+        "update, so that other stages wait less) or auto (split if it is faster in a simulation; "
+        "whole with a memory budget, which the simulation does not model).",
         one_of("auto", "whole", "split"),
         flag=Flag(),
         example="split",
     )
     reduction_launch: str = setting(
         "layer",
-        "when the sum of a layer's gradients leaves a group: behind the last pass's backward of "
-        "the layer, of the partition (all of the stage's blocks), or at the end (all of the "
-        "group's backwards of the step). For comparison; layer is never later.",
+        "when a group sends the sum of a layer's gradients: layer (after the last pass's "
+        "backward of the layer), partition (after its backward of all blocks on the stage) or "
+        "end (after all backwards of the group in the step). partition and end are for "
+        "comparison; layer is never later.",
         one_of("layer", "partition", "end"),
         example="end",
     )
     partly_clear: bool = setting(
         True,
-        "start a forward whose first blocks are clear before all of the stage's are.",
+        "start a forward as soon as the dependencies of its first blocks are satisfied, without "
+        "waiting for those of all blocks on the stage.",
         example="false",
     )
 
@@ -148,9 +158,9 @@ class MemorySettings:
 
     budget: str = setting(
         "",
-        "what layers may occupy on each stage's device: 512MiB, or 3x for three subnets. A number "
-        "of subnets comes beside the shared layers; empty for no limit. The device of cpu is then "
-        "emulated.",
+        "maximum device memory for the layers of each stage: 512MiB, or 3x for the size of three "
+        "subnets. A number of subnets does not include the shared layers, which are added to it; "
+        "empty for no limit. With device=cpu, a budget emulates a device.",
         budget(),
         key="memory_budget",
         flag=Flag("BYTES"),
@@ -158,19 +168,22 @@ class MemorySettings:
     )
     prefetch: bool = setting(
         True,
-        "load layers before they are needed. Without, only when the stage waits for them.",
+        "load layers before they are needed. Otherwise, a layer is loaded only when the stage "
+        "waits for it.",
         example="false",
     )
     host: str = setting(
         "",
-        "the most host memory of a stage's layers, where there is a memory budget.",
+        "maximum host memory for the layers of each stage and their optimizer state, with a "
+        "memory budget.",
         byte_count(),
         key="host_memory",
         example="2GB",
     )
     activations: str = setting(
         "",
-        "the most that the passes under way on a stage may keep. It limits how many are.",
+        "maximum memory for the activations that the passes in flight on a stage keep. It limits "
+        "the number of passes in flight.",
         byte_count(),
         key="activation_memory",
         example="512MiB",
@@ -186,22 +199,23 @@ class HardwareSettings:
 
     device: str = setting(
         "cpu",
-        "cpu, cuda or cuda:N. With cuda there is one GPU per stage where there are as many, else "
-        "all stages share the GPUs.",
+        "device to compute on: cpu, cuda or cuda:N. With cuda, each stage has its own GPU if "
+        "there are enough; otherwise, all stages share the GPUs.",
         like(r"cpu|cuda(:[0-9]{1,4})?", "cpu, cuda or cuda:N"),
         flag=Flag(),
         example="cuda",
     )
     bandwidth: float = setting(
         12e9,
-        "how fast the emulated device copies, each way. The default is that of PCIe 3.0 x16.",
+        "copy bandwidth of the emulated device in each direction. The default is that of PCIe "
+        "3.0 x16.",
         above(0),
         unit="bytes per second",
         example="1e9",
     )
     latency: float = setting(
         20e-6,
-        "what each of the emulated device's copies takes at least.",
+        "minimum duration of each copy on the emulated device.",
         between(0, 60, "seconds"),
         example="0.001",
     )
@@ -216,44 +230,45 @@ class WireSettings:
 
     transport: str = setting(
         "ipc",
-        "ipc, or tcp on the loopback interface. The ports of tcp are counted from `port`.",
+        "transport of messages: ipc, or tcp on the loopback interface. The ports of tcp are "
+        "numbered from `port` on.",
         one_of("ipc", "tcp"),
         example="tcp",
     )
     data_path: str = setting(
         "shm",
-        "how inputs of tasks reach another stage. shm: through memory that stages of one host "
-        "share, else as with zmq; zmq: through sockets alone; nccl or cuda_ipc: from GPU to GPU "
-        "where every stage has one of its own. With cuda_ipc no GPU waits for another one "
-        "(it was run on one GPU, nccl on none: docs/gpus.md).",
+        "how the inputs of tasks are sent to another stage. shm uses shared memory between "
+        "stages on the same host, and is otherwise the same as zmq; zmq uses sockets only; nccl "
+        "and cuda_ipc copy from GPU to GPU if every stage has its own GPU. With cuda_ipc, no GPU "
+        "waits for another one (cuda_ipc has been tested on one GPU, nccl on none: docs/gpus.md).",
         one_of("shm", "zmq", "nccl", "cuda_ipc"),
         example="cuda_ipc",
     )
     link_bandwidth: float = setting(
         0.0,
-        "an emulated link from each worker to each other one, to see what a slower network would "
-        "cost: messages arrive as late as over it. 0 for none. On one machine only.",
+        "bandwidth of an emulated link between each pair of workers, which delays messages as a "
+        "slower network would; 0 for none. Available only on a single machine.",
         at_least(0),
         unit="bytes per second",
         example="1e9",
     )
     link_latency: float = setting(
         0.0,
-        "what a message takes over the emulated link beside its bytes.",
+        "latency of each message on the emulated link, in addition to the time for its bytes.",
         between(0, 60, "seconds"),
         example="0.001",
     )
     port: int = setting(
         29600,
-        "first port of the tcp transport. One for each stage and one for the launcher; under "
-        "torchrun two for each stage.",
+        "first port of the tcp transport. One port is used for each stage and one for the "
+        "launcher; under torchrun, two for each stage.",
         between(1024, 65000),
         example="30000",
     )
     interface: str = setting(
         "",
-        "under torchrun, the network interface whose address every host listens on. Empty for "
-        "the one that leads to rank 0's host.",
+        "under torchrun, the network interface on whose address every host listens. Empty for "
+        "the interface that leads to the host of rank 0.",
         example="eth0",
     )
 
@@ -271,21 +286,24 @@ class WatchSettings:
 
     timeout_seconds: float = setting(
         300.0,
-        "how long a stage may be at one block, or wait for a message, before it is given up.",
+        "maximum time that a stage may spend on one block, or wait for a message, before it is "
+        "treated as failed.",
         above(0, MAX_TIMEOUT_SECONDS),
         unit="seconds",
         example="0.5",
     )
     silence_seconds: float = setting(
         30.0,
-        "how long a stage's process may give no sign of life before it is given up.",
+        "maximum time that the process of a stage may give no sign of life before it is treated "
+        "as failed.",
         above(0, MAX_TIMEOUT_SECONDS),
         unit="seconds",
         example="7",
     )
     max_restarts: int = setting(
         0,
-        "how often a run whose stage failed goes on by itself from its last checkpoint.",
+        "maximum number of times that a run restarts itself from its last checkpoint after a "
+        "stage has failed.",
         at_least(0),
         flag=Flag("N"),
         example="1",
@@ -301,7 +319,8 @@ class CheckpointSettings:
 
     every_steps: int = setting(
         0,
-        "optimizer steps of a stream from one checkpoint to the next; 0 for none on the way.",
+        "number of optimizer steps of a stream between checkpoints; 0 for no intermediate "
+        "checkpoints.",
         at_least(0),
         key="checkpoint_every",
         unit="steps",
@@ -310,7 +329,7 @@ class CheckpointSettings:
     )
     keep: int = setting(
         2,
-        "how many checkpoints are kept, the newest.",
+        "number of checkpoints to keep; the newest ones are kept.",
         at_least(1),
         key="keep_checkpoints",
         example="3",
@@ -326,8 +345,8 @@ class ValidationSettings:
 
     every_steps: int = setting(
         0,
-        "judge a few subnets on held-out data every so many optimizer steps, behind a checkpoint; "
-        "0 for never. Changes no bit of the training.",
+        "number of optimizer steps between validations of a few subnets on held-out data, each "
+        "after a checkpoint; 0 for no validation. Validation changes no bit of the training.",
         at_least(0),
         key="validate_every",
         unit="steps",
@@ -336,7 +355,8 @@ class ValidationSettings:
     )
     subnets: str = setting(
         "4",
-        "so many, drawn from the seed, or file:PATH with one JSON list of choices a line.",
+        "subnets to validate: a number of subnets, which are drawn from the seed, or file:PATH "
+        "with one JSON list of choices per line.",
         like(r"[1-9][0-9]{0,5}|file:.+", "a number of subnets, as in 4, or file:PATH"),
         key="validate_subnets",
         flag=Flag("K|file:PATH"),
@@ -344,7 +364,7 @@ class ValidationSettings:
     )
     batches: int = setting(
         8,
-        "held-out batches that each is judged on, or all where there are fewer; 0 for all.",
+        "maximum number of held-out batches on which each subnet is evaluated; 0 for all.",
         at_least(0),
         key="validate_batches",
         unit="batches",
@@ -352,7 +372,8 @@ class ValidationSettings:
     )
     calibration_batches: int = setting(
         4,
-        "training batches that running statistics are taken from; 0 for the run's own.",
+        "number of training batches from which running statistics are recomputed; 0 to use those "
+        "of the run.",
         at_least(0),
         key="validate_calibrate",
         unit="batches",
@@ -360,28 +381,31 @@ class ValidationSettings:
     )
     ema: bool = setting(
         False,
-        "judge by the moving averages of the weights.",
+        "evaluate the moving averages of the weights.",
         key="validate_ema",
         example="true",
     )
     probe: str = setting(
         "none",
-        "judge features in place of the loss: none, knn (the vote of the 20 nearest) or ridge (a "
-        "linear probe in closed form). For networks that learn without labels.",
+        "evaluate features instead of the loss: none, knn (the vote of the 20 nearest "
+        "neighbours) or ridge (a linear probe in closed form). Use it for networks that learn "
+        "without labels.",
         one_of("none", "knn", "ridge"),
         key="validate_probe",
         example="knn",
     )
     features: str = setting(
         "",
-        "label of the block whose output the features are; by default that before the block called "
-        "projector, or else before the last. Pixels and tokens are averaged.",
+        "label of the block whose output is used as features; by default, the block before the "
+        "one called projector or, without one, the block before the last. Outputs are averaged "
+        "over pixels or tokens.",
         key="validate_features",
         example="stem",
     )
     probe_batches: int = setting(
         32,
-        "training batches, as they are and not as views, that a probe learns from.",
+        "number of training batches on which a probe is fitted, with plain samples instead of "
+        "views.",
         at_least(1),
         key="validate_probe_batches",
         unit="batches",
@@ -398,12 +422,12 @@ class VerifySettings:
 
     verify: str = setting(
         "auto",
-        "compare the first steps with a plain loop that runs your own modules, data and loss in a "
-        "process alongside the run, and stop the run if one bit differs: auto, a number of steps, "
-        "all, or 0 for none. auto takes 3 steps more than the longest lag, but at most a sixteenth "
-        "of the run and at least 4 steps, and gives up if they take long; the other values wait "
-        "for the plain loop. A search compares the scores of its first and its best subnet "
-        "instead, unless this is 0.",
+        "compare the first steps with a plain loop that runs your own modules, data and loss in "
+        "a process alongside the run, and stop the run if one bit differs: auto, a number of "
+        "steps, all, or 0 for none. auto compares 3 steps more than the longest lag, but at most "
+        "a sixteenth of the run and at least 4 steps, and gives up if they take too long; with "
+        "the other values, the run waits for the plain loop. A search compares the scores of its "
+        "first and its best subnet instead, unless the value is 0.",
         like(r"auto|all|[0-9]{1,6}", "auto, all or a number of steps"),
         flag=Flag("auto|all|STEPS"),
         example="0",
@@ -437,39 +461,40 @@ class RecordSettings:
 
     access_log: str = setting(
         "full",
-        "which accesses are recorded: full, sampled:N (those of every N-th step) or off. Without "
-        "all of them, a finished run's order is not checked, and its bubble ratio not known.",
+        "accesses to record: full, sampled:N (those of every Nth step) or off. Without a full "
+        "log, the order of a finished run is not checked, and its bubble ratio is unknown.",
         like(r"full|off|sampled:[1-9][0-9]{0,6}", "full, sampled:N or off"),
         example="sampled:100",
     )
     digests: bool = setting(
         False,
-        "record a digest of the bytes that every WRITE leaves.",
+        "record a digest of the bytes after every WRITE.",
         flag=Flag(),
         example="true",
     )
     tensorboard: bool = setting(
         False,
-        "write RUN/tensorboard/, beside RUN/metrics.jsonl (needs the extra tensorboard).",
+        "write RUN/tensorboard/ in addition to RUN/metrics.jsonl (requires the extra tensorboard).",
         flag=Flag(),
         example="true",
     )
     events: bool = setting(
         False,
-        "record every controller's input, so that it can be replayed.",
+        "record the input of every controller so that it can be replayed.",
         key="record_events",
         example="true",
     )
     metrics_port: int = setting(
         0,
-        "answer Prometheus at http://ADDRESS:PORT/metrics while the run goes on (needs the extra "
-        "prometheus); 0 for never.",
+        "port on which Prometheus metrics are served while the run is active, at "
+        "http://ADDRESS:PORT/metrics (requires the extra prometheus); 0 for none.",
         between(0, 65000),
         example="9400",
     )
     metrics_address: str = setting(
         "127.0.0.1",
-        "where it is answered: an IPv4 address of the launcher's host. Nobody has to log in.",
+        "address on which the metrics are served: an IPv4 address of the launcher's host. There "
+        "is no authentication.",
         like(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "an IPv4 address, as in 10.0.0.7"),
         example="0.0.0.0",
     )
@@ -494,9 +519,9 @@ class LabelSettings:
 
     source: str = setting(
         PIPELINE,
-        "who computes a frozen teacher's labels: pipeline (its blocks run on the stages), inline "
-        "(the stage of the loss), service (processes that may come and go) or file:PATH (they are "
-        "read, as naspipe teach --to PATH wrote them).",
+        "where the labels of a frozen teacher are computed: pipeline (the teacher's blocks run "
+        "on the stages), inline (on the stage of the loss), service (in processes that may join "
+        "and leave) or file:PATH (read from a file written by naspipe teach --to PATH).",
         like(r"pipeline|inline|service|file:.+", "pipeline, inline, service or file:PATH"),
         key="labels",
         flag=Flag("SOURCE"),
@@ -505,49 +530,51 @@ class LabelSettings:
 
     teachers: int = setting(
         0,
-        "with labels=service: teachers that the run starts itself.",
+        "with labels=service: number of teachers that the run starts itself.",
         at_least(0),
         flag=Flag("N"),
         example="3",
     )
     teachers_most: int = setting(
         0,
-        "so many it may have when labels run out; 0 for no more than it starts with.",
+        "maximum number of teachers that the run may have when labels run out; 0 for no more "
+        "than it starts with.",
         at_least(0),
         example="5",
     )
     teacher_stages: int = setting(
         1,
-        "processes over which the blocks of each of the run's own teachers are cut, where one "
-        "device is too small; with cuda a GPU for each.",
+        "number of processes among which the blocks of each of the run's own teachers are "
+        "divided, if one device is too small; with cuda, each process needs its own GPU.",
         at_least(1),
         example="2",
     )
     registry: str = setting(
         "",
-        "where teachers that others started are found: redis://HOST[:PORT][/DB] or tcp://ADDRESS:"
-        "PORT, on which the run listens. Empty for the run's own teachers alone.",
+        "registry of teachers that were started outside the run: redis://HOST[:PORT][/DB], or "
+        "tcp://ADDRESS:PORT, on which the run listens. Empty to use only the run's own teachers.",
         like(r"(rediss?://.+|tcp://.+:\d+)?", "redis://HOST, tcp://ADDRESS:PORT or nothing"),
         key="teacher_registry",
         example="redis://localhost:6379",
     )
     keys: str = setting(
         "",
-        "file of the public keys of teachers that others started, one on a line.",
+        "file with the public keys of teachers that were started outside the run, one per line.",
         key="teacher_keys",
         example="teachers.keys",
     )
     inputs: str = setting(
         "numbers",
-        "what a request holds: numbers (teachers have the data) or sent (what the teacher takes of "
-        "the batch).",
+        "content of a request for a label: numbers (the number of the batch, if teachers have "
+        "the data) or sent (the part of the batch that the teacher takes as input).",
         one_of("numbers", "sent"),
         key="teacher_inputs",
         example="sent",
     )
     ahead: int = setting(
         64,
-        "labels that may be asked for and waiting together. There asking ahead stops.",
+        "maximum number of labels that are requested or waiting to be used. No labels are "
+        "requested ahead beyond it.",
         at_least(1),
         key="labels_ahead",
         unit="labels",
@@ -555,7 +582,8 @@ class LabelSettings:
     )
     again: int = setting(
         48,
-        "asking ahead goes on when so many are left; below labels_ahead.",
+        "number of remaining labels at which requests ahead resume; must be less than "
+        "labels_ahead.",
         at_least(0),
         key="labels_again",
         unit="labels",
@@ -563,21 +591,23 @@ class LabelSettings:
     )
     deadline: float = setting(
         3.0,
-        "a label is asked of another teacher, too, after so many times its teacher's time.",
+        "multiple of a teacher's measured response time after which a label is also requested "
+        "from another teacher.",
         above(1.0, 1000.0),
         key="label_deadline",
         example="2",
     )
     audit: int = setting(
         64,
-        "one label in so many is made by two teachers and used when both agree; 0 for none.",
+        "one label in this many is computed by two teachers and used if both agree; 0 for no "
+        "audits.",
         at_least(0),
         key="label_audit",
         example="16",
     )
     ttl_seconds: float = setting(
         6.0,
-        "a teacher that gives no sign of life for so long is gone.",
+        "time without a sign of life after which a teacher is treated as gone.",
         above(0, 86_400.0),
         key="teacher_ttl",
         unit="seconds",
@@ -585,7 +615,7 @@ class LabelSettings:
     )
     pace_seconds: float = setting(
         0.0,
-        "the run's own teachers answer no sooner, for measurements.",
+        "minimum response time of the run's own teachers, for measurements.",
         between(0, 3600.0),
         key="teacher_pace",
         unit="seconds",
@@ -629,10 +659,10 @@ class Execution:
     """
 
     pipeline: PipelineSettings = group(PipelineSettings(), "pipeline")
-    teaching: LabelSettings = group(LabelSettings(), "labels of a teacher")
+    teaching: LabelSettings = group(LabelSettings(), "teacher labels")
     memory: MemorySettings = group(MemorySettings(), "memory")
     hardware: HardwareSettings = group(HardwareSettings(), "hardware")
-    wire: WireSettings = group(WireSettings(), "between stages")
+    wire: WireSettings = group(WireSettings(), "communication")
     watch: WatchSettings = group(WatchSettings(), "failures")
     checkpoints: CheckpointSettings = group(CheckpointSettings(), "checkpoints")
     validation: ValidationSettings = group(ValidationSettings(), "validation", is_of_recipes=True)

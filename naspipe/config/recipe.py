@@ -268,7 +268,9 @@ class Recipe:
     """How every step is taken. Part of a run's definition."""
 
     optimizer: str = setting(
-        "SGD", "name of a torch.optim class that works per layer, or LARS.", example="Adam"
+        "SGD",
+        "name of a torch.optim class that can step each layer separately, or LARS.",
+        example="Adam",
     )
     lr: float = setting(0.05, "peak learning rate.", at_least(0), example="1e-3")
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
@@ -277,123 +279,130 @@ class Recipe:
     """Parameters with options of their own: ``match``, ``lr_factor`` and ``optimizer_options``."""
     schedule: str = setting(
         "constant",
-        "how the rate follows the number of the step: constant, linear, cosine, inverse_sqrt, or "
-        "table(STEP:FACTOR,...), which multiplies lr from each of these steps on. In Python lr may "
-        "be a function of the step, or rates by steps.",
+        "learning rate schedule: constant, linear, cosine, inverse_sqrt, or "
+        "table(STEP:FACTOR,...), which multiplies lr by FACTOR from STEP on. In Python, lr may "
+        "be a function of the step number, or a mapping from steps to rates.",
         allowed_schedules(),
         example="cosine",
     )
     warmup_steps: int = setting(
         0,
-        "optimizer steps over which the rate rises linearly to its peak: step 0 has 1/N of it.",
+        "number of optimizer steps over which the learning rate rises linearly to its peak; with "
+        "N steps, step 0 uses 1/N of the peak.",
         at_least(0),
         unit="steps",
         example="7",
     )
     restart_steps: int = setting(
         0,
-        "steps behind the warm-up in which linear or cosine comes to 0 and begins anew; 0 for all.",
+        "number of steps after the warm-up in which a linear or cosine schedule decays to 0 "
+        "before it restarts; 0 to decay over all remaining steps, without restarts.",
         at_least(0),
         unit="steps",
         example="100",
     )
     restart_factor: int = setting(
         1,
-        "by how much each of these cycles is longer than the one before.",
+        "factor by which each of these cycles is longer than the previous one.",
         at_least(1),
         example="2",
     )
     precision: str = setting(
         "float32",
-        "float32, or bf16 for autocast with float32 weights.",
+        "compute precision: float32, or bf16 for autocast with float32 weights.",
         one_of("float32", "bf16"),
         example="bf16",
     )
     feedback_delay: int = setting(
         15,
-        "of a stream that a strategy proposes: subnets from a score to the first proposal that "
-        "knows of it. At most one more are under way.",
+        "for subnets proposed by a search strategy: number of subnets between a score and the "
+        "first proposal that can depend on it. At most one more subnet than this is in flight.",
         at_least(0),
         unit="subnets",
         example="3",
     )
     nonfinite: str = setting(
         "stop",
-        "what a loss that is infinite or not a number does: stop, skip or keep. stop ends the run; "
-        "skip leaves parameters and optimizer as they are and records the loss; keep trains on, as "
-        "the plain loop would.",
+        "action if a loss is infinite or NaN: stop (end the run), skip (leave the parameters and "
+        "the optimizer state unchanged, and record the loss) or keep (continue training, as the "
+        "plain loop would).",
         one_of("stop", "skip", "keep"),
         example="skip",
     )
     threads: int = setting(
         1,
-        "intra-op threads of every stage. Part of the definition, because sums depend on it.",
+        "number of intra-op threads of each stage. It is part of the definition because the "
+        "results of floating-point sums depend on it.",
         between(1, MAX_THREADS),
         example="2",
     )
     label_smoothing: float = setting(
         0.0,
-        "how much of each target goes to all classes alike. For losses that take it.",
+        "fraction of each target that is distributed uniformly over all classes. It applies only "
+        "to losses that accept it.",
         share("a share"),
         example="0.1",
     )
     clip_layer_norm: float = setting(
         0.0,
-        "the greatest norm of each layer's gradient, clipped before its optimizer step; 0 for "
-        "none.",
+        "maximum norm of each layer's gradient, which is clipped before the layer's optimizer "
+        "step; 0 for no clipping.",
         norm(),
         example="0.5",
     )
     clip_global_norm: float = setting(
         0.0,
-        "the greatest norm of all gradients of a step together, on whatever stages; 0 for none.",
+        "maximum norm of all gradients of a step together, across all stages; 0 for no clipping.",
         norm(),
         example="2",
     )
     passes: str = setting(
         "one",
-        "what a step is made of: one, accumulate:N, subnets:N, fair or sandwich:R. One subnet on "
-        "one batch; N batches one after the other on one subnet; N subnets, each on its own batch, "
-        "whose gradients are added up (subnets:N:passes and subnets:N:users divide the sum by N, "
-        "or by how many of them use the layer); as many subnets as a block has candidates, on one "
-        "batch, whose gradients are added up (FairNAS, with sampler fair; fair:N for N subnets); "
-        "or the largest subnet, the smallest and R random ones on one batch, the others learning "
-        "the largest one's output.",
+        "passes that make up a step: one (one subnet on one batch), accumulate:N (one subnet on "
+        "N batches, one after another), subnets:N (N subnets, each on its own batch, whose "
+        "gradients are summed; subnets:N:passes and subnets:N:users divide the sum by N, or by "
+        "the number of these subnets that use the layer), fair (as many subnets as a block has "
+        "candidates, on one batch, whose gradients are summed, as in FairNAS with sampler fair; "
+        "fair:N for N subnets) or sandwich:R (the largest subnet, the smallest one and R random "
+        "ones on one batch; the others learn from the output of the largest one).",
         example="sandwich:2",
     )
     probes: str = setting(
         NO_PROBES,
-        "passes that a step begins with, forwards only, which say what it trains: none, best:K or "
-        "worst:K. K subnets for each one that passes draws; that with the least or the most loss "
-        "on the step's batch is trained (AttentiveNAS).",
+        "forward-only passes at the start of a step that select the subnets to train: none, "
+        "best:K or worst:K. For each subnet that `passes` requires, K subnets are drawn, and the "
+        "one with the lowest (best) or highest (worst) loss on the step's batch is trained "
+        "(AttentiveNAS).",
         example="worst:3",
     )
     reduction: str = setting(
         "fold",
-        "how the gradients of a step's passes are added up: fold (each behind the ones before) or "
-        "tree (halves of halves; passes must then be a power of two).",
+        "order in which the gradients of a step's passes are summed: fold (one after another, in "
+        "pass order) or tree (by recursive halving; the number of passes must be a power of two).",
         one_of("fold", "tree"),
         example="tree",
     )
     weight: str = setting(
         "passes",
-        "what the loss of each pass counts in a step's average: passes (all alike) or items (by "
-        "how many targets its batch has; those that the loss ignores are left out).",
+        "weight of the loss of each pass in a step's average: passes (all passes count equally) "
+        "or items (by the number of targets in the pass's batch, without those that the loss "
+        "ignores).",
         one_of("passes", "items"),
         example="items",
     )
     norms: str = setting(
         "ordered",
-        "when batch normalisation's running statistics follow: ordered (in each forward, so that "
-        "passes go through such a layer one by one) or deferred (folded in the order of passes "
-        "where the step ends; such a layer may then lag, too).",
+        "when the running statistics of batch normalisation are updated: ordered (in each "
+        "forward, so that passes go through such a layer one at a time) or deferred (in pass "
+        "order at the end of the step; such a layer may then also have a lag rule).",
         one_of("ordered", "deferred"),
         example="deferred",
     )
     ema: float = setting(
         0.0,
-        "decay of the moving average of each parameter, taken after each of its own steps; 0 for "
-        "none. Layers that a step does not use keep their averages.",
+        "decay of the moving average of each parameter, updated after each of the parameter's "
+        "own optimizer steps; 0 for no averages. Layers that a step does not use keep their "
+        "averages.",
         share("a decay"),
         example="0.999",
     )

@@ -26,9 +26,9 @@ def test_steps_are_steps(command: str, capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         main([command, "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "--steps S optimizer steps, of one subnet each unless" in text
+    assert "--steps S number of optimizer steps, of one subnet each unless" in text
     if command == "train":
-        assert "--checkpoint-every STEPS optimizer steps of a stream from one checkpoint" in text
-        assert "--validate-every STEPS judge a few subnets on held-out data every so many" in text
+        assert "--checkpoint-every STEPS number of optimizer steps of a stream between" in text
+        assert "--validate-every STEPS number of optimizer steps between validations of a" in text
         for key in (*declared(Recipe), *declared(Execution)):
             assert f" {key}," in text or f" {key} " in f"{text} ", key
