@@ -66,7 +66,7 @@ def test_a_declared_field_is_in_help_and_lists(parser: argparse.ArgumentParser) 
     )
     assert (
         "### Schooling\n\n- `tutors=0`, `--tutors` (0 to 8): networks that teach. Each has a "
-        "worker of its own. As in `--set tutors=2`.\n- `keep_labels=true`, `--no-keep-labels`"
+        "worker of its own. Example: `--set tutors=2`.\n- `keep_labels=true`, `--no-keep-labels`"
     ) in page(Wider)
 
 
