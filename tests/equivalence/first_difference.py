@@ -19,15 +19,20 @@ NAMES = {
 
 
 def recorded(oracle, space, stream):
-    """The oracle's losses and final state, in the form that a run leaves them."""
+    """The oracle's losses and final state, in the form that a run leaves them.
+
+    Layers without state have no versions.
+    """
     losses = [
         Loss(0, y, float(loss), bits(loss)[2][::-1].hex()) for y, loss in enumerate(oracle.losses)
     ]
     tensors, scalars, versions = {}, {}, {}
+    stateful = {(block, candidate) for block, candidate, _ in oracle.tensors()}
     for y, choices in enumerate(stream):
         for block, candidate in enumerate(space.chain(choices)):
-            is_frozen = isinstance(space.rules[block], Frozen)
-            versions[f"0/{space.label(block, candidate)}"] = -1 if is_frozen else y
+            is_written = (block, candidate) in stateful
+            is_written &= not isinstance(space.rules[block], Frozen)
+            versions[f"0/{space.label(block, candidate)}"] = y if is_written else -1
     for (block, candidate, name), value in oracle.tensors().items():
         key = f"0/{space.label(block, candidate)}/{name}"
         if isinstance(value, torch.Tensor):

@@ -268,18 +268,6 @@ def test_a_norm_that_cannot_be_deferred(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_definition_names_what_came_later_only_where_it_differs(tmp_path):
-    """So a run that was recorded before can be gone on with, and compared."""
-    found = []
-    for norms in ("ordered", "deferred"):
-        run = npp.train(
-            spaces.mixed(), spaces.vectors, LOSS, steps=1, run_dir=tmp_path / norms,
-            recipe={"norms": norms},
-        )  # fmt: skip
-        found.append(run.manifest["definition"]["recipe"].get("norms"))
-    assert found == [None, "deferred"]
-
-
 def one_item(seed, sequence_id):
     return {name: tensor[:1] for name, tensor in spaces.vectors(seed, sequence_id).items()}
 

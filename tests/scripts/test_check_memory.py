@@ -37,21 +37,24 @@ def test_the_default_has_every_pair():
 
 def test_what_is_there_is_skipped_until_the_source_changes(tmp_path, monkeypatch):
     path = tmp_path / "deep" / "bits.json"
-    results = check_memory.Results(path, 100)
+    results = check_memory.Results(path, 100, "whole")
     assert results.of(CASES[3]) is None
     results.add(CASES[3], verdict="IDENTICAL")
-    again = check_memory.Results(path, 100)
+    again = check_memory.Results(path, 100, "whole")
     assert again.of(CASES[3])["verdict"] == "IDENTICAL" and again.of(CASES[4]) is None
-    assert check_memory.Results(path, 50).of(CASES[3]) is None, "other steps are another run"
-    starved = check_memory.Results(tmp_path / "starved.json", 100)
+    assert check_memory.Results(path, 50, "whole").of(CASES[3]) is None, (
+        "other steps are another run"
+    )
+    assert check_memory.Results(path, 100, "split").of(CASES[3]) is None, "so are other backwards"
+    starved = check_memory.Results(tmp_path / "starved.json", 100, "whole")
     starved.add(CASES[3], verdict="FAILED: no sign of life")
     assert starved.of(CASES[3]) is None, "what did not end is run again"
     monkeypatch.setattr(check_memory, "source_digest", lambda: "other")
-    changed = check_memory.Results(path, 100)
+    changed = check_memory.Results(path, 100, "whole")
     assert changed.of(CASES[3]) is None
     changed.add(CASES[3], verdict="anew")
     rows = json.loads(path.read_text())["runs"]
-    assert [(row["source"], row["verdict"]) for row in rows] == [("other", "anew")]
+    assert [(row["source"], row["verdict"]) for row in rows] == [("other, whole backwards", "anew")]
 
 
 def test_the_source_is_that_of_naspipe_and_the_oracle(monkeypatch, tmp_path):
