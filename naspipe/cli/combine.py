@@ -227,7 +227,7 @@ _LINE_EVERY_SECONDS = 10.0
 class RatingProgress:
     """Shows paths, speed and the best score of the block that is rated; a context manager.
 
-    It is told of them as a ``SearchObserver``.
+    It implements ``SearchObserver``.
 
     Args:
         title: of the work.

@@ -504,7 +504,7 @@ class RecordSettings:
 
     @property
     def logged_steps(self) -> int:
-        """Accesses of each so manyth step are recorded; 0 for those of none."""
+        """Accesses of every Nth step are recorded; 0 if none are."""
         if self.access_log in ("full", "off"):
             return int(self.access_log == "full")
         return int(self.access_log.removeprefix("sampled:"))

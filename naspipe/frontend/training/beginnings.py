@@ -98,9 +98,14 @@ def take_over(
 def _check_stateless(
     directory: RunDirectory, workload: Workload, earlier: Mapping[str, Any]
 ) -> None:
-    """The access log holds no versions of layers without state, in all attempts of the same ones.
+    """Refuse a resume for which other layers count as stateless than when the run was begun.
 
-    Another version of torch may make other layers on its meta device.
+    The access log holds no versions of stateless layers, so all attempts have to agree on them.
+    Another version of torch may fail to make a layer on its meta device, which then counts as one
+    with state.
+
+    Raises:
+        ConfigError: when the layers differ.
     """
     recorded = earlier.get("stateless", [])
     own = described(workload.space, stateless_layers(workload.space))["stateless"]

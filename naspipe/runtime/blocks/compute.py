@@ -200,10 +200,10 @@ class StageCompute:
             torch.cuda.empty_cache()
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory; graphs stay good for when it is back.
+        """Free a layer's device memory; graphs become valid again when the layer is loaded.
 
-        What its backwards have left is computed before, because a sum of gradients may be needed
-        while the layer is away: for the norm of all of them, or by another stage.
+        Deferred gradients of its weights are computed first, because the gradients may be needed
+        while the layer is away: for a global norm, or by another stage.
         """
         for state in self._passes.values():
             self._settle(state, layer)

@@ -153,7 +153,7 @@ class StepState:
             self.statistics.setdefault(layer, {}).update(given.statistics)
 
     def gather(self, layer: LayerId, sequence_id: SequenceId, state: PassState) -> None:
-        """Take over what a pass on this stage has left of a layer, once; it owes nothing of it."""
+        """Add the gradients of a pass on this stage, once; none of them may still be deferred."""
         gradients = state.parameter_gradients.pop(layer, None)
         if gradients is None:
             return
