@@ -19,13 +19,13 @@ from naspipe.data.images import ArraySource, ImageData, keyed_random
 NUM_CLASSES = 10
 _SIDE = 8
 _BRIGHTEST = 16
-_MEAN, _SPREAD = 4.884, 6.017  # of all pixels, which are 0 to 16
+_DIGITS_MEAN, _DIGITS_SPREAD = 4.884, 6.017  # of all pixels, which are 0 to 16
 _TENTHS = {"train": (0, 8), "valid": (8, 9), "test": (9, 10)}
 _SPLIT_KEY = 0
 _MAX_BYTES = 10_000_000
 
 
-def open_images(batch_size: int, split: str) -> ImageData:
+def open_digits(batch_size: int, split: str) -> ImageData:
     """Open one split: eight tenths train, one valid, one test, drawn once and for all."""
     path = _file()
     pixels, labels = _read(path)
@@ -39,7 +39,7 @@ def open_images(batch_size: int, split: str) -> ImageData:
         "counts": {"images": len(labels)},
         "sha256": {path.name: file_record(path)["sha256"]},
     }
-    source = ArraySource(pixels[rows], labels[rows], _MEAN, _SPREAD)
+    source = ArraySource(pixels[rows], labels[rows], _DIGITS_MEAN, _DIGITS_SPREAD)
     info = {"channels": 1, "height": _SIDE, "width": _SIDE, "classes": NUM_CLASSES}
     return ImageData(source, batch_size, info=info, record=record, split=split)
 

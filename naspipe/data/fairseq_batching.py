@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from naspipe.config.errors import ConfigError
 from naspipe.data.dictionary import EOS, PADDING
+from naspipe.data.ports import IntArray
 
-IntArray = npt.NDArray[np.int64]
 
 _SEED_MASK = 0xFFFF_FFFF  # what numpy's generator takes
 

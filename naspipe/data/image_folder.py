@@ -17,8 +17,8 @@ from naspipe.data.ports import FloatArray, IntArray
 
 _ENDINGS = frozenset({".jpg", ".jpeg", ".png"})
 _FOLDERS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "valid", "val")}
-_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet's channels, 0 to 1
-_SPREAD = np.array([0.229, 0.224, 0.225], np.float32)
+_PHOTO_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet's channels, 0 to 1
+_PHOTO_SPREAD = np.array([0.229, 0.224, 0.225], np.float32)
 _MAX_PIXELS = 89_000_000  # just below the number at which Pillow warns
 _SHORT_SIDE = 256 / 224  # the short side after resizing, in crops
 
@@ -46,7 +46,7 @@ class FolderSource:
         return batch
 
 
-def open_images(directory: Path, batch_size: int, split: str, size: int = 224) -> ImageData:
+def open_image_folder(directory: Path, batch_size: int, split: str, size: int = 224) -> ImageData:
     """Open one split of an image folder as crops of ``size`` x ``size`` pixels."""
     pillow = _pillow()
     if size < 1:
@@ -129,7 +129,7 @@ def _decode(path: Path, size: int, draws: tuple[float, float, float]) -> FloatAr
     crop = np.asarray(small.crop((left, top, left + size, top + size)), np.float32) / 255
     if draws[2] < 0.5:
         crop = crop[:, ::-1]
-    return ((crop - _MEAN) / _SPREAD).astype(np.float32).transpose(2, 0, 1)
+    return ((crop - _PHOTO_MEAN) / _PHOTO_SPREAD).astype(np.float32).transpose(2, 0, 1)
 
 
 def _resized(image: Any, size: int, method: Any) -> Any:

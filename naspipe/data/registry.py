@@ -148,9 +148,9 @@ def open_data(
         return MaskedWords(sentences, split) if name.startswith(_MASKED) else sentences
     images = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     if entry.name == "digits":
-        return digits.open_images(images, split)
+        return digits.open_digits(images, split)
     if entry.name == "image-folder:DIR":
-        return image_folder.open_images(Path(rest).expanduser(), images, split, image_size)
+        return image_folder.open_image_folder(Path(rest).expanduser(), images, split, image_size)
     place, full = open_prepared(root or default_root(), name, entry.recipe)
     return fashion_mnist.open_images(place, images, split, _manifest_record(full))
 

@@ -11,7 +11,8 @@ import torch
 from naspipe.config.errors import ConfigError, DataError
 from naspipe.data.cache import file_record
 from naspipe.data.dictionary import EOS, PADDING, read_dictionary
-from naspipe.data.fairseq_batching import BatchPlanner, IntArray, collate
+from naspipe.data.fairseq_batching import BatchPlanner, collate
+from naspipe.data.ports import IntArray
 from naspipe.data.fairseq_format import TokenFile, open_tokens
 
 _PLANS_KEPT = 4  # subnets in flight may stand on both sides of an epoch's end

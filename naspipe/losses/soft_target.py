@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+PlainLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class SoftTarget:
@@ -28,7 +28,7 @@ class SoftTarget:
     """The teacher has the student's classes."""
 
     def __init__(
-        self, loss: Loss | None = None, *, temperature: float = 4.0, weight: float = 0.1
+        self, loss: PlainLoss | None = None, *, temperature: float = 4.0, weight: float = 0.1
     ) -> None:
         self._loss = loss or nn.CrossEntropyLoss()
         self._temperature, self._weight = temperature, weight

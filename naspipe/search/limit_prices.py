@@ -63,7 +63,7 @@ def price_limits(blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> Price
     spread = sum(float(np.ptp(each)) for each in scores)
     for number in range(_ROUNDS):
         bound, chosen, excess = _choose(scores, costs, prices)
-        joined = _joined([options[at] for options, at in zip(blocks, chosen, strict=True)])
+        joined = _joined_parts([options[at] for options, at in zip(blocks, chosen, strict=True)])
         if all(map(int.__le__, joined.costs, most)):
             known = min(filter(None, (known, joined)))
         if bound > highest:
@@ -93,7 +93,7 @@ def _choose(
     return paid - float(prices.sum()), chosen, excess
 
 
-def _joined(parts: Sequence[Part]) -> Part:
+def _joined_parts(parts: Sequence[Part]) -> Part:
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.and_then(part)

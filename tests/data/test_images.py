@@ -75,7 +75,7 @@ def test_digits_are_scikit_learns() -> None:
     pixels, labels = digits._read(digits._file())
     assert np.array_equal(pixels, bunch.images)
     assert np.array_equal(labels, bunch.target)
-    parts = [digits.open_images(64, split) for split in ("train", "valid", "test")]
+    parts = [digits.open_digits(64, split) for split in ("train", "valid", "test")]
     assert [len(part) for part in parts] == [1437, 180, 180]
     batch = parts[0](1, 0)
     assert batch["input"].shape == (64, 1, 8, 8)
@@ -137,17 +137,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_image_folder(folder: Path) -> None:
-    data = image_folder.open_images(folder, 4, "train", size=16)
+    data = image_folder.open_image_folder(folder, 4, "train", size=16)
     assert data.info == {"channels": 3, "height": 16, "width": 16, "classes": 2}
     batch = data(1, 0)
     assert batch["input"].shape == (4, 3, 16, 16)
     assert batch["input"].dtype == torch.float32
-    again = image_folder.open_images(folder, 4, "train", size=16)
+    again = image_folder.open_image_folder(folder, 4, "train", size=16)
     for number in (5, 0, 3):
         assert torch.equal(again(1, number)["input"], data(1, number)["input"])
     assert not torch.equal(data(1, 0)["input"], data(2, 0)["input"])
     json.dumps(data.record)
-    valid = image_folder.open_images(folder, 4, "valid", size=16)
+    valid = image_folder.open_image_folder(folder, 4, "valid", size=16)
     assert torch.equal(valid(1, 0)["input"], valid(2, 1)["input"])
     assert valid(1, 0)["target"].tolist() == [0, 0, 1, 1]
 
@@ -156,19 +156,19 @@ def test_damaged_image_is_named(folder: Path) -> None:
     path = folder / "val" / "cat" / "0.png"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(DataError, match=r"0\.png: cannot be decoded"):
-        image_folder.open_images(folder, 1, "valid", size=16)(1, 0)
+        image_folder.open_image_folder(folder, 1, "valid", size=16)(1, 0)
 
 
 def test_image_folder_of_another_shape(folder: Path) -> None:
     with pytest.raises(DataError, match="expected a folder train"):
-        image_folder.open_images(folder / "val", 4, "train")
+        image_folder.open_image_folder(folder / "val", 4, "train")
     (folder / "val" / "cow").mkdir()
     with pytest.raises(DataError, match="class 'cow' is not one of train's 2"):
-        image_folder.open_images(folder, 4, "valid")
+        image_folder.open_image_folder(folder, 4, "valid")
 
 
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "PIL.Image", raising=False)
     with pytest.raises(DataError, match="run 'pip install pillow'"):
-        image_folder.open_images(tmp_path, 4, "train")
+        image_folder.open_image_folder(tmp_path, 4, "train")

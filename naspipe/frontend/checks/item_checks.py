@@ -23,7 +23,7 @@ from naspipe.runtime.forking.apart import done_apart
 ROWS = 2
 """Of each of the first two batches."""
 
-_SECONDS = 20.0
+_ITEM_SECONDS = 20.0
 """In which items are drawn; what takes longer is left alone."""
 
 
@@ -45,8 +45,8 @@ def check_items(data: object, name: str, seed: int) -> None:
         return
     with suppress(StageFailedError, TransportError, OSError):
         rows = [*_first_rows(data, seed)]
-        earlier = done_apart(lambda _: _drawn(data, seed, rows, (0, 0, 1)), name, _SECONDS)
-        fresh = done_apart(lambda _: _drawn(data, seed, rows, (1,)), name, _SECONDS)
+        earlier = done_apart(lambda _: _drawn(data, seed, rows, (0, 0, 1)), name, _ITEM_SECONDS)
+        fresh = done_apart(lambda _: _drawn(data, seed, rows, (1,)), name, _ITEM_SECONDS)
         for place, row in enumerate(rows):
             first, again, late = earlier["items"][place]
             if first != again:

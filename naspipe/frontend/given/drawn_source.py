@@ -21,6 +21,7 @@ from naspipe.frontend.given.pass_streams import (
 from naspipe.frontend.given.strategy_source import sample_stream
 from naspipe.runtime.jobs.workload import Workload
 from naspipe.sim.cutting import CutSteps
+from naspipe.streams.ports import Choices
 from naspipe.streams.samplers import FILES
 from naspipe.trace.storage.writing import writing
 
@@ -32,7 +33,6 @@ _AHEAD = 512
 """How many are known beyond the last loss, at least; the window is far smaller."""
 _AT_ONCE = 64
 
-Choices = tuple[int, ...]
 
 
 def is_drawn_beside(workload: Workload) -> bool:

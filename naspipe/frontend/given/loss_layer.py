@@ -47,7 +47,7 @@ def with_loss_layer(workload: Workload) -> Workload:
             f"loss {name_of_loss(loss)}: expected no layer called {LOSS!r} in {space.name}, as the "
             f"loss has parameters or buffers and becomes a layer of this name, found one; rename it"
         )
-    _check_apart(loss, space)
+    _check_loss_apart(loss, space)
     check_hooks_copied([loss])
     return _with_space(workload, _followed_by(space, loss))
 
@@ -89,7 +89,7 @@ def _state_of(loss: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}.{name}".removeprefix("."), tensor
 
 
-def _check_apart(loss: nn.Module, space: Space) -> None:
+def _check_loss_apart(loss: nn.Module, space: Space) -> None:
     """Refuse a loss with a tensor of a module that the space copies: the copies are trained."""
     owners = {
         tensor.untyped_storage()._cdata: space.label(block, candidate)

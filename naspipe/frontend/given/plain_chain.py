@@ -33,7 +33,7 @@ def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
             copies would not.
     """
     parts = _parts(modules)
-    _check_apart(parts)
+    _check_parts_apart(parts)
     check_hooks_copied(parts)
     return _copied(parts, name)
 
@@ -65,7 +65,7 @@ def _parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return parts
 
 
-def _check_apart(parts: Sequence[nn.Module]) -> None:
+def _check_parts_apart(parts: Sequence[nn.Module]) -> None:
     owners: dict[int, int] = {}
     for position, part in enumerate(parts):
         for what, tensor in tensors_of(part):

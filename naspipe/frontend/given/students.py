@@ -65,7 +65,7 @@ def find_students(name: str, teacher: str | None, scale: str, info: Mapping[str,
         ConfigError: for a name that cannot be found, or a teacher that is none of the student's.
     """
     if ":" in name:
-        return _own(name)
+        return _own_students(name)
     kind = search_spaces.student_kind(name)
     if teacher is None:
         raise ConfigError(
@@ -76,7 +76,7 @@ def find_students(name: str, teacher: str | None, scale: str, info: Mapping[str,
     return Students(blocks, *(make() if make else None for make in (kind.loss, kind.last_loss)))
 
 
-def _own(name: str) -> Students:
+def _own_students(name: str) -> Students:
     found = import_attribute(name)
     if callable(found) and not isinstance(found, nn.Module):
         with users_code(f"{name}: expected a list of students, one per teacher block, found"):

@@ -45,7 +45,7 @@ def find_workload(
         ConfigError: for a name that cannot be found or is not what it should be.
     """
     if ":" in name:
-        return _own(name, data_name, data_root, sizes or {})
+        return _own_workload(name, data_name, data_root, sizes or {})
     defaults = search_spaces.defaults(name, scale)
     data_name = data_name or defaults.data
     if not is_own_data(data_name):
@@ -124,7 +124,7 @@ def find_space(name: str) -> Space:
     return space
 
 
-def _own(
+def _own_workload(
     name: str,
     data_name: str | None,
     data_root: Path | None,

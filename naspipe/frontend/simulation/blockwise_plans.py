@@ -70,16 +70,16 @@ def blockwise_plans(
         costs = measured_costs(taught.workloads, execution)
         sizes = [measure_sizes(each) for each in taught.workloads]
         for stages in devices:
-            for placement in _possible(taught, stages):
+            for placement in _possible_blockwise(taught, stages):
                 how = execution.changed(stages=stages, partition=placement)
                 try:
-                    found.append(_simulated(taught, costs, sizes, how))
+                    found.append(_simulated_blockwise(taught, costs, sizes, how))
                 except ConfigError:
                     continue  # more stages than it has pieces for
     return sorted(found, key=lambda each: (-each.steps_per_second, each.stages, each.moved_bytes))
 
 
-def _possible(taught: Taught, stages: int) -> Iterator[str]:
+def _possible_blockwise(taught: Taught, stages: int) -> Iterator[str]:
     """The placements that make a difference on so many stages."""
     if stages == 1:
         yield "free"
@@ -89,7 +89,7 @@ def _possible(taught: Taught, stages: int) -> Iterator[str]:
         yield from DEALING
 
 
-def _simulated(
+def _simulated_blockwise(
     taught: Taught, costs: Sequence[CostTable], sizes: Sequence[SizeTable], execution: Execution
 ) -> BlockwisePlan:
     workloads = taught.workloads

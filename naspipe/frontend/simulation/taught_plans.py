@@ -91,9 +91,9 @@ def taught_plans(
         costs = measured_costs(taught.workloads, execution)
         for stages in devices:
             needed = _teachers(taught.workloads, costs, execution.changed(stages=stages))
-            for cuts in _possible(taught, stages):
+            for cuts in _possible_taught(taught, stages):
                 how = execution.changed(stages=stages, teacher_cuts=cuts)
-                found.append(_simulated(carried_out(taught, how), costs, how, needed))
+                found.append(_simulated_taught(carried_out(taught, how), costs, how, needed))
     return sorted(found, key=lambda each: (-each.passes_per_second, each.stages, each.cuts))
 
 
@@ -111,7 +111,7 @@ def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload])
     return make(count // (data.views + data.local))
 
 
-def _possible(taught: Taught, stages: int) -> Iterator[str]:
+def _possible_taught(taught: Taught, stages: int) -> Iterator[str]:
     """The cuts that make a difference on so many stages."""
     student, teacher = taught.workloads
     if stages > len(student.space):
@@ -150,7 +150,7 @@ def _run(
     return plan, simulate_run(pipeline, plan, execution, timing).summary
 
 
-def _simulated(
+def _simulated_taught(
     taught: Taught, costs: Sequence[CostTable], execution: Execution, teachers: int | None
 ) -> TaughtPlan:
     student, teacher = taught.workloads

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from naspipe.runtime.blocks.specs import Tensors
+from naspipe.runtime.evaluating.batch_sums import TOP
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
 """Of the vote of neighbours (Wu et al. 2018, section 3.4), for small banks."""
@@ -15,7 +16,6 @@ NEIGHBOURS, TEMPERATURE = 20, 0.07
 RIDGE = 1e-3
 """Of the linear probe: what is added to the features' covariance, over its mean diagonal."""
 
-TOP = 5
 
 
 def pooled(output: torch.Tensor) -> torch.Tensor:

@@ -90,7 +90,7 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     """
     factory = space.blocks[block].candidates[candidate]
     with kept_draws():
-        module = _without_memory(factory)
+        module = _sizes_without_memory(factory)
         if module is None:
             module = factory()
     check_sized(space.label(block, candidate), module)
@@ -98,7 +98,7 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     return made
 
 
-def _without_memory(factory: Callable[[], Any]) -> Any:
+def _sizes_without_memory(factory: Callable[[], Any]) -> Any:
     """What the factory makes on torch's meta device; None where that cannot be relied on."""
     try:
         with torch.device("meta"), Unfilled():

@@ -85,7 +85,7 @@ def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike
                 is_moved = sorted(was) == sorted(now)
                 aside = f"the candidates of block {label} are the same in another order"
                 what = f"layer {label}" if is_shared else f"layer {label}.{candidate}"
-                return Unlike(what, *_lines(left, right), aside if is_moved else "")
+                return Unlike(what, *_differing_lines(left, right), aside if is_moved else "")
     for whose in sorted(one.captured.keys() & other.captured.keys()):
         mine, others = one.captured[whose], other.captured[whose]
         for name in sorted(mine.keys() | others.keys()):
@@ -103,7 +103,7 @@ def otherwise_written(one: MadeOf, other: MadeOf) -> list[str]:
     return sorted(name for name in names if one.code.get(name) != other.code.get(name))
 
 
-def _lines(one: str, other: str) -> tuple[str, str]:
+def _differing_lines(one: str, other: str) -> tuple[str, str]:
     """The first line of two texts that is not the same."""
     pairs = zip_longest(one.splitlines(), other.splitlines(), fillvalue="nothing")
     left, right = next(pair for pair in pairs if pair[0] != pair[1])

@@ -35,7 +35,7 @@ class MetricsFile:
         Raises:
             StorageError: when it cannot be written.
         """
-        row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
+        row = {"step": step, **{name: _plain_metric(value) for name, value in values.items()}}
         self._lines.append(row)
 
     def close(self) -> None:
@@ -60,5 +60,5 @@ def _is_before(first: int, row: Mapping[str, Any]) -> bool:
     return type(step) is int and step < first
 
 
-def _plain(value: float | str | None) -> float | str | None:
+def _plain_metric(value: float | str | None) -> float | str | None:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
