@@ -20,32 +20,32 @@ from naspipe.config.rules import Every, Exact, Frozen, Lag
 from naspipe.config.space import Block, Elastic, Shared, Space
 
 if TYPE_CHECKING:
-    from naspipe.data.keyed.dataset_batches import from_dataset as from_dataset
+    from naspipe.api.block_rating import combine_blocks as combine_blocks
+    from naspipe.api.block_rating import rate_blocks as rate_blocks
+    from naspipe.api.distill import Blockwise as Blockwise
+    from naspipe.api.distill import distill_blockwise as distill_blockwise
+    from naspipe.api.observers import to_mlflow as to_mlflow
+    from naspipe.api.observers import to_wandb as to_wandb
+    from naspipe.api.retraining import retrain_subnets as retrain_subnets
+    from naspipe.api.search import search_subnets as search_subnets
+    from naspipe.api.train import train as train
+    from naspipe.api.train import train_together as train_together
+    from naspipe.api.train import workload as workload
+    from naspipe.data.dataset_batches import from_dataset as from_dataset
     from naspipe.data.views import Views as Views
+    from naspipe.distill.label_file import write_labels as write_labels
+    from naspipe.distill.momentum import Momentum as Momentum
+    from naspipe.distill.teachers import Teacher as Teacher
     from naspipe.export.composed import export_blocks as export_blocks
     from naspipe.export.composed import validate_blocks as validate_blocks
     from naspipe.export.exporter import export_subnet as export_subnet
     from naspipe.export.nni_form import to_nni as to_nni
-    from naspipe.frontend.display.trackers import to_mlflow as to_mlflow
-    from naspipe.frontend.display.trackers import to_wandb as to_wandb
-    from naspipe.frontend.given.opened_run import open_run as open_run
-    from naspipe.frontend.given.plain_chain import chain as chain
-    from naspipe.frontend.given.run import Run as Run
-    from naspipe.frontend.search.api import search_subnets as search_subnets
-    from naspipe.frontend.search.block_rating import combine_blocks as combine_blocks
-    from naspipe.frontend.search.block_rating import rate_blocks as rate_blocks
-    from naspipe.frontend.search.retraining import retrain_subnets as retrain_subnets
-    from naspipe.frontend.teaching.label_writing import write_labels as write_labels
-    from naspipe.frontend.teaching.momentum import Momentum as Momentum
-    from naspipe.frontend.teaching.teachers import Teacher as Teacher
-    from naspipe.frontend.training.api import train as train
-    from naspipe.frontend.training.api import train_together as train_together
-    from naspipe.frontend.training.api import workload as workload
-    from naspipe.frontend.training.distillation import distill_blockwise as distill_blockwise
-    from naspipe.frontend.training.distilled import Blockwise as Blockwise
+    from naspipe.inputs.ends import chain as chain
+    from naspipe.inputs.named import open_run as open_run
+    from naspipe.inputs.run import Run as Run
     from naspipe.nni.adapter import from_nni as from_nni
-    from naspipe.runtime.wire.reports import Observer as Observer
-    from naspipe.trace.reading.compare import compare_runs as compare_runs
+    from naspipe.store.compare import compare_runs as compare_runs
+    from naspipe.wire.reports import Observer as Observer
 
 __all__ = [
     "Block", "Blockwise", "ConfigError", "Elastic", "Every", "Exact", "Execution", "Frozen", "Lag",
@@ -59,32 +59,32 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATER = {
-    "train": "naspipe.frontend.training.api",
-    "train_together": "naspipe.frontend.training.api",
-    "workload": "naspipe.frontend.training.api",
-    "distill_blockwise": "naspipe.frontend.training.distillation",
-    "Run": "naspipe.frontend.given.run",
-    "to_mlflow": "naspipe.frontend.display.trackers",
-    "to_wandb": "naspipe.frontend.display.trackers",
-    "open_run": "naspipe.frontend.given.opened_run",
-    "Teacher": "naspipe.frontend.teaching.teachers",
-    "Momentum": "naspipe.frontend.teaching.momentum",
+    "train": "naspipe.api.train",
+    "train_together": "naspipe.api.train",
+    "workload": "naspipe.api.train",
+    "distill_blockwise": "naspipe.api.distill",
+    "Run": "naspipe.inputs.run",
+    "to_mlflow": "naspipe.api.observers",
+    "to_wandb": "naspipe.api.observers",
+    "open_run": "naspipe.inputs.named",
+    "Teacher": "naspipe.distill.teachers",
+    "Momentum": "naspipe.distill.momentum",
     "Views": "naspipe.data.views",
-    "chain": "naspipe.frontend.given.plain_chain",
-    "rate_blocks": "naspipe.frontend.search.block_rating",
-    "combine_blocks": "naspipe.frontend.search.block_rating",
-    "Blockwise": "naspipe.frontend.training.distilled",
-    "write_labels": "naspipe.frontend.teaching.label_writing",
-    "retrain_subnets": "naspipe.frontend.search.retraining",
-    "search_subnets": "naspipe.frontend.search.api",
+    "chain": "naspipe.inputs.ends",
+    "rate_blocks": "naspipe.api.block_rating",
+    "combine_blocks": "naspipe.api.block_rating",
+    "Blockwise": "naspipe.api.distill",
+    "write_labels": "naspipe.distill.label_file",
+    "retrain_subnets": "naspipe.api.retraining",
+    "search_subnets": "naspipe.api.search",
     "export_blocks": "naspipe.export.composed",
     "validate_blocks": "naspipe.export.composed",
     "export_subnet": "naspipe.export.exporter",
     "to_nni": "naspipe.export.nni_form",
-    "from_dataset": "naspipe.data.keyed.dataset_batches",
+    "from_dataset": "naspipe.data.dataset_batches",
     "from_nni": "naspipe.nni.adapter",
-    "compare_runs": "naspipe.trace.reading.compare",
-    "Observer": "naspipe.runtime.wire.reports",
+    "compare_runs": "naspipe.store.compare",
+    "Observer": "naspipe.wire.reports",
 }
 
 

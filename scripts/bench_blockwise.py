@@ -25,22 +25,22 @@ from rich.table import Table  # noqa: E402
 
 import naspipe  # noqa: E402
 import search_spaces  # noqa: E402
+from naspipe.api.distill import blockwise_streams  # noqa: E402
+from naspipe.api.planning import make_pipeline, make_plan  # noqa: E402
 from naspipe.config.ids import (  # noqa: E402
     Access,
     AccessKind,
     StreamId,
 )
-from naspipe.frontend.given.drawn_source import draw_stream  # noqa: E402
-from naspipe.frontend.given.run_plan import make_pipeline, make_plan  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.frontend.teaching.blockwise import RELAYS  # noqa: E402
-from naspipe.frontend.training.distillation import blockwise_streams  # noqa: E402
-from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.jobs.workload import wiring_of  # noqa: E402
-from naspipe.sim.costs import StreamCosts, TableCosts  # noqa: E402
-from naspipe.sim.simulation import simulate_run  # noqa: E402
-from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
+from naspipe.distill.blockwise import RELAYS  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.inputs.subnet_sources import draw_stream  # noqa: E402
+from naspipe.jobs.workload import wiring_of  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.plan.costs import CostTable, LayerCost  # noqa: E402
+from naspipe.plan.simulation import simulate_run  # noqa: E402
+from naspipe.plan.virtual_costs import StreamCosts, TableCosts  # noqa: E402
+from naspipe.store.access_log import read_joint_accesses  # noqa: E402
 
 
 class Pair(NamedTuple):

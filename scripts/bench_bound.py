@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import search_spaces  # noqa: E402
-from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
-from naspipe.planning.causal_bound import CausalBound, causal_bound  # noqa: E402
-from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
+from naspipe.api.simulate import Scenario, table5_scenario  # noqa: E402
+from naspipe.plan.bounds import CausalBound, causal_bound  # noqa: E402
+from naspipe.plan.costs import CostTable, LayerCost  # noqa: E402
 
 EQUAL = LayerCost(1_000_000, 3_000_000, 0)
 """Every layer alike: a forward of 1, a backward of 3 (recompute included)."""

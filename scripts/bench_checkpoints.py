@@ -30,10 +30,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.runtime.checkpoints.checkpoint_part import Part  # noqa: E402
-from naspipe.runtime.checkpoints.checkpointer import Checkpointer  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.wire.reports import Observer  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.wire.reports import Observer  # noqa: E402
+from naspipe.worker.checkpoints.checkpointer import (  # noqa: E402
+    Checkpointer,
+    Part,
+)
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 WARM_UP = 20
@@ -49,7 +51,7 @@ class Clock(Observer):
         self.times: list[float] = []
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`naspipe.runtime.wire.ports.LaunchObserver`."""
+        """See :class:`naspipe.wire.ports.LaunchObserver`."""
         self.times.append(time.monotonic())
 
 

@@ -28,19 +28,19 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
+from naspipe.runtime.labels import teacher_lines  # noqa: E402
 from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 
 import naspipe as npp  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.labels import teacher_lines  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
-from naspipe.trace.reading.metrics import warm_up_end_ns  # noqa: E402
-from naspipe.trace.results.teacher_events import read_teacher_events  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
+from naspipe.store.metrics import warm_up_end_ns  # noqa: E402
+from naspipe.store.teacher_events import read_teacher_events  # noqa: E402
 from scripts.elastic_memory import resident  # noqa: E402
 from scripts.elastic_verdicts import RATIO, expected, judged  # noqa: E402
 

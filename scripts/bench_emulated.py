@@ -24,6 +24,9 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from naspipe.api.planning import make_plan  # noqa: E402
+from naspipe.api.training import Training  # noqa: E402
+from naspipe.checks.sketched import measure_sizes  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.config.ids import (  # noqa: E402
     Access,
@@ -34,27 +37,29 @@ from naspipe.config.ids import (  # noqa: E402
     Subnet,
 )
 from naspipe.config.space import Shared  # noqa: E402
-from naspipe.core.parcels import LAYER, Parcel  # noqa: E402
-from naspipe.core.task import Task  # noqa: E402
-from naspipe.frontend.given.run_plan import make_plan  # noqa: E402
-from naspipe.frontend.training.training import Training  # noqa: E402
-from naspipe.planning.cost import CostTable  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.measuring.profile_apart import profile_apart  # noqa: E402
-from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
-from naspipe.runtime.sketching.layer_sizes import measure_sizes  # noqa: E402
-from naspipe.runtime.wire.reports import Observer  # noqa: E402
-from naspipe.sim.chains import Chain, Stream  # noqa: E402
-from naspipe.sim.fidelity import LoggedCosts, logged_costs  # noqa: E402
-from naspipe.sim.pipeline import Pipeline  # noqa: E402
-from naspipe.sim.ports import Costs  # noqa: E402
-from naspipe.sim.simulation import measured_timing, simulate_run  # noqa: E402
+from naspipe.engine.events import (  # noqa: E402
+    LAYER,
+    Parcel,
+    Task,
+)
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.plan.chains import Chain, Stream  # noqa: E402
+from naspipe.plan.costs import CostTable  # noqa: E402
+from naspipe.plan.fidelity import LoggedCosts, logged_costs  # noqa: E402
+from naspipe.plan.pipeline import Pipeline  # noqa: E402
+from naspipe.plan.simulation import measured_timing, simulate_run  # noqa: E402
+from naspipe.plan.virtual_costs import Costs  # noqa: E402
+from naspipe.profiling.profiles import (  # noqa: E402
+    ProfileCache,
+    profile_apart,
+)
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
+from naspipe.store.files import write_json  # noqa: E402
+from naspipe.store.metrics import summarize  # noqa: E402
+from naspipe.store.run_directory import RunDirectory  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
-from naspipe.trace.reading.metrics import summarize  # noqa: E402
-from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
+from naspipe.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 MOST_APART = 0.02
@@ -80,31 +85,31 @@ class RunCosts:
     """Time of the run's copies over what bandwidth and latency say."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.logged.access_ns(layer, kind, sequence_id)
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.logged.add_ns(layer, sequence_id)
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.logged.make_ns(layer)
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.logged.between_ns()
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.logged.message_ns(receiver)
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.logged.push_ns(layer)
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return int(self.copies.copy_ns(layer) * self.slowdown)
 
 

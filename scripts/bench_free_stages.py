@@ -23,12 +23,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import search_spaces  # noqa: E402
+from naspipe.api.simulate import Scenario, table5_scenario  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.config.ids import LayerId  # noqa: E402
-from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
-from naspipe.planning.causal_bound import causal_bound, side_by_side  # noqa: E402
-from naspipe.sim.pipeline import Pipeline  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
+from naspipe.plan.bounds import causal_bound, side_by_side  # noqa: E402
+from naspipe.plan.pipeline import Pipeline  # noqa: E402
+from naspipe.store.files import write_json  # noqa: E402
 from scripts.free_stages import FreeStages, accesses_of, set_levels  # noqa: E402
 
 STAGES, WINDOW = 8, 64

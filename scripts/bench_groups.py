@@ -25,17 +25,20 @@ from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from naspipe.api.simulate import Scenario, table5_scenario  # noqa: E402
 from naspipe.config.definition import Execution, Recipe  # noqa: E402
 from naspipe.config.ids import AccessKind, LayerId  # noqa: E402
-from naspipe.core.parcels import LAYER, Parcel  # noqa: E402
-from naspipe.core.task import Task  # noqa: E402
-from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
-from naspipe.planning.causal_bound import WARM_UP_SHARE, causal_bound  # noqa: E402
-from naspipe.planning.cost import CostTable, LayerCost  # noqa: E402
-from naspipe.planning.latest_start import CutStream  # noqa: E402
-from naspipe.sim.chains import Stream  # noqa: E402
-from naspipe.sim.pipeline import Plan  # noqa: E402
-from naspipe.sim.simulation import SimulatedRun, simulate_run  # noqa: E402
+from naspipe.engine.events import (  # noqa: E402
+    LAYER,
+    Parcel,
+    Task,
+)
+from naspipe.plan.bounds import WARM_UP_SHARE, causal_bound  # noqa: E402
+from naspipe.plan.chains import Stream  # noqa: E402
+from naspipe.plan.costs import CostTable, LayerCost  # noqa: E402
+from naspipe.plan.latest_start import CutStream  # noqa: E402
+from naspipe.plan.pipeline import Plan  # noqa: E402
+from naspipe.plan.simulation import SimulatedRun, simulate_run  # noqa: E402
 from scripts.group_hops import all_hops  # noqa: E402
 from scripts.stage_bound import step_ends  # noqa: E402
 
@@ -63,34 +66,34 @@ class GroupCosts:
     reduction: float
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         cost = self.table.of(layer.block, layer.candidate)
         parts = {AccessKind.FORWARD: cost.forward_ns, AccessKind.BACKWARD: cost.backward_ns}
         return parts.get(kind, 0) // self.passes
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         cost = self.table.of(layer.block, layer.candidate)
         return int(self.reduction / 2 * (cost.forward_ns + cost.backward_ns))
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
 

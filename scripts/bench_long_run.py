@@ -24,9 +24,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.trace.results.heartbeat_file import read_heartbeat  # noqa: E402
-from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.run_directory import (  # noqa: E402
+    RunDirectory,
+    read_heartbeat,
+)
 from scripts.bench_records import COMMANDS, MIB, cost, trained  # noqa: E402
 from scripts.processes import children, taken  # noqa: E402
 

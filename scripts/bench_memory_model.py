@@ -18,9 +18,9 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import search_spaces  # noqa: E402
+from naspipe.api.simulate import DATA_INFO  # noqa: E402
 from naspipe.config.definition import Definition, Recipe  # noqa: E402
-from naspipe.frontend.simulation.scenario import DATA_INFO  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
 from scripts.paper.footprint import SYSTEMS, largest_batch, stage_loads  # noqa: E402
 from scripts.paper.measured_footprints import measure_footprints  # noqa: E402
 

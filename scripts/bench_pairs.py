@@ -24,15 +24,15 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from naspipe.api.training import Training  # noqa: E402
 from naspipe.config.definition import Settings, apply_settings  # noqa: E402
-from naspipe.frontend.training.training import Training  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.wire.reports import Observer  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
-from naspipe.trace.reading.compare import compare_runs  # noqa: E402
-from naspipe.trace.reading.metrics import summarize  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
+from naspipe.store.compare import compare_runs  # noqa: E402
+from naspipe.store.files import write_json  # noqa: E402
+from naspipe.store.metrics import summarize  # noqa: E402
+from naspipe.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import workload_with_data  # noqa: E402
 
 FIGURES = ("seconds", "steps_per_second", "processor_seconds")

@@ -21,12 +21,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import search_spaces  # noqa: E402
+from naspipe.api.simulate import Scenario, table5_scenario  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.config.ids import StageId, Subnet  # noqa: E402
 from naspipe.config.partition import Partition  # noqa: E402
-from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
-from naspipe.planning.partitions import peak_to_mean  # noqa: E402
-from naspipe.schedule.whereabouts import Whereabouts  # noqa: E402
+from naspipe.engine.history import Whereabouts  # noqa: E402
+from naspipe.plan.partitions import peak_to_mean  # noqa: E402
 
 ASSUMED = (
     "costs are those of the paper's Table 5 (search_spaces/table5.py), recompute on, WRITEs take "

@@ -167,7 +167,7 @@ def main() -> None:
         middle = statistics.median(each)
         print(f"one stage over the plain loop, {clock}: {middle:.3f}x", end=" ")
         print(f"({min(each):.3f} to {max(each):.3f})")
-    from naspipe.runtime.devices.environment import describe_environment
+    from naspipe.machine.determinism import describe_environment
 
     medians = {clock: statistics.median(each) for clock, each in ratios.items()}
     record = {"environment": describe_environment(), "steps": options.steps, "median": medians}

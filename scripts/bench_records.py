@@ -33,11 +33,14 @@ from naspipe.config.ids import (  # noqa: E402
     Version,
 )
 from naspipe.config.rules import Lag  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.trace.access.log import AccessLogWriter, read_access_log  # noqa: E402
-from naspipe.trace.results.losses_file import LossWriter  # noqa: E402
-from naspipe.trace.results.metrics_file import MetricsFile, read_metrics  # noqa: E402
-from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.access_log import AccessLogWriter, read_access_log  # noqa: E402
+from naspipe.store.losses import (  # noqa: E402
+    LossWriter,
+    MetricsFile,
+    read_metrics,
+)
+from naspipe.store.run_directory import RunDirectory  # noqa: E402
 from tests.equivalence.spaces import vectors  # noqa: E402
 
 MIB = 2**20

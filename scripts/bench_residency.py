@@ -25,10 +25,10 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 import search_spaces  # noqa: E402
+from naspipe.api.simulate import Scenario, table5_scenario  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.config.ids import AccessKind  # noqa: E402
-from naspipe.frontend.simulation.scenario import Scenario, table5_scenario  # noqa: E402
-from naspipe.sim.simulation import SimulatedRun  # noqa: E402
+from naspipe.plan.simulation import SimulatedRun  # noqa: E402
 
 STAGES, WINDOW = 4, 64
 WRITE = tuple(AccessKind).index(AccessKind.WRITE)

@@ -27,10 +27,10 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import naspipe  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
+from naspipe.store.metrics import summarize  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
-from naspipe.trace.reading.metrics import summarize  # noqa: E402
 from scripts.tiny_workload import flowing, tiny_workload  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 

@@ -22,11 +22,11 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import search_spaces  # noqa: E402
+from naspipe.api.simulate import table5_scenario  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
-from naspipe.frontend.simulation.scenario import table5_scenario  # noqa: E402
-from naspipe.sim.access_table import AccessTable  # noqa: E402
-from naspipe.sim.outcome import bound_of  # noqa: E402
-from naspipe.sim.pipeline import by_critical_path, by_latest_start  # noqa: E402
+from naspipe.plan.pipeline import by_critical_path, by_latest_start  # noqa: E402
+from naspipe.plan.simulated_log import AccessTable  # noqa: E402
+from naspipe.plan.simulation import bound_of  # noqa: E402
 
 KNOWN = 64
 GRID = {"uniform": (2, 4, 8), "spaced:16": (4, 8), "fair": (4, 8)}

@@ -19,10 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from naspipe.api.search import Searching  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
-from naspipe.frontend.search.searching import Searching  # noqa: E402
-from naspipe.search.definition import SearchDefinition  # noqa: E402
-from naspipe.search.search_directory import Candidate  # noqa: E402
+from naspipe.search.search_directory import (  # noqa: E402
+    Candidate,
+    SearchDefinition,
+)
 from scripts.search_common import Bench, keep  # noqa: E402
 
 SPACE = "nlp.c3"

@@ -17,16 +17,18 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from naspipe.api.simulate import logged_costs_of, simulate_again_with  # noqa: E402
 from naspipe.cli.main import main as naspipe  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.config.errors import NaspipeError  # noqa: E402
-from naspipe.frontend.given.workloads import find_measurable  # noqa: E402
-from naspipe.frontend.simulation.resimulation import logged_costs_of, simulate_again_with  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.measuring.profile_apart import profile_apart  # noqa: E402
-from naspipe.runtime.measuring.profile_cache import ProfileCache  # noqa: E402
-from naspipe.sim.costs import TableCosts  # noqa: E402
-from naspipe.trace.reading.compare import RecordedRun  # noqa: E402
+from naspipe.inputs.named import find_measurable  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.plan.virtual_costs import TableCosts  # noqa: E402
+from naspipe.profiling.profiles import (  # noqa: E402
+    ProfileCache,
+    profile_apart,
+)
+from naspipe.store.compare import RecordedRun  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 TARGET = 0.05

@@ -19,8 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from naspipe.api.simulate import table5_scenario  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
-from naspipe.frontend.simulation.scenario import table5_scenario  # noqa: E402
 
 LARGE = [(32, 10_000, "spaced:64"), (32, 10_000, "uniform")]
 TARGETS = {"seconds": 120.0, "peak_rss_mib": 2048.0, "growth": 1.15}

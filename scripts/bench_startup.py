@@ -26,10 +26,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 PARTS = {
-    "optimizer": ("naspipe.frontend.training.stream_jobs", "check_optimizer"),
-    "shapes": ("naspipe.frontend.training.training", "check_spaces"),
-    "profile": ("naspipe.frontend.training.training", "planning_costs"),
-    "plan": ("naspipe.frontend.training.training", "make_plan"),
+    "optimizer": ("naspipe.api.start_state", "check_optimizer"),
+    "shapes": ("naspipe.api.training", "check_spaces"),
+    "profile": ("naspipe.api.training", "planning_costs"),
+    "plan": ("naspipe.api.training", "make_plan"),
 }
 """Functions whose time is told apart, where their callers find them."""
 
@@ -58,7 +58,7 @@ def main() -> None:
     }
     for name, row in rows.items():
         print(f"{name:26}", *(f"{part} {seconds:.2f}" for part, seconds in row.items()))
-    from naspipe.runtime.devices.environment import describe_environment
+    from naspipe.machine.determinism import describe_environment
 
     record = {"environment": describe_environment(), "rounds": options.rounds, "seconds": rows}
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def one(kind: str, stages: int) -> dict[str, float]:
         return {**seconds, "first loss": time.perf_counter() - BEGIN}
     before = time.perf_counter()
     import naspipe
-    from naspipe.runtime.wire.reports import Observer
+    from naspipe.wire.reports import Observer
 
     class Clock(Observer):
         """Looks at the clock when the first loss comes."""

@@ -27,18 +27,18 @@ from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 
 import naspipe as npp  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.frontend.simulation.scenario import profiled_scenario  # noqa: E402
-from naspipe.frontend.training.api import train_together, workload  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.measuring.stateless_layers import stateless_layers  # noqa: E402
-from naspipe.sim.outcome import bound_of  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
-from naspipe.trace.reading.metrics import bubble_ratio  # noqa: E402
+from naspipe.api.simulate import profiled_scenario  # noqa: E402
+from naspipe.api.train import train_together, workload  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.plan.simulation import bound_of  # noqa: E402
+from naspipe.profiling.counts import stateless_layers  # noqa: E402
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
+from naspipe.store.metrics import bubble_ratio  # noqa: E402
 from scripts.comparing.speed import steps_per_second  # noqa: E402
 
-PLANNED = "naspipe.frontend.given.run_plan.stateless_layers"
+PLANNED = "naspipe.api.planning.stateless_layers"
 STAGES = (2, 4, 8)
 SIMULATED = 400
 

@@ -20,10 +20,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
-from naspipe.trace.reading.compare import compare_runs  # noqa: E402
-from naspipe.trace.reading.metrics import makespan_seconds  # noqa: E402
-from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
+from naspipe.store.compare import compare_runs  # noqa: E402
+from naspipe.store.metrics import makespan_seconds  # noqa: E402
+from naspipe.store.run_directory import RunDirectory  # noqa: E402
 from scripts.paper.common import Headline, Result, keep, show  # noqa: E402
 from scripts.paper.summary import write_summary  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402

@@ -25,23 +25,23 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import naspipe  # noqa: E402
+from naspipe.api.planning import make_pipeline, make_plan, planning_costs  # noqa: E402
+from naspipe.api.train import train_together  # noqa: E402
 from naspipe.config.definition import Settings  # noqa: E402
 from naspipe.config.ids import Access, AccessKind  # noqa: E402
 from naspipe.config.recipe_file import read_recipe  # noqa: E402
-from naspipe.frontend.given.drawn_source import draw_stream  # noqa: E402
-from naspipe.frontend.given.run_plan import make_pipeline, make_plan, planning_costs  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.frontend.teaching.joined import join  # noqa: E402
-from naspipe.frontend.teaching.ports import MakesTeacher  # noqa: E402
-from naspipe.frontend.teaching.taught import Taught  # noqa: E402
-from naspipe.frontend.training.api import train_together  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.sim.costs import StreamCosts, TableCosts  # noqa: E402
-from naspipe.sim.fidelity import link_ns, pause_ns  # noqa: E402
-from naspipe.sim.simulation import simulate_run  # noqa: E402
-from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
-from naspipe.trace.reading.metrics import bubble_ratio  # noqa: E402
+from naspipe.distill.joined import join  # noqa: E402
+from naspipe.distill.taught import Taught  # noqa: E402
+from naspipe.distill.teachers import MakesTeacher  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.inputs.subnet_sources import draw_stream  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.plan.fidelity import link_ns, pause_ns  # noqa: E402
+from naspipe.plan.simulation import simulate_run  # noqa: E402
+from naspipe.plan.virtual_costs import StreamCosts, TableCosts  # noqa: E402
+from naspipe.store.access_log import read_joint_accesses  # noqa: E402
+from naspipe.store.metrics import bubble_ratio  # noqa: E402
 from scripts.comparing.speed import steps_per_second  # noqa: E402
 from scripts.paper import orders  # noqa: E402
 
@@ -101,7 +101,7 @@ def expected_bubble(taught: Taught, execution: naspipe.Execution, accesses: list
     from naspipe.config.ids import StreamId
 
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(taught.workloads)]
-    wiring = naspipe.runtime.jobs.workload.wiring_of(taught.workloads, taught.taps)
+    wiring = naspipe.jobs.workload.wiring_of(taught.workloads, taught.taps)
     plan = make_plan(taught.workloads, execution, subnets, costs, wiring)
     pipeline = make_pipeline(taught.workloads, execution, subnets, costs, wiring)
     pause = pause_ns(accesses)

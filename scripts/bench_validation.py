@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.frontend.given.held_out import find_held_out  # noqa: E402
+from naspipe.inputs.held_out import find_held_out  # noqa: E402
 from scripts.bench_checkpoints import WARM_UP, Clock  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 

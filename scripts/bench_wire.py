@@ -29,12 +29,14 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from naspipe.config.ids import FIRST_STREAM, SequenceId, StageId, WorkerId  # noqa: E402
-from naspipe.core.task import Task, TaskKind  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.wire.endpoints import Endpoints, ipc_endpoints  # noqa: E402
-from naspipe.runtime.wire.messages import InputMessage  # noqa: E402
-from naspipe.runtime.wire.transport import ZmqTransport  # noqa: E402
-from naspipe.runtime.wire.wakeup import Wakeup  # noqa: E402
+from naspipe.engine.events import Task, TaskKind  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.wire.endpoints import Endpoints, ipc_endpoints  # noqa: E402
+from naspipe.wire.messages import InputMessage  # noqa: E402
+from naspipe.wire.transport import (  # noqa: E402
+    Wakeup,
+    ZmqTransport,
+)
 
 SECONDS = 30.0
 """Deadline of every wait."""

@@ -18,12 +18,12 @@ from naspipe.config.partition import Partition
 from naspipe.config.rules import Exact
 from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.config.wiring import StreamWiring, Tap, TapRole, Wiring
-from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.planning.joint_placements import Pieces, on_one_stage, register_joint_placement
-from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.costs import StreamCosts, TableCosts
-from naspipe.sim.pipeline import Pipeline, plan_pipeline
-from naspipe.sim.simulation import simulate_run
+from naspipe.plan.chains import Chain, Stream
+from naspipe.plan.costs import CostTable, LayerCost
+from naspipe.plan.joint_placements import Pieces, on_one_stage, register_joint_placement
+from naspipe.plan.pipeline import Pipeline, plan_pipeline
+from naspipe.plan.simulation import simulate_run
+from naspipe.plan.virtual_costs import StreamCosts, TableCosts
 from scripts.blockwise_costs import BlockCost
 
 STEP_NS = 1_000_000

@@ -25,9 +25,9 @@ sys.path.insert(0, str(ROOT))
 
 import naspipe as npp  # noqa: E402
 from naspipe.config.errors import RunInterruptedError  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.trace.reading.compare import compare_runs  # noqa: E402
-from naspipe.trace.results.teacher_events import read_teacher_events  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.compare import compare_runs  # noqa: E402
+from naspipe.store.teacher_events import read_teacher_events  # noqa: E402
 from scripts.elastic_moments import QUICK, Moments  # noqa: E402
 from scripts.elastic_workloads import CASES, SEED, Case  # noqa: E402
 from tests.equivalence.harness import assert_same_bits  # noqa: E402

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.trace.reading.compare import compare_runs  # noqa: E402
+from naspipe.store.compare import compare_runs  # noqa: E402
 from scripts.comparing.versions import Version, Workplace, version_before  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 from tests.equivalence.harness import assert_same_bits, plain_loop  # noqa: E402

@@ -24,11 +24,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.streams.from_file import write_stream  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.files import write_json  # noqa: E402
+from naspipe.store.run_directory import RunDirectory  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
+from naspipe.streams.stream_file import write_stream  # noqa: E402
 from scripts.processes import Taken, allocator, children, taken  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 

@@ -29,9 +29,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 import naspipe  # noqa: E402
 from naspipe.config.errors import NaspipeError, RunInterruptedError, reason  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.files import write_json  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 from tests.equivalence.first_difference import first_difference, recorded  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402

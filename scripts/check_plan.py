@@ -26,10 +26,10 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import naspipe  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.frontend.training.api import train_together  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
+from naspipe.api.train import train_together  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
 from scripts.comparing.speed import steps_per_second  # noqa: E402
 
 DEVICES = 2

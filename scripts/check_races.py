@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.files import write_json  # noqa: E402
 from tests.happens_before.mutants import MUTANTS, Mutant  # noqa: E402
 from tests.happens_before.searching import MUTANT_CASES, Verdict, search  # noqa: E402
 

@@ -20,9 +20,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import naspipe  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.wire.reports import Observer  # noqa: E402
-from naspipe.trace.reading.compare import compare_runs  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.store.compare import compare_runs  # noqa: E402
+from naspipe.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 OPTIMIZERS = {"SGD": (0.05, {"momentum": 0.9, "weight_decay": 1e-4}), "Adam": (1e-3, {})}
@@ -37,7 +37,7 @@ class Ends(Observer):
         self.step = step
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`naspipe.runtime.wire.ports.LaunchObserver`."""
+        """See :class:`naspipe.wire.ports.LaunchObserver`."""
         if sequence_id == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -30,8 +30,8 @@ from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.files import write_json  # noqa: E402
 from scripts.comparing import speed  # noqa: E402
 from scripts.comparing.bits import FIRST_PORT, PORTS, Bench, Kind  # noqa: E402
 from scripts.comparing.rows import QUICK, ROWS, Row  # noqa: E402

@@ -31,9 +31,9 @@ from rich.table import Table  # noqa: E402
 
 import naspipe as npp  # noqa: E402
 import search_spaces  # noqa: E402
-from naspipe.frontend.given.held_out import find_held_out  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.inputs.held_out import find_held_out  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
 
 SHARE = 10
 """Of a block's steps that its first and its last loss are the mean of: one in so many."""

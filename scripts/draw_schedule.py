@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from naspipe.config.ids import Access, AccessKind  # noqa: E402
-from naspipe.trace.access.log import read_joint_accesses  # noqa: E402
-from naspipe.trace.reading.compare import RecordedRun  # noqa: E402
+from naspipe.store.access_log import read_joint_accesses  # noqa: E402
+from naspipe.store.compare import RecordedRun  # noqa: E402
 
 WIDTH, LANE, MARGIN, LABEL, TITLE = 1000, 34, 24, 70, 22
 COLOURS = {
@@ -146,10 +146,10 @@ def simulated(backward: str) -> list[Bar]:
     from naspipe.config.definition import Execution
     from naspipe.config.ids import SequenceId, StreamId, Subnet
     from naspipe.config.rules import Exact
-    from naspipe.planning.cost import CostTable, LayerCost
-    from naspipe.sim.chains import Chain, Stream
-    from naspipe.sim.pipeline import Pipeline, as_planned
-    from naspipe.sim.simulation import chosen_plan, measured_timing, simulate_run
+    from naspipe.plan.chains import Chain, Stream
+    from naspipe.plan.costs import CostTable, LayerCost
+    from naspipe.plan.pipeline import Pipeline, as_planned
+    from naspipe.plan.simulation import chosen_plan, measured_timing, simulate_run
 
     cost = LayerCost(UNIT_NS, 2 * UNIT_NS, UNIT_NS // 5, 0, 0, UNIT_NS, UNIT_NS)
     costs = CostTable({(block, n): cost for block in range(3) for n in range(2)})

@@ -37,8 +37,8 @@ MEANINGS = {
 HEAD = """# States
 
 This page is drawn by `scripts/draw_states.py`. It runs small pipelines of every kind on the virtual
-clock. It reads the states off the controllers (`naspipe/stage/controller.py`,
-`naspipe/stage/work.py`) and the ledgers (`naspipe/residency/ledger.py`). An arrow is a change that
+clock. It reads the states off the controllers (`naspipe/engine/controller.py`,
+`naspipe/engine/work.py`) and the ledgers (`naspipe/engine/ledger.py`). An arrow is a change that
 was seen. Beside it stands the event that caused it. A test draws the page again and compares.
 What the states mean stands at the end.
 """

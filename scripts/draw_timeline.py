@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from naspipe.cli.main import main as naspipe  # noqa: E402
 from naspipe.config.ids import Access, AccessKind  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
-from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
+from naspipe.store.run_directory import RunDirectory  # noqa: E402
 from scripts.paper.common import COLOURS, draw_to  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from naspipe.frontend.teaching.label_teaching import Teaching, teach
-from naspipe.runtime.registries.teacher_keys import own_pair
+from naspipe.distill.label_service import Teaching, teach
+from naspipe.distill.teacher_card import own_pair
 from scripts.elastic_workloads import Case
 from scripts.processes import children
 

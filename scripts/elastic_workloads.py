@@ -13,9 +13,9 @@ from torch import nn
 import naspipe as npp
 import search_spaces
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.runtime.jobs.losses import distilling
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.streams.from_file import read_stream
+from naspipe.jobs.losses import distilling
+from naspipe.jobs.workload import Workload
+from naspipe.streams.stream_file import read_stream
 from scripts.tiny_workload import tiny_workload
 from tests.equivalence.harness import oracle_of, plain_torch
 from tests.oracle import PlainLoop

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.trace.reading.compare import compare_runs  # noqa: E402
+from naspipe.store.compare import compare_runs  # noqa: E402
 from tests.faults import block_storm, ring_storm, storm  # noqa: E402
 
 

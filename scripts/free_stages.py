@@ -16,8 +16,8 @@ from itertools import count, pairwise
 
 from naspipe.config.ids import AccessKind, LayerId
 from naspipe.config.rules import Frozen, rule_of
-from naspipe.sim.chains import Stream
-from naspipe.sim.ports import Costs
+from naspipe.plan.chains import Stream
+from naspipe.plan.virtual_costs import Costs
 
 WARM_UP_SHARE = 10
 """The bubble leaves out the first 1 in 10 subnets, as that of a run does."""

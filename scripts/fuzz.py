@@ -39,11 +39,11 @@ QUICK = (
 """Targets that touch no file or only a short one: they get two and a half times the inputs."""
 
 INSTRUMENTED = [
-    "naspipe.trace", "naspipe.config", "naspipe.core", "naspipe.data.fairseq_format",
-    "naspipe.runtime.wire.messages",
-    "naspipe.runtime.wire.tensor_codec", "naspipe.streams.from_file", "naspipe.cli.train",
-    "naspipe.runtime.labels.label_messages", "naspipe.runtime.labels.label_file",
-    "naspipe.runtime.registries", "naspipe.runtime.teachers.registry_server",
+    "naspipe.trace", "naspipe.config", "naspipe.core", "naspipe.data.fairseq",
+    "naspipe.wire.messages",
+    "naspipe.wire.tensor_codec", "naspipe.streams.stream_file", "naspipe.cli.train",
+    "naspipe.distill.label_messages", "naspipe.distill.label_file",
+    "naspipe.runtime.registries", "naspipe.distill.teacher_pool",
 ]  # fmt: skip
 
 

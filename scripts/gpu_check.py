@@ -89,7 +89,7 @@ def _machine(device: str, env: dict[str, str]) -> dict[str, Any]:
     """What the figures were measured on."""
     ask = (
         "import json, platform, torch;"
-        "from naspipe.runtime.devices.gpus import find_gpus; g = find_gpus();"
+        "from naspipe.machine.gpus import find_gpus; g = find_gpus();"
         "print(json.dumps({'gpus': g.names, 'gpu_memory_bytes': g.memory_bytes, 'driver': g.driver,"
         "'cuda': g.cuda, 'cudnn': g.cudnn, 'torch': torch.__version__,"
         "'python': platform.python_version()}))"

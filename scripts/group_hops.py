@@ -14,11 +14,11 @@ from naspipe.config.definition import Execution
 from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, Subnet
 from naspipe.config.rules import Exact
 from naspipe.config.steps import Steps
-from naspipe.core.parcels import LAYER, SUM, Parcel
-from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.pipeline import Pipeline, plan_pipeline
-from naspipe.sim.simulation import simulate_run
+from naspipe.engine.events import LAYER, SUM, Parcel
+from naspipe.plan.chains import Chain, Stream
+from naspipe.plan.costs import CostTable, LayerCost
+from naspipe.plan.pipeline import Pipeline, plan_pipeline
+from naspipe.plan.simulation import simulate_run
 from scripts.paper.costs import BlockCosts
 
 BLOCKS = 8
@@ -35,7 +35,7 @@ class FarCosts(BlockCosts):
     latency_ns: int
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.latency_ns if parcel == SUM else 0
 
 

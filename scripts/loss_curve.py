@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.trace.results.run_directory import RunDirectory  # noqa: E402
+from naspipe.store.run_directory import RunDirectory  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 

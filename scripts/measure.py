@@ -29,8 +29,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from naspipe.config.errors import ConfigError  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.store.files import write_json  # noqa: E402
 
 PAIRS = "--kinds plain 1 --output artifacts/scaling/one_stage_"
 ROWS: dict[str, tuple[str, ...]] = {

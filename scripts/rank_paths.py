@@ -25,11 +25,11 @@ from rich.progress import track  # noqa: E402
 
 import naspipe as npp  # noqa: E402
 import search_spaces  # noqa: E402
+from naspipe.api.block_rating import Lessons  # noqa: E402
 from naspipe.config.space import Block, Space  # noqa: E402
-from naspipe.frontend.search.block_rating import Lessons  # noqa: E402
-from naspipe.frontend.teaching.blockwise import BlockLoss  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.search.rank_agreement import interval, kendalls_tau  # noqa: E402
+from naspipe.distill.blockwise import BlockLoss  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.search.scores import interval, kendalls_tau  # noqa: E402
 from scripts.distill_images import PAIRS, Pair, Task, teach  # noqa: E402
 
 

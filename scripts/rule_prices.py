@@ -27,12 +27,12 @@ from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from naspipe.api.chosen_stages import with_late  # noqa: E402
+from naspipe.api.simulate import profiled_scenario  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.config.rules import Every, Lag, parse_rule  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.frontend.simulation.lag_needed import with_late  # noqa: E402
-from naspipe.frontend.simulation.scenario import profiled_scenario  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
 from scripts.paper.common import COLOURS, draw_to, real_run  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 

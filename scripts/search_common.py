@@ -16,19 +16,22 @@ from numpy.random import RandomState
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from naspipe.api.search import Searching  # noqa: E402
+from naspipe.api.search_record import SilentSearchObserver  # noqa: E402
+from naspipe.api.training import Training  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.config.space import Space  # noqa: E402
-from naspipe.frontend.given.held_out import find_held_out  # noqa: E402
-from naspipe.frontend.given.run import Run  # noqa: E402
-from naspipe.frontend.search.search_record import SilentSearchObserver  # noqa: E402
-from naspipe.frontend.search.searching import Searching  # noqa: E402
-from naspipe.frontend.training.training import Training  # noqa: E402
-from naspipe.runtime.jobs.workload import Batches, Workload  # noqa: E402
-from naspipe.runtime.wire.reports import Observer  # noqa: E402
-from naspipe.search.definition import SearchDefinition  # noqa: E402
-from naspipe.search.run_searches import search_path  # noqa: E402
-from naspipe.search.search_directory import Search, SearchDirectory  # noqa: E402
-from naspipe.streams.from_file import write_stream  # noqa: E402
+from naspipe.inputs.held_out import find_held_out  # noqa: E402
+from naspipe.inputs.run import Run  # noqa: E402
+from naspipe.jobs.workload import Batches, Workload  # noqa: E402
+from naspipe.search.search_directory import (  # noqa: E402
+    Search,
+    SearchDefinition,
+    SearchDirectory,
+    search_path,
+)
+from naspipe.streams.stream_file import write_stream  # noqa: E402
+from naspipe.wire.reports import Observer  # noqa: E402
 from scripts.tiny_workload import tiny_workload  # noqa: E402
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from naspipe.export.assembly import find_choices  # noqa: E402
 from naspipe.export.exporter import export_subnet  # noqa: E402
-from naspipe.search.rank_agreement import interval, kendalls_tau  # noqa: E402
+from naspipe.search.scores import interval, kendalls_tau  # noqa: E402
 from scripts.search_common import (  # noqa: E402
     Bench,
     command,

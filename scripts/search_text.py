@@ -23,9 +23,11 @@ sys.path.insert(0, str(ROOT))
 import naspipe as npp  # noqa: E402
 from naspipe.data import registry  # noqa: E402
 from naspipe.export.translation import BleuScorer  # noqa: E402
-from naspipe.search.rank_agreement import interval, kendalls_tau  # noqa: E402
-from naspipe.search.run_searches import find_search  # noqa: E402
-from naspipe.search.search_directory import Search  # noqa: E402
+from naspipe.search.scores import interval, kendalls_tau  # noqa: E402
+from naspipe.search.search_directory import (  # noqa: E402
+    Search,
+    find_search,
+)
 from scripts.rankings.text_space import kinds_of, text_space  # noqa: E402
 from scripts.search_common import command, draw, keep  # noqa: E402
 from scripts.tiny_workload import prepare_data  # noqa: E402

@@ -1,6 +1,6 @@
 """A lower bound for every schedule of a stream whose subnets are cut: no order ends sooner.
 
-The causal bound (:mod:`naspipe.planning.causal_bound`) has a device for whoever wants one. Here
+The causal bound (:mod:`naspipe.plan.bounds`) has a device for whoever wants one. Here
 each access belongs to its stage. Before an access can begin, all that it depends on is over. What
 of that lies on one stage is done there one at a time; each of it begins no sooner than its own
 bound, and is followed by the longest path that leads from it to the access. The best that one stage
@@ -19,7 +19,7 @@ from itertools import accumulate
 from naspipe.config.ids import LayerId, Subnet
 from naspipe.config.rules import Exact, Follows, Frozen, rule_of
 from naspipe.config.steps import ONE_PASS, Steps
-from naspipe.planning.latest_start import CutStream
+from naspipe.plan.latest_start import CutStream
 
 Item = tuple[int, int, int]
 """No sooner than this, this long, and so much behind it; nanoseconds."""

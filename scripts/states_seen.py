@@ -17,16 +17,15 @@ from naspipe.config.partition import Partition
 from naspipe.config.rules import Exact, Lag
 from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.config.wiring import CHAIN, PLAIN, StreamWiring, Tap, TapRole, Wiring
-from naspipe.core.commands import Command
-from naspipe.core.events import Event, Priorities, WriteFinished
-from naspipe.core.task import Task, TaskKind
-from naspipe.planning.size import LayerSize
-from naspipe.residency.ledger import Ledger
-from naspipe.residency.manager import ResidencyManager
-from naspipe.sim.driver import simulate
-from naspipe.stage.builder import build_admission, build_controller, new_history
-from naspipe.stage.controller import StageController
-from naspipe.stage.work import Progress, Work
+from naspipe.engine.builder import build_admission, build_controller, new_history
+from naspipe.engine.commands import Command
+from naspipe.engine.controller import StageController
+from naspipe.engine.events import Event, Priorities, Task, TaskKind, WriteFinished
+from naspipe.engine.ledger import Ledger
+from naspipe.engine.residency import ResidencyManager
+from naspipe.engine.work import Progress, Work
+from naspipe.plan.costs import LayerSize
+from naspipe.plan.virtual_driver import simulate
 from scripts.paper.costs import RandomCosts
 
 BLOCKS, SUBNETS, SEEDS = 6, 24, 16
@@ -168,7 +167,7 @@ class Sizes:
     """One byte a layer; every other candidate's forward changes its buffers."""
 
     def of(self, block: int, candidate: int, stream: int = 0, /) -> LayerSize:
-        """See :class:`naspipe.residency.ports.Sizes`."""
+        """See :class:`naspipe.engine.ports.Sizes`."""
         return LayerSize(1, 1, bool(candidate % 2))
 
 

@@ -30,21 +30,21 @@ from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from naspipe.api.training import Training  # noqa: E402
 from naspipe.config.definition import Settings, apply_settings  # noqa: E402
-from naspipe.frontend.training.training import Training  # noqa: E402
-from naspipe.runtime.blocks import compute, pass_state, segment, split_backward  # noqa: E402
-from naspipe.runtime.checkpoints import checkpointer  # noqa: E402
-from naspipe.runtime.devices.determinism import deterministic_torch  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.runtime.layers import layer_store, stored_layer  # noqa: E402
-from naspipe.runtime.memory import placement  # noqa: E402
-from naspipe.runtime.stepping import joint_steps  # noqa: E402
-from naspipe.runtime.wire.reports import Observer  # noqa: E402
-from naspipe.runtime.worker import driver, stage_files  # noqa: E402
-from naspipe.stage import controller  # noqa: E402
+from naspipe.engine import controller  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.machine.determinism import (  # noqa: E402
+    describe_environment,
+    deterministic_torch,
+)
+from naspipe.store.files import write_json  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.storage.whole_files import write_json  # noqa: E402
+from naspipe.wire.reports import Observer  # noqa: E402
+from naspipe.worker import driver, placement, stage_files  # noqa: E402
+from naspipe.worker.blocks import compute, pass_state, segment, split_backward  # noqa: E402
+from naspipe.worker.checkpoints import checkpointer  # noqa: E402
+from naspipe.worker.layers import joint_steps, layer_store, stored_layer  # noqa: E402
 from scripts.tiny_workload import workload_with_data  # noqa: E402
 from tests.equivalence.harness import oracle_of  # noqa: E402
 

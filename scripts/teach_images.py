@@ -27,14 +27,14 @@ from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 
 import naspipe as npp  # noqa: E402
+from naspipe.api.train import train_together  # noqa: E402
 from naspipe.config.definition import Settings  # noqa: E402
 from naspipe.config.recipe_file import read_recipe  # noqa: E402
-from naspipe.frontend.given.held_out import find_held_out  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.frontend.training.api import train_together  # noqa: E402
-from naspipe.runtime.devices.environment import describe_environment  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.search.rank_agreement import kendalls_tau  # noqa: E402
+from naspipe.inputs.held_out import find_held_out  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.machine.determinism import describe_environment  # noqa: E402
+from naspipe.search.scores import kendalls_tau  # noqa: E402
 
 SEEDS = (1, 2, 3)
 JUDGED = {"validate_batches": 16, "validate_calibrate": 4}

@@ -12,9 +12,9 @@ from naspipe.config.partition import Partition
 from naspipe.config.rules import Exact, Follows
 from naspipe.config.steps import Steps
 from naspipe.config.wiring import StreamWiring, Tap, TapRole, Wiring
-from naspipe.sim.driver import simulate
-from naspipe.stage.builder import build_admission, build_controller, new_history
-from naspipe.teaching.crossing import crossed
+from naspipe.distill.teachers import crossed
+from naspipe.engine.builder import build_admission, build_controller, new_history
+from naspipe.plan.virtual_driver import simulate
 from scripts.paper.costs import BlockCosts
 
 FORWARD_NS = 9600

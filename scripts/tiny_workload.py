@@ -8,9 +8,9 @@ from dataclasses import replace
 import search_spaces
 from naspipe.config.rules import Lag
 from naspipe.data import registry
-from naspipe.data.progress import ConsoleProgress
-from naspipe.frontend.given.workloads import find_workload
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.data.cache import ConsoleProgress
+from naspipe.inputs.named import find_workload
+from naspipe.jobs.workload import Workload
 
 
 def flowing(named: Workload) -> Workload:

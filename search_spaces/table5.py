@@ -13,9 +13,8 @@ import search_spaces
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import LayerId
 from naspipe.config.space import Block, Shared, Space
-from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
-from naspipe.planning.size import LayerSize, SizeTable
-from naspipe.sim.costs import TableCosts
+from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable, first_of_kind
+from naspipe.plan.virtual_costs import TableCosts
 
 
 class Row(NamedTuple):

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from torch.utils import backend_registration
 
+from naspipe.checks.optimizer import check_optimizer
+from naspipe.checks.sketched import measure_sizes
 from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
-from naspipe.frontend.checks.optimizer_checks import check_optimizer
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.sketching.layer_sizes import measure_sizes
-from naspipe.runtime.stepping.optimizers import PER_LAYER
-from tests.runtime.small_parts import batches, space
+from naspipe.jobs.workload import Workload
+from naspipe.worker.layers.optimizers import PER_LAYER
+from tests.worker.small_parts import batches, space
 
 NAME = "standin"
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from naspipe.api import planning as plan
 from naspipe.config.execution import VerifySettings
-from naspipe.frontend.given import run_plan as plan
-from naspipe.runtime.measuring import profile_apart
+from naspipe.profiling import profiles as profile_apart
 from tests import stand_in
 from tests.thinned import Thinned
 from tests.tiers import Alone, Launches

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from naspipe.config.execution import ORDERS as ORDER_NAMES
 from naspipe.config.execution import PARTITIONS
-from naspipe.planning.partitions import PLACEMENTS
-from naspipe.runtime.blocks.exchanges import EXCHANGES
-from naspipe.stage.builder import GATES, ORDERS, READY_TASKS
+from naspipe.engine.builder import GATES, ORDERS, READY_TASKS
+from naspipe.plan.partitions import PLACEMENTS
+from naspipe.worker.blocks.updates import EXCHANGES
 from scripts.paper import orders
 
 

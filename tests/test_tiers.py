@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from naspipe.runtime.worker import stage_main
+from naspipe.worker import stage_main
 from tests.launching import LAUNCHING
 from tests.tiers import TESTS, Alone, launches
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from naspipe.runtime.worker import stage_main
+from naspipe.worker import stage_main
 from tests import stand_in
 from tests.launching import LAUNCHING
 

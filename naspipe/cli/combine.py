@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from naspipe.api.distill import Blockwise
     from naspipe.cli.distill_sources import Distilled
     from naspipe.cli.options import Options
-    from naspipe.frontend.training.distilled import Blockwise
-    from naspipe.runtime.jobs.workload import Batches
+    from naspipe.jobs.workload import Batches
     from naspipe.search.combination import Combination
     from naspipe.search.scores import Scores
     from naspipe.search.search_directory import Candidate, Search
@@ -142,10 +142,10 @@ def measure_of(name: str) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """Combine; prints the tables, the choices and, with ``-o``, the directory on stdout."""
+    from naspipe.api.block_rating import combine_blocks
     from naspipe.cli.distill_sources import read_distilled
     from naspipe.export.composed import text_of
     from naspipe.export.exporter import check_place
-    from naspipe.frontend.search.block_rating import combine_blocks
 
     limits = read_limits(arguments)
     distilled = read_distilled(arguments.run, arguments.data_dir)
@@ -170,8 +170,8 @@ def _ratings(
     arguments: argparse.Namespace, distilled: Distilled, held_out: Batches
 ) -> Sequence[Search]:
     """Those of an earlier call, where they are asked for; otherwise new ones."""
+    from naspipe.api.block_rating import AT_MOST, OWN, rate_blocks
     from naspipe.cli.options import given
-    from naspipe.frontend.search.block_rating import AT_MOST, OWN, rate_blocks
 
     found, budget = distilled.found, arguments.budget
     if arguments.ratings:
@@ -203,7 +203,7 @@ def _whole(
 ) -> Scores | None:
     """How the network does whole, and its files where they are asked for."""
     from naspipe.export.composed import export_blocks, validate_blocks
-    from naspipe.frontend.given.held_out import judged_by
+    from naspipe.inputs.held_out import judged_by
 
     usual = ratings[0].calibration if arguments.calibrate is None else arguments.calibrate
     _, count = judged_by(held_out, held_out, arguments.validate)
@@ -237,7 +237,7 @@ class RatingProgress:
     """
 
     def __init__(self, title: str, found: Blockwise, budget: int, is_quiet: bool) -> None:
-        from naspipe.frontend.display.bar import Bar
+        from naspipe.api.progress import Bar
 
         counts = [math.prod(run.space.drawn_counts) for run in found.blocks]
         total = sum(min(count, budget) for count in counts)

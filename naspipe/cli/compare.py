@@ -15,9 +15,8 @@ from typing import Any
 
 from naspipe.cli.output import add_json, as_json
 from naspipe.config.errors import ConfigError, LogError
-from naspipe.trace.reading.compare import Comparison, RecordedRun, compare_to
-from naspipe.trace.reading.long_metrics import summarize_parts
-from naspipe.trace.reading.metrics import Summary
+from naspipe.store.compare import Comparison, RecordedRun, compare_to
+from naspipe.store.metrics import Summary, summarize_parts
 
 _EXAMPLE = """\
 example:

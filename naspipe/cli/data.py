@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace, root: Path | None) -> None:
     from naspipe.data import registry
-    from naspipe.data.progress import ConsoleProgress
+    from naspipe.data.cache import ConsoleProgress
 
     source = None if arguments.source is None else arguments.source.expanduser().absolute()
     with ConsoleProgress() as progress:
@@ -140,14 +140,14 @@ def run_with_data(run: Callable[[Namespace], int], arguments: Namespace) -> int:
 
 
 def _is_one_of_many() -> bool:
-    from naspipe.runtime.processes.rendezvous import Worker
+    from naspipe.launch.hosts import Worker
 
     return Worker.find() is not None
 
 
 def _prepare_missing(missing: NotPreparedError) -> None:
     from naspipe.data import registry
-    from naspipe.data.progress import ConsoleProgress
+    from naspipe.data.cache import ConsoleProgress
 
     print(
         f"naspipe: data set '{missing.name}' is not prepared yet; it will be in {missing.root} "

@@ -19,9 +19,9 @@ from naspipe.cli.output import as_json, tell
 from naspipe.cli.output import trained as described
 
 if TYPE_CHECKING:
+    from naspipe.api.training import Training
     from naspipe.cli.distill_sources import Asked
-    from naspipe.frontend.training.training import Training
-    from naspipe.runtime.processes.rendezvous import Worker
+    from naspipe.launch.hosts import Worker
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     Each worker makes all streams for itself; the first one alone shows progress and results.
     """
+    from naspipe.api.workers import refuse, train_as_worker
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.training.workers import refuse, train_as_worker
-    from naspipe.runtime.processes.rendezvous import Worker
+    from naspipe.launch.hosts import Worker
 
     worker = Worker.find()
     is_first = worker is None or worker.rank == 0
@@ -66,9 +66,9 @@ def training_of(arguments: argparse.Namespace, stack: ExitStack) -> Training:
 
 def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
     """What is trained and how: by the command line, the run to go on with, and torchrun."""
+    from naspipe.api.workers import execution_of
     from naspipe.cli.distill_sources import read_asked, read_resumed
     from naspipe.config.definition import Execution
-    from naspipe.frontend.training.workers import execution_of
 
     asked = read_resumed(arguments) if arguments.resume else read_asked(arguments)
     if worker is None:
@@ -80,11 +80,11 @@ def _asked(arguments: argparse.Namespace, worker: Worker | None) -> Asked:
 
 def _training(asked: Asked, arguments: argparse.Namespace, shown: ExitStack) -> Training:
     """All streams, and their progress."""
+    from naspipe.api.distill import Kept, blockwise_training
+    from naspipe.api.progress import TrainingProgress
     from naspipe.cli.distill_sources import find
     from naspipe.cli.train import resume_of
     from naspipe.config.definition import Recipe
-    from naspipe.frontend.display.training_progress import TrainingProgress
-    from naspipe.frontend.training.distillation import Kept, blockwise_training
 
     teachers, students, data = find(asked.source, arguments.data_dir)
     stages = asked.execution.get("stages", 1)

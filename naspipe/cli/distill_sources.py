@@ -21,12 +21,12 @@ from naspipe.config.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
+    from naspipe.api.distill import Blockwise
     from naspipe.cli.options import Options
     from naspipe.cli.sources import RunSource
     from naspipe.config.space import Space
-    from naspipe.frontend.given.students import Students
-    from naspipe.frontend.training.distilled import Blockwise
-    from naspipe.runtime.jobs.workload import Batches
+    from naspipe.inputs.named import Students
+    from naspipe.jobs.workload import Batches
 
 
 # What the names stand for
@@ -49,7 +49,7 @@ def find(source: Source, data_dir: Path | None) -> Found:
     import search_spaces
     from naspipe.cli.teacher import find_teacher
     from naspipe.config.rules import parse_rule
-    from naspipe.frontend.given.students import find_students
+    from naspipe.inputs.named import find_students
 
     teacher = find_teacher(Path(source.teacher), source.subnet, data_dir)
     named = _source_of_teacher(source)
@@ -83,7 +83,7 @@ class Distilled(NamedTuple):
             ConfigError: when there are none.
         """
         import search_spaces
-        from naspipe.frontend.given.held_out import find_held_out
+        from naspipe.inputs.held_out import find_held_out
 
         space, scale, data, sizes = _source_of_teacher(self.source)
         if data is None and own is None:
@@ -108,8 +108,8 @@ def read_distilled(path: Path, data_dir: Path | None) -> Distilled:
     Raises:
         ConfigError: when ``naspipe distill`` has left none there.
     """
-    from naspipe.frontend.training.distilled import Blockwise
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.api.distill import Blockwise
+    from naspipe.store.run_directory import RunDirectory
 
     said = RunDirectory(path / "block-0").read_manifest().get("source") or {}
     if said.get("command") != "distill":
@@ -146,7 +146,7 @@ def _check_layers(found: Space, expected: Space, source: Source) -> None:
 
 
 def _shapes(space: Space, position: int) -> list[tuple[int, ...]]:
-    from naspipe.runtime.sketching.layer_sizes import sketch
+    from naspipe.checks.sketched import sketch
 
     values = sketch(space, position, 0).state_dict().values()
     return [tuple(each.shape) for each in values if hasattr(each, "shape")]
@@ -159,7 +159,7 @@ def _said(shapes: list[tuple[int, ...]]) -> str:
 def _source_of_teacher(source: Source) -> RunSource:
     """What the teacher was trained on, and what is said in place of that."""
     from naspipe.cli.sources import RunSource, run_source
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.store.run_directory import RunDirectory
 
     path = Path(source.teacher)
     if (path / "model.json").is_file():
@@ -179,7 +179,7 @@ def _source_of_teacher(source: Source) -> RunSource:
 def _data(named: RunSource, data_dir: Path | None) -> Any:
     """Of the teacher's batch sizes, unless others are given."""
     import search_spaces
-    from naspipe.frontend.given.workloads import find_data, find_workload
+    from naspipe.inputs.named import find_data, find_workload
 
     if named.space in (*search_spaces.networks(), *search_spaces.names()):
         return find_workload(*named[:3], data_dir, named.sizes).data
@@ -312,8 +312,8 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
         ConfigError: for a value that does not fit, or a setting that means nothing here.
     """
     import search_spaces
+    from naspipe.api.train import default_run_directory
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
-    from naspipe.frontend.training.api import default_run_directory
 
     if arguments.student is None:
         raise ConfigError("expected TEACHER and STUDENT, or --resume RUN; see naspipe distill -h")
@@ -364,7 +364,7 @@ def read_resumed(arguments: argparse.Namespace) -> Asked:
         ConfigError: when it is no distillation from the command line, or for an option that it
             defines.
     """
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.store.run_directory import RunDirectory
 
     path = arguments.resume
     for name in _SETUP:

@@ -16,12 +16,12 @@ from naspipe.cli.data import add_data_place
 from naspipe.cli.output import tell
 
 if TYPE_CHECKING:
+    from naspipe.api.distill import Blockwise
     from naspipe.config.space import Space
     from naspipe.export.exporter import Exported
-    from naspipe.frontend.training.distilled import Blockwise
-    from naspipe.runtime.jobs.losses import Loss
-    from naspipe.runtime.jobs.workload import Batches
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.jobs.losses import Loss
+    from naspipe.jobs.workload import Batches
+    from naspipe.store.run_directory import RunDirectory
 
 _EXAMPLE = """\
 examples:
@@ -82,12 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Export; prints the directory on stdout, and what to know on stderr."""
     from naspipe.config.errors import ConfigError
+    from naspipe.distill.blockwise import folder
     from naspipe.export.assembly import find_choices
     from naspipe.export.exporter import check_onnx, export_subnet, train_alone
-    from naspipe.frontend.given.run import Run, check_space
-    from naspipe.frontend.teaching.blockwise import folder
-    from naspipe.runtime.wire.reports import NotesToStderr
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.inputs.run import Run, check_space
+    from naspipe.store.run_directory import RunDirectory
+    from naspipe.wire.reports import NotesToStderr
 
     if (Path(arguments.run) / folder(0)).is_dir():
         return _finish(export_students(arguments))
@@ -140,9 +140,8 @@ def _workload(
     """The run's space, its data where they are known, and its loss where that is needed."""
     from naspipe.cli.sources import run_source
     from naspipe.config.rules import parse_rule
-    from naspipe.frontend.given.run import loss_layer_of
-    from naspipe.frontend.given.run_losses import run_loss
-    from naspipe.frontend.given.workloads import as_trained, find_space, find_workload
+    from naspipe.inputs.named import as_trained, find_space, find_workload, run_loss
+    from naspipe.inputs.run import loss_layer_of
 
     manifest = directory.read_manifest()
     rules = manifest["definition"]["rules"]
@@ -163,7 +162,7 @@ def _as_searched(arguments: argparse.Namespace) -> tuple[int | None, bool]:
 
     The best subnet of a search is exported as the search judged it.
     """
-    from naspipe.search.run_searches import newest_search
+    from naspipe.search.search_directory import newest_search
 
     calibrate, ema = arguments.calibrate, arguments.ema
     if arguments.subnet == "best" and arguments.retrain is None:
@@ -200,12 +199,12 @@ def export_students(arguments: argparse.Namespace) -> Exported:
 
 def _found(arguments: argparse.Namespace) -> Blockwise:
     """The distillation, by what the command line once called it or what it is now told."""
+    from naspipe.api.distill import Blockwise, read_blocks
     from naspipe.cli.distill_sources import read_distilled
     from naspipe.config.errors import ConfigError
     from naspipe.config.user_code import import_attribute
-    from naspipe.frontend.given.workloads import find_data
-    from naspipe.frontend.training.distilled import Blockwise, read_blocks
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.inputs.named import find_data
+    from naspipe.store.run_directory import RunDirectory
 
     path = Path(arguments.run)
     source = RunDirectory(path / "block-0").read_manifest().get("source") or {}
@@ -226,8 +225,8 @@ def _found(arguments: argparse.Namespace) -> Blockwise:
 
 
 def _choices(found: Blockwise, text: str) -> list[tuple[int, ...]]:
+    from naspipe.api.block_rating import combine_blocks
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.search.block_rating import combine_blocks
 
     if text == "best":
         return list(combine_blocks(found.ratings()).choices)

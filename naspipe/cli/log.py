@@ -16,11 +16,11 @@ from typing import Any
 from naspipe.cli.output import add_json, as_json
 from naspipe.config.errors import ConfigError, LogError
 from naspipe.config.ids import LayerId
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.order import groups_of_layers, orders_of_parts, with_settings
-from naspipe.trace.access.stored import Wanted
-from naspipe.trace.reading.compare import RecordedRun
-from naspipe.trace.results.rolled_lines import line_of, read_rows
+from naspipe.store.access_order import groups_of_layers, orders_of_parts, with_settings
+from naspipe.store.access_segments import Wanted
+from naspipe.store.compare import RecordedRun
+from naspipe.store.losses import line_of, read_rows
+from naspipe.streams.stream_file import read_stream
 
 _EXAMPLE = """\
 examples:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from naspipe.config.errors import reason
-from naspipe.trace.results.heartbeat_file import read_heartbeat
-from naspipe.trace.storage.writing import STORAGE, cannot_write
+from naspipe.store.files import STORAGE, cannot_write
+from naspipe.store.run_directory import read_heartbeat
 
 if TYPE_CHECKING:
     from naspipe.cli.options import Options
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.store.run_directory import RunDirectory
 
 
 # Lines

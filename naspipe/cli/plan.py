@@ -16,15 +16,14 @@ from naspipe.cli.options import add_flags, flags
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
 from naspipe.cli.teacher_plans import WIDTH, is_student, show_blocks, show_taught
 from naspipe.config.definition import Definition, Settings, apply_settings
-from naspipe.planning.group_shapes import Shape, counts, shapes
+from naspipe.plan.costs import Shape, counts, shapes
 
 if TYPE_CHECKING:
+    from naspipe.api.simulate import Scenario
     from naspipe.config.definition import Execution
-    from naspipe.frontend.simulation.scenario import Scenario
-    from naspipe.sim.bottlenecks import Bottleneck
-    from naspipe.sim.outcome import BackwardBounds, Outcome
-    from naspipe.sim.pipeline import Pipeline
-    from naspipe.sim.simulation import SimulatedRun
+    from naspipe.plan.bottlenecks import Bottleneck
+    from naspipe.plan.pipeline import Pipeline
+    from naspipe.plan.simulation import BackwardBounds, Outcome, SimulatedRun
 
 
 # What was simulated: rows as they are found, the table, and why it is so
@@ -60,7 +59,7 @@ class Found:
     """
 
     def __init__(self, total: int, is_quiet: bool) -> None:
-        from naspipe.frontend.display.bar import Bar
+        from naspipe.api.progress import Bar
 
         self._bar = Bar("simulating", total, is_quiet, _EVERY_SECONDS)
         self._done = 0
@@ -343,7 +342,7 @@ class _Choice(NamedTuple):
         self, scenario: Scenario, execution: Execution, passes: int
     ) -> tuple[Pipeline, SimulatedRun]:
         """Of so many passes, once lags have grown."""
-        from naspipe.sim.grown_lags import with_grown_lags
+        from naspipe.plan.pipeline import with_grown_lags
 
         sampler, _, streams = self.stream
         steps = max(1, passes // scenario.steps.passes)
@@ -352,9 +351,9 @@ class _Choice(NamedTuple):
 
     def row(self) -> Row:
         """The figures, without the lag that is enough."""
-        from naspipe.sim.bottlenecks import bottlenecks
-        from naspipe.sim.outcome import backward_bounds, bound_of, outcome_of
-        from naspipe.sim.pipeline import as_planned
+        from naspipe.plan.bottlenecks import bottlenecks
+        from naspipe.plan.pipeline import as_planned
+        from naspipe.plan.simulation import backward_bounds, bound_of, outcome_of
 
         way, (sampler, passes, streams) = self.execution.pipeline, self.stream
         pipeline, found = self.simulated(self.scenario, self.execution, self.passes)
@@ -373,8 +372,8 @@ class _Choice(NamedTuple):
 
     def lag(self, row: Row) -> int | None:
         """The least K that is enough, on the first of the passes, in the order that was found."""
-        from naspipe.frontend.simulation.lag_needed import lag_needed
-        from naspipe.sim.simulation import PREVIEW_SUBNETS
+        from naspipe.api.chosen_stages import lag_needed
+        from naspipe.plan.simulation import PREVIEW_SUBNETS
 
         how = self.execution.changed(order=row.outcome.order)
         shown = min(self.passes, PREVIEW_SUBNETS)

@@ -18,12 +18,11 @@ from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_flags, flags, given
 from naspipe.config.definition import Execution, first_gpu
 from naspipe.config.space import Block, Space
-from naspipe.planning.cost import CostTable, LayerCost, first_of_kind
-from naspipe.planning.size import LayerSize, SizeTable
+from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable, first_of_kind
 
 if TYPE_CHECKING:
-    from naspipe.runtime.jobs.workload import Workload
-    from naspipe.runtime.measuring.profile_cache import ProfileCache
+    from naspipe.jobs.workload import Workload
+    from naspipe.profiling.profiles import ProfileCache
 
 _EXAMPLE = """\
 examples:
@@ -83,10 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print it; returns the exit status."""
+    from naspipe.checks.sketched import measure_sizes
     from naspipe.config.user_code import users_code
-    from naspipe.frontend.given.workloads import find_measurable
-    from naspipe.runtime.measuring.profile_cache import ProfileCache
-    from naspipe.runtime.sketching.layer_sizes import measure_sizes
+    from naspipe.inputs.named import find_measurable
+    from naspipe.profiling.profiles import ProfileCache
 
     workload, execution = find_measurable(
         arguments.space,
@@ -114,8 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _device_name(device: str) -> str:
     """What the device is called in the cache; it must be on this machine."""
-    from naspipe.frontend.checks.device_checks import check_device
-    from naspipe.runtime.devices.gpus import NO_GPUS, find_gpus
+    from naspipe.checks.machine import check_device
+    from naspipe.machine.gpus import NO_GPUS, find_gpus
 
     gpus = NO_GPUS if device == "cpu" else find_gpus()
     check_device(device, len(gpus))
@@ -126,13 +125,11 @@ def _costs(
     workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
 ) -> tuple[CostTable, str]:
     """The costs, and where they are from or went to."""
-    from naspipe.runtime.devices.determinism import deterministic_torch
-    from naspipe.runtime.forking.fitness import may_compute_here
-    from naspipe.runtime.measuring.probes import refusing
-    from naspipe.runtime.measuring.profile_apart import profile_apart
-    from naspipe.runtime.measuring.profiler import profile
-    from naspipe.runtime.memory.garbage import calm_collector
-    from naspipe.runtime.memory.heap import kept_heap
+    from naspipe.machine.determinism import deterministic_torch
+    from naspipe.machine.forking import calm_collector, kept_heap, may_compute_here
+    from naspipe.profiling.probes import refusing
+    from naspipe.profiling.profiler import profile
+    from naspipe.profiling.profiles import profile_apart
 
     kept = None if is_fresh else cache.read()
     if kept is not None:

@@ -70,10 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Retrain; prints the table and how far the ranking holds on stdout."""
+    from naspipe.api.observers import training_progress
+    from naspipe.api.retraining import Retraining
     from naspipe.cli.sources import judged_run
-    from naspipe.frontend.display.watching import training_progress
-    from naspipe.frontend.search.retraining import Retraining
-    from naspipe.search.run_searches import find_search
+    from naspipe.search.search_directory import find_search
 
     search = find_search(arguments.run, arguments.search)
     found = judged_run(arguments)

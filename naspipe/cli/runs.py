@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from naspipe.config.errors import ConfigError
 from naspipe.search.search_directory import PREFIX
-from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.results.run_state import RunState, ago, run_state
+from naspipe.store.run_directory import RunDirectory, RunState, ago, run_state
 
 _EXAMPLE = """\
 examples:

@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from naspipe.api.search import Searching
     from naspipe.cli.options import Options
-    from naspipe.frontend.search.searching import Searching
-    from naspipe.search.definition import SearchDefinition
-    from naspipe.search.limits import Limits
-    from naspipe.search.search_directory import Candidate, Search
-    from naspipe.trace.access.decided import Decided
+    from naspipe.search.search_directory import Candidate, Search, SearchDefinition
+    from naspipe.search.strategies import Limits
+    from naspipe.store.labels import Decided
 
 _EXAMPLE = """\
 examples:
@@ -140,7 +139,7 @@ def cost_limits(arguments: argparse.Namespace) -> Limits:
     Raises:
         ConfigError: for a limit that is none.
     """
-    from naspipe.search.limits import Limits, parse_count
+    from naspipe.search.strategies import Limits, parse_count
 
     return Limits(
         flops=parse_count(arguments.max_flops, "--max-flops") if arguments.max_flops else 0.0,
@@ -151,11 +150,11 @@ def cost_limits(arguments: argparse.Namespace) -> Limits:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; prints the tables and the search's directory on stdout."""
+    from naspipe.api.judging import note_verified
+    from naspipe.api.progress import SearchProgress
+    from naspipe.api.search_parts import title_of
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.display.search_progress import SearchProgress
-    from naspipe.frontend.search.search_parts import title_of
-    from naspipe.frontend.search.verifying_scores import note_verified
-    from naspipe.trace.access.decided import Decided, decided_in
+    from naspipe.store.labels import Decided, decided_in
 
     if arguments.top < 1:
         raise ConfigError(f"--top: expected 1 or more, found {arguments.top}")
@@ -214,7 +213,7 @@ def _examine(
 
 
 def _definition(arguments: argparse.Namespace) -> SearchDefinition:
-    from naspipe.search.definition import SearchDefinition
+    from naspipe.search.search_directory import SearchDefinition
 
     return SearchDefinition(
         strategy=arguments.strategy,
@@ -240,9 +239,9 @@ def _option(text: str) -> tuple[str, float]:
 
 
 def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> Searching:
+    from naspipe.api.search import Searching
+    from naspipe.api.search_record import SilentSearchObserver
     from naspipe.cli.sources import judged_run
-    from naspipe.frontend.search.search_record import SilentSearchObserver
-    from naspipe.frontend.search.searching import Searching
 
     found = judged_run(arguments)
     return Searching(

@@ -16,9 +16,9 @@ from naspipe.cli.options import add_flags, flags, given
 from naspipe.config.definition import Definition, Execution
 
 if TYPE_CHECKING:
-    from naspipe.frontend.simulation.scenario import Scenario
-    from naspipe.sim.outcome import Outcome
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.api.simulate import Scenario
+    from naspipe.plan.simulation import Outcome
+    from naspipe.store.run_directory import RunDirectory
 
 _EXAMPLE = """\
 examples:
@@ -87,10 +87,10 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print the figures; returns the exit status."""
+    from naspipe.api.simulate import write_simulated
     from naspipe.config.errors import ConfigError
-    from naspipe.sim.outcome import bound_of, outcome_of
-    from naspipe.sim.pipeline import as_planned
-    from naspipe.sim.run_record import write_simulated
+    from naspipe.plan.pipeline import as_planned
+    from naspipe.plan.simulation import bound_of, outcome_of
 
     if (arguments.space is None) == (arguments.like is None):
         raise ConfigError(
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _directories(arguments: argparse.Namespace) -> list[RunDirectory]:
     """Where the access logs go, checked; none where they are not asked for."""
-    from naspipe.trace.results.run_directory import stream_directories
+    from naspipe.store.run_directory import stream_directories
 
     if arguments.run_dir is None:
         return []
@@ -142,9 +142,9 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
     Raises:
         ConfigError: for whatever cannot be used.
     """
+    from naspipe.api import simulate as scenario
     from naspipe.config.definition import Settings, apply_settings
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.simulation import scenario
 
     how = Execution(**given(Execution, arguments), **execution)
     if arguments.costs not in scenario.COSTS:
@@ -160,7 +160,7 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
             rules=settings.rules,
         )
         return space, settings.execution.changed(recompute=True)
-    from naspipe.frontend.given.workloads import find_measurable
+    from naspipe.inputs.named import find_measurable
 
     if arguments.no_shared:
         raise ConfigError("--no-shared: expected --costs table5, as a real run has shared layers")
@@ -205,7 +205,7 @@ def _print(outcome: Outcome) -> None:
 
 def _imitate(arguments: argparse.Namespace) -> int:
     """A recorded run beside its simulation, with what each of its accesses took."""
-    from naspipe.frontend.simulation.resimulation import simulate_again
+    from naspipe.api.simulate import simulate_again
 
     fidelity = simulate_again(arguments.like)
     if arguments.json:

@@ -14,9 +14,9 @@ from naspipe.cli.data import add_data_place
 
 if TYPE_CHECKING:
     from naspipe.cli.options import Options
-    from naspipe.frontend.given.run import Run
-    from naspipe.runtime.jobs.losses import Loss
-    from naspipe.runtime.jobs.workload import Batches
+    from naspipe.inputs.run import Run
+    from naspipe.jobs.losses import Loss
+    from naspipe.jobs.workload import Batches
 
 
 # A run whose subnets are judged
@@ -72,11 +72,10 @@ def judged_run(arguments: argparse.Namespace) -> JudgedRun:
     Raises:
         ConfigError: when something of it cannot be found.
     """
-    from naspipe.frontend.given.held_out import find_held_out, judged_by
-    from naspipe.frontend.given.run import Run
-    from naspipe.frontend.given.run_losses import run_loss
-    from naspipe.frontend.given.workloads import as_trained, find_workload
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.inputs.held_out import find_held_out, judged_by
+    from naspipe.inputs.named import as_trained, find_workload, run_loss
+    from naspipe.inputs.run import Run
+    from naspipe.store.run_directory import RunDirectory
 
     directory = RunDirectory(arguments.run)
     manifest = directory.read_manifest()
@@ -101,7 +100,7 @@ def judged_run(arguments: argparse.Namespace) -> JudgedRun:
 
 
 class RunSource(NamedTuple):
-    """Names for :func:`naspipe.frontend.given.workloads.find_workload`."""
+    """Names for :func:`naspipe.inputs.named.find_workload`."""
 
     space: str
     scale: str

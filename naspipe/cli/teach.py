@@ -19,8 +19,8 @@ from naspipe.cli.output import tell
 
 if TYPE_CHECKING:
     from naspipe.config.definition import Settings
-    from naspipe.frontend.teaching.teachers import Teacher
-    from naspipe.runtime.jobs.workload import Batches
+    from naspipe.distill.teachers import Teacher
+    from naspipe.jobs.workload import Batches
 
 _EXAMPLE = """\
 examples:
@@ -146,10 +146,10 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: for a value that is not allowed.
     """
+    from naspipe.checks.machine import check_device
     from naspipe.config.definition import Execution
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.checks.device_checks import check_device
-    from naspipe.runtime.devices.gpus import find_gpus
+    from naspipe.machine.gpus import find_gpus
 
     device = arguments.device
     Execution(
@@ -164,9 +164,9 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> int:
+    from naspipe.api.progress import Bar
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.display.bar import Bar
-    from naspipe.frontend.teaching.label_writing import write_labels
+    from naspipe.distill.label_file import write_labels
 
     if arguments.batches is None:
         raise ConfigError("--to: expected --batches N with it, one for each pass of a run")
@@ -187,7 +187,7 @@ def _write(arguments: argparse.Namespace) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from naspipe.frontend.teaching.label_teaching import Teaching, teach
+    from naspipe.distill.label_service import Teaching, teach
 
     key = arguments.key.expanduser()
     way = Teaching(
@@ -220,7 +220,7 @@ def _teacher(arguments: argparse.Namespace) -> Teacher:
 
 def _own_record(path: Path) -> Mapping[str, Any]:
     """Of the data that the teacher was trained on, where that is known."""
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.store.run_directory import RunDirectory
 
     if (path / "model.json").is_file():
         return {}
@@ -234,7 +234,7 @@ def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
         ConfigError: where neither says which, or for data that cannot be opened.
     """
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.given.workloads import find_data
+    from naspipe.inputs.named import find_data
 
     name = arguments.data or record.get("name")
     if not isinstance(name, str):

@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from naspipe.cli.options import Options
     from naspipe.config.definition import Execution, Settings
     from naspipe.config.wiring import Tap
-    from naspipe.frontend.teaching.momentum import Momentum
-    from naspipe.frontend.teaching.ports import MakesTeacher
-    from naspipe.frontend.teaching.teachers import Teacher
-    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.distill.momentum import Momentum
+    from naspipe.distill.teachers import MakesTeacher, Teacher
+    from naspipe.jobs.workload import Workload
 
 
 class Joined(NamedTuple):
@@ -88,7 +87,7 @@ def join_teacher(
         ConfigError: for a teacher that cannot be used.
     """
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.teaching.joined import join
+    from naspipe.distill.joined import join
     from naspipe.losses.top_target import TopTarget
 
     asked = sources[0].get("teacher") if arguments.resume else None
@@ -150,7 +149,7 @@ def momentum_of(said: Mapping[str, Any]) -> Momentum:
         ConfigError: where they do not say how much of it stays.
     """
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.teaching.momentum import Momentum
+    from naspipe.distill.momentum import Momentum
 
     if "tau" not in said:
         raise ConfigError(
@@ -168,11 +167,11 @@ def find_teacher(path: Path, subnet: str, data_dir: Path | None, top: int = 0) -
         ConfigError: for a run or a subnet that is not there.
     """
     from naspipe.cli.sources import run_source
+    from naspipe.distill.teachers import Teacher
     from naspipe.export.assembly import find_choices
-    from naspipe.frontend.given.run import Run, check_space
-    from naspipe.frontend.given.workloads import as_trained, find_workload
-    from naspipe.frontend.teaching.teachers import Teacher
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.inputs.named import as_trained, find_workload
+    from naspipe.inputs.run import Run, check_space
+    from naspipe.store.run_directory import RunDirectory
 
     if (path / "model.json").is_file():
         from naspipe.export.pytorch_form import load_pytorch

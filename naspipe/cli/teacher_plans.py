@@ -17,10 +17,9 @@ from naspipe.cli.teacher import teacher_of, with_momentum
 from naspipe.config.definition import Execution, Settings, apply_settings
 
 if TYPE_CHECKING:
-    from naspipe.frontend.simulation.blockwise_plans import BlockwisePlan
-    from naspipe.frontend.simulation.taught_plans import TaughtPlan
-    from naspipe.frontend.teaching.taught import Taught
-    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.api.teacher_plans import BlockwisePlan, TaughtPlan
+    from naspipe.distill.taught import Taught
+    from naspipe.jobs.workload import Workload
 
 
 # What both plans have in common
@@ -91,8 +90,8 @@ def plan_taught(
     Raises:
         ConfigError: for whatever cannot be used.
     """
-    from naspipe.frontend.given.workloads import find_workload
-    from naspipe.frontend.simulation.taught_plans import for_passes, taught_plans, with_passes
+    from naspipe.api.teacher_plans import for_passes, taught_plans, with_passes
+    from naspipe.inputs.named import find_workload
 
     refuse_unused(arguments, "a teacher")
     how = Execution(**given(Execution, arguments))
@@ -183,10 +182,10 @@ def plan_blocks(
     Raises:
         ConfigError: for whatever cannot be used.
     """
+    from naspipe.api.distill import blockwise_streams
+    from naspipe.api.teacher_plans import blockwise_plans
     from naspipe.cli.distill_sources import find, read_asked
     from naspipe.config.errors import ConfigError
-    from naspipe.frontend.simulation.blockwise_plans import blockwise_plans
-    from naspipe.frontend.training.distillation import blockwise_streams
 
     if not arguments.teacher:
         raise ConfigError(

@@ -23,13 +23,13 @@ from naspipe.config.definition import Definition, Execution, Recipe, Settings, a
 from naspipe.config.errors import ConfigError
 from naspipe.config.settings import declared
 from naspipe.config.text import parse_json
-from naspipe.planning.group_shapes import AUTO
+from naspipe.plan.costs import AUTO
 
 if TYPE_CHECKING:
+    from naspipe.api.training import Training
     from naspipe.cli.teacher import Joined
     from naspipe.config.recipe_file import RecipeFile
-    from naspipe.frontend.training.training import Training
-    from naspipe.runtime.jobs.workload import Workload
+    from naspipe.jobs.workload import Workload
 
 
 # Streams: several runs side by side, from a number or from a file
@@ -239,11 +239,11 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
-    from naspipe.frontend.simulation.chosen_stages import choose_stages
-    from naspipe.frontend.training.workers import execution_of, refuse, train_as_worker
-    from naspipe.runtime.jobs.workload import wiring_of
-    from naspipe.runtime.processes.rendezvous import Worker
-    from naspipe.runtime.wire.reports import NotesToStderr
+    from naspipe.api.chosen_stages import choose_stages
+    from naspipe.api.workers import execution_of, refuse, train_as_worker
+    from naspipe.jobs.workload import wiring_of
+    from naspipe.launch.hosts import Worker
+    from naspipe.wire.reports import NotesToStderr
 
     worker = Worker.find()
     if chooses_stages := arguments.stages == AUTO:
@@ -292,10 +292,10 @@ def _training(
     joined: Joined,
 ) -> Iterator[Training]:
     """The training, whose progress is shown while it goes on."""
-    from naspipe.frontend.display.watching import training_progress
-    from naspipe.frontend.training.api import default_run_directory
-    from naspipe.frontend.training.beginnings import asked_resume
-    from naspipe.frontend.training.training import Training
+    from naspipe.api.observers import training_progress
+    from naspipe.api.start_state import asked_resume
+    from naspipe.api.train import default_run_directory
+    from naspipe.api.training import Training
 
     workloads = [workload for workload in joined.workloads if workload.is_trained]
     names = list(dict.fromkeys(workload.space.name for workload in workloads))
@@ -358,9 +358,9 @@ def _workloads(
     Raises:
         ConfigError: for a name that cannot be found or a value that does not fit.
     """
-    from naspipe.frontend.given.held_out import held_out_for
-    from naspipe.frontend.given.strategies import Asked, check_draws, find_strategy_maker
-    from naspipe.frontend.given.workloads import find_workload
+    from naspipe.inputs.held_out import held_out_for
+    from naspipe.inputs.named import find_workload
+    from naspipe.inputs.strategies import Asked, check_draws, find_strategy_maker
 
     found: dict[tuple[str, str, str | None], Workload] = {}
     workloads: list[Workload] = []
@@ -449,7 +449,7 @@ def resumed_execution(
 
 
 def _manifests(path: Path) -> list[dict[str, Any]]:
-    from naspipe.trace.results.run_directory import RunDirectory
+    from naspipe.store.run_directory import RunDirectory
 
     if not (path / "stream-0").is_dir():
         return [RunDirectory(path).read_manifest()]
@@ -486,10 +486,10 @@ def _workload(
 ) -> Workload:
     from naspipe.config.blocks import LOSS
     from naspipe.config.rules import parse_rule
-    from naspipe.frontend.given.held_out import held_out_for
-    from naspipe.frontend.given.joined_end import END
-    from naspipe.frontend.given.strategies import Asked, find_strategy_maker
-    from naspipe.frontend.given.workloads import find_workload
+    from naspipe.inputs.ends import END
+    from naspipe.inputs.held_out import held_out_for
+    from naspipe.inputs.named import find_workload
+    from naspipe.inputs.strategies import Asked, find_strategy_maker
 
     definition, source = manifest.get("definition"), manifest.get("source")
     if not source or not isinstance(definition, dict):

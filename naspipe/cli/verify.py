@@ -17,7 +17,7 @@ from naspipe.cli.output import add_json, as_json
 from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from naspipe.frontend.training.training import Training
+    from naspipe.api.training import Training
 
 _EXAMPLE = """\
 examples:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what was compared; returns the exit status."""
     from dataclasses import asdict
 
-    from naspipe.frontend.training.finished_verification import verify_finished
+    from naspipe.api.verify import verify_finished
 
     steps = _steps(arguments.steps)
     with ExitStack() as stack:

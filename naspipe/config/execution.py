@@ -32,9 +32,9 @@ PARTITIONS = [
     "auto", "balanced", "rotated", "static",
     "free", "pairs", "packed", "layers", "hybrid", "shared",
 ]  # fmt: skip
-"""The names of placements; :func:`naspipe.planning.partitions.register_placement` adds to them."""
+"""The names of placements; :func:`naspipe.plan.partitions.register_placement` adds to them."""
 ORDERS = ["paper", "critical-path", "latest-start", "auto"]
-"""The names of dispatch orders; :func:`naspipe.stage.builder.register_order` adds to them."""
+"""The names of dispatch orders; :func:`naspipe.engine.builder.register_order` adds to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class Steps:
     """What a sum of gradients is divided by: the number of ``passes`` of the step, or of those
     that used the layer (``users``), or nothing (``none``)."""
     reduction: str = "fold"
-    """How the gradients of passes are added up; see :mod:`naspipe.runtime.blocks.sums`."""
+    """How the gradients of passes are added up; see :mod:`naspipe.worker.blocks.ports`."""
     weighs_items: bool = False
     """In an average over passes each one counts by the items of its batch."""
     is_gated: bool = False

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from naspipe.data.images import ImageData
-from naspipe.data.masked_words import MaskedWords
 from naspipe.data.registry import entries, is_prepared, open_data, prepare
-from naspipe.data.translation import TranslationData
+from naspipe.data.text import MaskedWords, TranslationData
 
 __all__ = [
     "ImageData", "MaskedWords", "TranslationData", "entries", "is_prepared", "open_data", "prepare",

@@ -12,8 +12,7 @@ from naspipe.config.errors import DataError
 from naspipe.data.cache import Description
 from naspipe.data.debian import unpacked
 from naspipe.data.idx import read_idx
-from naspipe.data.images import ArraySource, ImageData
-from naspipe.data.ports import PreparationProgress
+from naspipe.data.images import ArraySource, ImageData, PreparationProgress
 
 RECIPE = 1
 NUM_CLASSES = 10

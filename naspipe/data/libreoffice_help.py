@@ -10,16 +10,16 @@ from pathlib import Path
 from naspipe.config.errors import DataError
 from naspipe.data.cache import Description
 from naspipe.data.debian import Package, unpacked
-from naspipe.data.dictionary import (
+from naspipe.data.fairseq import (
     EOS,
     SPECIAL_SYMBOLS,
     UNKNOWN,
     build_dictionary,
     write_dictionary,
+    write_mmap,
 )
-from naspipe.data.fairseq_format import write_mmap
 from naspipe.data.help_pages import Pair, pair_pages
-from naspipe.data.ports import PreparationProgress
+from naspipe.data.images import PreparationProgress
 from naspipe.data.sentence_pairs import split_pairs
 from naspipe.data.subwords import SubwordCutter, learn_merges
 

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.config.errors import ConfigError
-from naspipe.data import digits, fashion_mnist, image_folder, libreoffice_help
-from naspipe.data.cache import Description, default_root, open_prepared, publish
-from naspipe.data.images import ImageData
-from naspipe.data.masked_words import PREFIX as _MASKED
-from naspipe.data.masked_words import MaskedWords
-from naspipe.data.ports import PreparationProgress
-from naspipe.data.progress import SilentProgress
-from naspipe.data.translation import TranslationData
+from naspipe.data import fashion_mnist, libreoffice_help
+from naspipe.data.cache import Description, SilentProgress, default_root, open_prepared, publish
+from naspipe.data.images import ImageData, PreparationProgress, open_digits, open_image_folder
+from naspipe.data.text import PREFIX as _MASKED
+from naspipe.data.text import MaskedWords, TranslationData
 from naspipe.data.views import Augment, Views
 
 SPLITS = ("train", "valid", "test")
@@ -148,9 +145,9 @@ def open_data(
         return MaskedWords(sentences, split) if name.startswith(_MASKED) else sentences
     images = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     if entry.name == "digits":
-        return digits.open_digits(images, split)
+        return open_digits(images, split)
     if entry.name == "image-folder:DIR":
-        return image_folder.open_image_folder(Path(rest).expanduser(), images, split, image_size)
+        return open_image_folder(Path(rest).expanduser(), images, split, image_size)
     place, full = open_prepared(root or default_root(), name, entry.recipe)
     return fashion_mnist.open_images(place, images, split, _manifest_record(full))
 

@@ -19,11 +19,19 @@ forward. A setting uses the first rows and columns of a weight. ``cut`` makes th
 
 from __future__ import annotations
 
-from naspipe.elastic.attention import Attention
-from naspipe.elastic.composites import Depth, Residual, Sequential
-from naspipe.elastic.convolutions import Conv2d, DepthwiseConv2d
-from naspipe.elastic.norms import BatchNorm1d, BatchNorm2d, LayerNorm
-from naspipe.elastic.projections import Embedding, Linear
+from naspipe.elastic.layers import (
+    Attention,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    Depth,
+    DepthwiseConv2d,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Residual,
+    Sequential,
+)
 
 __all__ = [
     "Attention", "BatchNorm1d", "BatchNorm2d", "Conv2d", "Depth", "DepthwiseConv2d", "Embedding",

@@ -4,22 +4,214 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
+
+from naspipe.api.search import search_subnets
+from naspipe.api.train import train
 from naspipe.config.errors import ConfigError
 from naspipe.config.messages import says_keywords
-from naspipe.experiment.evaluators import OWN, Evaluated, evaluated
+from naspipe.data.dataset_batches import DatasetBatches, from_dataset
 from naspipe.export.nni_form import to_nni
-from naspipe.frontend.given.run import Run
-from naspipe.frontend.given.strategies import check_is_object
-from naspipe.frontend.search.api import search_subnets
-from naspipe.frontend.training.api import train
+from naspipe.inputs.run import Run
+from naspipe.inputs.strategies import check_is_object
+from naspipe.jobs.losses import Loss
+from naspipe.jobs.workload import Batches
 from naspipe.nni.adapter import from_nni
 from naspipe.nni.strategies import check_explores, experiment_config, is_strategy
+from naspipe.search.scores import check_score
 from naspipe.search.search_directory import Search
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.run_directory import RunDirectory
+
+VALIDATE = 8
+"""Held-out batches, where their number is not known."""
+
+UNHEEDED = (
+    ("accumulate_grad_batches", (None, 1), "passes='accumulate:N'"),
+    ("gradient_clip_val", (None, 0), "clip_global_norm=..."),
+    ("precision", (None, 32, "32", "32-true"), "precision='bf16'"),
+)
+"""What a Trainer may be given that changes what is trained, its usual values, and how it is said
+here."""
+
+OWN = ("data", "loss", "steps", "held_out", "score")
+"""What is given beside an evaluator that is a function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """One supernet's training, and how its subnets are judged."""
+
+    data: Batches
+    held_out: Batches
+    loss: Loss
+    steps: int
+    why: str
+    """Why so many, in words."""
+    score: str
+    validate: int
+    """Held-out batches."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Further keywords of :func:`naspipe.train`."""
+
+
+def evaluated(evaluator: Any, given: Mapping[str, Any]) -> Evaluated:
+    """What an evaluator stands for.
+
+    Args:
+        evaluator: ``Classification``, ``Regression``, or a ``FunctionalEvaluator``, whose function
+            is never called: ``data``, ``loss`` and ``steps`` say what it does.
+        given: values by the names of :data:`OWN`, which go before the evaluator's own.
+
+    Raises:
+        ConfigError: for another evaluator, or one that does what cannot be followed.
+    """
+    check_score(given.get("score", "loss"))
+    bases = {base.__name__ for base in type(evaluator).__mro__}
+    for name, score in (("Classification", "top1"), ("Regression", "loss")):
+        if name in bases:
+            return _of_lightning(evaluator, score, given)
+    if "FunctionalEvaluator" in bases:
+        arguments = {key: each for key, each in evaluator.arguments.items() if key in OWN}
+        return _of_function({**arguments, **given})
+    raise ConfigError(
+        f"evaluator: expected Classification, Regression or FunctionalEvaluator of NNI's, found "
+        f"{type(evaluator).__name__}; naspipe.train takes data and a loss of any kind"
+    )
+
+
+def _of_function(given: Mapping[str, Any]) -> Evaluated:
+    if missing := [name for name in ("data", "loss", "steps") if given.get(name) is None]:
+        raise ConfigError(
+            f"FunctionalEvaluator: its function trains one model, and a supernet is trained by "
+            f"steps: expected data=, loss= and steps= beside it, as in NasExperiment(space, "
+            f"evaluator, strategy, data=..., loss=..., steps=1000), found no {missing[0]}"
+        )
+    data = given["data"]
+    held_out = given.get("held_out") or getattr(data, "validation", None) or data
+    return Evaluated(
+        data=data, held_out=held_out, loss=given["loss"], steps=given["steps"], why="steps=",
+        score=given.get("score", "loss"), validate=_validate(held_out),
+    )  # fmt: skip
+
+
+def _of_lightning(evaluator: Any, score: str, given: Mapping[str, Any]) -> Evaluated:
+    if evaluator.is_mutable():
+        raise ConfigError(
+            f"evaluator {type(evaluator).__name__}: expected values, found choices of its own "
+            f"(nni.choice): one supernet is trained, with one rate; give one value for each"
+        )
+    if evaluator.datamodule is not None or evaluator.train_dataloaders is None:
+        raise ConfigError(
+            f"{type(evaluator).__name__}: expected train_dataloaders, a DataLoader, found "
+            f"{'a datamodule' if evaluator.datamodule is not None else 'none'}"
+        )
+    data = given.get("data") or batches_of(evaluator.train_dataloaders)
+    held_out = given.get("held_out") or data
+    if evaluator.val_dataloaders is not None and not given.get("held_out"):
+        held_out = batches_of(evaluator.val_dataloaders)
+    module, trainer = evaluator.module, evaluator.trainer
+    _check_heeded(trainer)
+    rates = module.hparams
+    steps, why = (given["steps"], "steps=") if given.get("steps") else _steps(trainer, data)
+    return Evaluated(
+        data=data,
+        held_out=held_out,
+        loss=given.get("loss") or module.criterion,
+        steps=steps,
+        why=why,
+        score=given.get("score", score),
+        validate=_limited(trainer.limit_val_batches, _validate(held_out)),
+        training={
+            "optimizer": module.optimizer,
+            "lr": rates.learning_rate,
+            "optimizer_options": {"weight_decay": rates.weight_decay},
+        },
+    )
+
+
+def batches_of(loader: Any) -> DatasetBatches:
+    """A ``DataLoader``'s data set in batches of its size, shuffled as it does.
+
+    Raises:
+        ConfigError: for something else, or a sampler of another kind.
+    """
+    if isinstance(loader, list | tuple) and len(loader) == 1:
+        loader = loader[0]
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"evaluator: expected a torch DataLoader, found {type(loader).__name__}; give data= "
+            f"and held_out= to NasExperiment"
+        )
+    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise ConfigError(
+            f"evaluator: expected a DataLoader with batch_size and shuffle, found the sampler "
+            f"{type(loader.sampler).__name__}; give data= to NasExperiment"
+        )
+    collate = loader.collate_fn
+    return from_dataset(
+        loader.dataset, loader.batch_size, shuffle=type(loader.sampler) is RandomSampler,
+        drop_last=loader.drop_last, workers=loader.num_workers,
+        collate_fn=None if collate is default_collate else collate,
+    )  # fmt: skip
+
+
+def _check_heeded(trainer: Any) -> None:
+    """Lightning's options that would be left out in silence."""
+    for name, usual, instead in UNHEEDED:
+        if (found := getattr(trainer, name, None)) not in usual:
+            raise ConfigError(
+                f"evaluator: expected no {name}, found {found!r:.40}; leave it out there, and give "
+                f"{instead} to NasExperiment"
+            )
+    if any(type(each).__name__ == "Timer" for each in getattr(trainer, "callbacks", ())):
+        raise ConfigError(
+            "evaluator: expected max_epochs or max_steps, found max_time; how long things take "
+            "must not decide what is trained"
+        )
+
+
+LIGHTNINGS_EPOCHS = 1000
+"""What Lightning trains where neither epochs nor steps are given."""
+
+
+def _steps(trainer: Any, data: Any) -> tuple[int, str]:
+    """Those of one of NNI's trials, as Lightning counts them, and why."""
+    epochs, most = trainer.max_epochs, trainer.max_steps
+    batches = _limited(trainer.limit_train_batches, data.batches_per_epoch)
+    why = f"max_epochs={epochs}, {batches} batches each"
+    if epochs is None:
+        epochs = LIGHTNINGS_EPOCHS if most == -1 else -1
+        why = (
+            f"{epochs} epochs of {batches} batches, as Lightning has it without max_epochs and "
+            f"max_steps; give the evaluator one of them, or NasExperiment steps="
+        )
+    steps = batches * epochs if epochs >= 0 else -1
+    if most >= 0 and (steps < 0 or most < steps):
+        steps, why = most, f"max_steps={most}"
+    if steps < 1:
+        raise ConfigError(
+            f"evaluator: expected max_epochs or max_steps that train something, found "
+            f"max_epochs={trainer.max_epochs} and max_steps={most}; give steps= to NasExperiment"
+        )
+    return int(steps), why
+
+
+def _limited(limit: int | float | None, batches: int) -> int:
+    """A limit of Lightning's: so many batches, or such a part of them."""
+    if limit is None:
+        return batches
+    return min(batches, limit) if type(limit) is int else max(1, int(batches * limit))
+
+
+def _validate(held_out: Any) -> int:
+    return int(getattr(held_out, "batches_per_epoch", VALIDATE))
+
 
 CALIBRATE = 4
 """Batches that a model's running statistics are taken from."""

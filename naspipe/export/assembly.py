@@ -16,25 +16,25 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.api.observers import Told
 from naspipe.config.blocks import LossBlock
 from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.config.space import Block, Elastic, Space
 from naspipe.config.user_code import users_code
-from naspipe.frontend.display.watching import Told
-from naspipe.frontend.given.run import Run
-from naspipe.runtime.blocks.forms import form_of, form_text
-from naspipe.runtime.checkpoints.layer_bytes import layer_key, load_layer
-from naspipe.runtime.devices.determinism import block_seed, deterministic_torch, seed_draws
-from naspipe.runtime.evaluating.calibration import find_norms, fresh_statistics, may_keep_statistics
-from naspipe.runtime.jobs.workload import Batches
-from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import NotesToStderr
-from naspipe.search.run_searches import find_best
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.evaluation.calibration import find_norms, fresh_statistics, may_keep_statistics
+from naspipe.inputs.run import Run
+from naspipe.jobs.workload import Batches
+from naspipe.machine.determinism import block_seed, deterministic_torch, seed_draws
+from naspipe.search.search_directory import find_best
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.streams.stream_file import read_stream
+from naspipe.wire.ports import LaunchObserver
+from naspipe.wire.reports import NotesToStderr
+from naspipe.worker.blocks.specs import form_of, form_text
+from naspipe.worker.checkpoints.restored import layer_key, load_layer
+from naspipe.worker.layers.layer_store import LayerStore
 
 # The layers of a subnet
 

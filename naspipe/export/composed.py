@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from naspipe.api.distill import Blockwise, Choices
 from naspipe.config.definition import Recipe
+from naspipe.evaluation.evaluation import batch_sums
 from naspipe.export.assembly import ModuleChain, assemble
 from naspipe.export.assembly import calibrate as take_statistics
 from naspipe.export.exporter import Exported, check_place, write_checked
-from naspipe.frontend.given.held_out import judged_by
-from naspipe.frontend.training.distilled import Blockwise, Choices
-from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.evaluating.batch_sums import batch_sums
-from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches
+from naspipe.inputs.held_out import judged_by
+from naspipe.jobs.losses import Loss
+from naspipe.jobs.workload import Batches
+from naspipe.machine.determinism import deterministic_torch
 from naspipe.search.scores import Scores, scores_of
 
 

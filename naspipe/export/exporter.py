@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.api.retraining import workload_alone
+from naspipe.api.training import Training
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, InvariantError, reason
 from naspipe.config.user_code import users_code
@@ -28,16 +30,14 @@ from naspipe.export.assembly import (
     with_own_statistics,
 )
 from naspipe.export.pytorch_form import FILES, load_pytorch, same_outputs, write_pytorch
-from naspipe.frontend.given.run import Run, check_space
-from naspipe.frontend.search.alone import workload_alone
-from naspipe.frontend.training.training import Training
-from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.losses import Loss
-from naspipe.runtime.jobs.workload import Batches
-from naspipe.runtime.wire.ports import LaunchObserver
-from naspipe.runtime.wire.reports import Observer
+from naspipe.inputs.run import Run, check_space
+from naspipe.jobs.losses import Loss
+from naspipe.jobs.workload import Batches
+from naspipe.machine.determinism import deterministic_torch
 from naspipe.search.scores import Scores
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.run_directory import RunDirectory
+from naspipe.wire.ports import LaunchObserver
+from naspipe.wire.reports import Observer
 
 # ONNX, where a subnet's operators allow
 

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import nn
 
+from naspipe.api.observers import Told
 from naspipe.config.errors import InvariantError
 from naspipe.export.assembly import assemble, with_own_statistics
 from naspipe.export.exporter import first_batch
 from naspipe.export.pytorch_form import same_outputs
-from naspipe.frontend.display.watching import Told
-from naspipe.frontend.given.run import Run, check_space
+from naspipe.inputs.run import Run, check_space
+from naspipe.jobs.workload import Batches
+from naspipe.machine.determinism import deterministic_torch
 from naspipe.nni.adapter import instance, proof_of
-from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.workload import Batches
-from naspipe.runtime.wire.reports import NotesToStderr
+from naspipe.wire.reports import NotesToStderr
 
 
 def to_nni(

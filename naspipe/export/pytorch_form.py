@@ -24,12 +24,7 @@ import torch.fx as fx
 from safetensors.torch import save_file
 from torch import nn
 
-from naspipe.config.errors import ConfigError
-from naspipe.config.user_code import is_users_module, why_no_source
-from naspipe.export import standalone
-from naspipe.export.assembly import ModuleChain
-from naspipe.export.source import SourceFile, is_written_out
-from naspipe.runtime.sketching.plain_forms import (
+from naspipe.checks.exportable import (
     WAY_OUT,
     folded,
     formless,
@@ -37,7 +32,12 @@ from naspipe.runtime.sketching.plain_forms import (
     importable,
     is_compiled,
 )
-from naspipe.trace.storage.whole_files import write_json
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import is_users_module, why_no_source
+from naspipe.export import standalone
+from naspipe.export.assembly import ModuleChain
+from naspipe.export.source import SourceFile, is_written_out
+from naspipe.store.files import write_json
 
 # A module as plain data
 
@@ -341,7 +341,7 @@ def _file(classes: _Classes, note: str) -> str:
 
 def same_outputs(chain: ModuleChain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
     """Whether another form of a subnet gives bitwise what the run's own layers give."""
-    from naspipe.runtime.devices.tensor_bytes import same_bits
+    from naspipe.machine.staging import same_bits
 
     with torch.no_grad():
         expected = chain(batch)

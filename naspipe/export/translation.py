@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import torch
 
 from naspipe.config.errors import ConfigError
-from naspipe.data.dictionary import BOS, EOS, PADDING
+from naspipe.data.fairseq import BOS, EOS, PADDING
 from naspipe.export.assembly import ModuleChain, assemble
-from naspipe.frontend.given.run import Run
-from naspipe.runtime.devices.determinism import deterministic_torch
-from naspipe.runtime.jobs.workload import Batches
+from naspipe.inputs.run import Run
+from naspipe.jobs.workload import Batches
+from naspipe.machine.determinism import deterministic_torch
 from naspipe.search.search_directory import Candidate, Search
 
 # Beam search

@@ -17,12 +17,12 @@ pass. ``joined(outputs, lessons)`` is one loss over all passes of a step.
 
 from __future__ import annotations
 
-from naspipe.losses.byol import BYOL as BYOL
-from naspipe.losses.contrastive import Contrastive as Contrastive
-from naspipe.losses.cost_term import CostTerm as CostTerm
-from naspipe.losses.distil_bert import DistilBert as DistilBert
-from naspipe.losses.hidden_states import HiddenStates as HiddenStates
-from naspipe.losses.soft_target import SoftTarget as SoftTarget
+from naspipe.losses.losses import BYOL as BYOL
+from naspipe.losses.losses import Contrastive as Contrastive
+from naspipe.losses.losses import CostTerm as CostTerm
+from naspipe.losses.losses import DistilBert as DistilBert
+from naspipe.losses.losses import HiddenStates as HiddenStates
+from naspipe.losses.losses import SoftTarget as SoftTarget
 from naspipe.losses.top_target import TopTarget as TopTarget
 
 __all__ = [

@@ -8,7 +8,56 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from naspipe.losses.top_classes import split_top
+from naspipe.config.errors import ConfigError
+
+_MOST_CLASSES = 1 << 24
+"""Of which float32 holds every number."""
+
+
+def top_classes(scores: torch.Tensor, top: int) -> torch.Tensor:
+    """The greatest scores of the last dimension.
+
+    Args:
+        scores: of shape (..., classes).
+        top: how many are kept.
+
+    Returns:
+        float32 of shape (..., 2, top): scores, greatest first, and the numbers of their classes.
+
+    Raises:
+        ConfigError: when there are fewer classes than are kept, or too many for float32.
+    """
+    classes = scores.shape[-1]
+    if not top <= classes <= _MOST_CLASSES:
+        raise ConfigError(
+            f"teacher: expected {top} classes or more, as top={top} says, and at most "
+            f"{_MOST_CLASSES}, found {classes}"
+        )
+    values, order = torch.sort(scores.float(), dim=-1, descending=True, stable=True)
+    return torch.stack([values[..., :top], order[..., :top].float()], dim=-2)
+
+
+def split_top(label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores, and classes as whole numbers, each of shape (..., top)."""
+    values, classes = label.unbind(-2)
+    return values, classes.long()
+
+
+class KeepsTop(nn.Module):
+    """A teacher's last block, of whose scores the greatest are kept.
+
+    Args:
+        block: returns one tensor of scores.
+        top: how many.
+    """
+
+    def __init__(self, block: nn.Module, top: int) -> None:
+        super().__init__()
+        self.block, self.top = block, top
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        """See :func:`top_classes`."""
+        return top_classes(self.block(*inputs), self.top)
 
 
 class TopTarget:
@@ -50,7 +99,7 @@ class TopTarget:
 
         Args:
             output: of shape (..., classes).
-            taught: of shape (..., 2, K); see :func:`naspipe.losses.top_classes.top_classes`.
+            taught: of shape (..., 2, K); see :func:`naspipe.losses.top_target.top_classes`.
             target: of shape (...), or of any other one where all count.
         """
         t = self._temperature

@@ -14,11 +14,11 @@ candidates and a number for each.
 
 from __future__ import annotations
 
-from naspipe.mixed.alphas import Alpha as Alpha
-from naspipe.mixed.mixed_edge import MixedEdge as MixedEdge
-from naspipe.mixed.operations import operations as operations
-from naspipe.mixed.pair_edge import PairEdge as PairEdge
-from naspipe.mixed.rounds import Rounds as Rounds
+from naspipe.mixed.architecture import Alpha as Alpha
+from naspipe.mixed.architecture import Rounds as Rounds
+from naspipe.mixed.edges import MixedEdge as MixedEdge
+from naspipe.mixed.edges import PairEdge as PairEdge
+from naspipe.mixed.student_space import operations as operations
 from naspipe.mixed.student_space import student as student
 
 __all__ = ["Alpha", "MixedEdge", "PairEdge", "Rounds", "operations", "student"]

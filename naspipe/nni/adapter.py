@@ -16,7 +16,7 @@ from torch import nn
 from naspipe.config.errors import ConfigError
 from naspipe.config.rules import Rule
 from naspipe.config.space import AnyBlock, Block, Elastic, Shared, Space
-from naspipe.data.keyed.global_draws import kept_draws
+from naspipe.machine.determinism import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.cut import Draft, cut
 from naspipe.nni.decisions import BlockLayers, LabelDecisions

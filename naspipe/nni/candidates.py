@@ -13,12 +13,12 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from naspipe.data.keyed.global_draws import kept_draws
+from naspipe.machine.determinism import kept_draws
 from naspipe.nni.counterparts import Counterparts, attribute, follow
 from naspipe.nni.cut import Draft, fused_cell
 from naspipe.nni.library import Sample, is_open, library
 from naspipe.nni.trace import Region, Traced, arguments, either
-from naspipe.runtime.layers.module_copies import copied
+from naspipe.worker.layers.held_tensors import copied
 
 
 def make_candidate(

@@ -18,6 +18,7 @@ import torch.fx as fx
 from torch import nn
 
 from naspipe.config.errors import ConfigError
+from naspipe.machine.staging import tensor_bytes
 from naspipe.nni.library import Sample, library
 from naspipe.nni.module_equality import (
     class_difference,
@@ -30,7 +31,6 @@ from naspipe.nni.module_equality import (
     parts_of,
 )
 from naspipe.nni.trace import Entered, Traced, arguments, either, traceable
-from naspipe.runtime.devices.tensor_bytes import tensor_bytes
 
 # Values
 

@@ -20,15 +20,15 @@ from torch import nn
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import AnyBlock, Shared
 from naspipe.config.user_code import users_code
+from naspipe.machine.determinism import deterministic_torch, layer_seed, seed_draws
+from naspipe.machine.forking import done_apart
+from naspipe.machine.staging import tensor_bytes
 from naspipe.nni.candidates import counterparts, fixed_model
 from naspipe.nni.counterparts import Counterparts, attribute
 from naspipe.nni.decisions import LabelDecisions
 from naspipe.nni.library import Sample
 from naspipe.nni.module_equality import difference, tensor_pairs
 from naspipe.nni.trace import Traced
-from naspipe.runtime.devices.determinism import deterministic_torch, layer_seed, seed_draws
-from naspipe.runtime.devices.tensor_bytes import tensor_bytes
-from naspipe.runtime.forking.apart import done_apart
 
 # Architectures that together use every layer
 

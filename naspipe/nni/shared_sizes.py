@@ -19,7 +19,7 @@ from torch import nn
 from torch.func import functional_call
 
 from naspipe.config.errors import ConfigError
-from naspipe.data.keyed.global_draws import kept_draws
+from naspipe.machine.determinism import kept_draws
 from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
 from naspipe.nni.counterparts import Counterparts
 from naspipe.nni.cut import Draft, Kind

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from naspipe.config.errors import ConfigError
-from naspipe.data.keyed.global_draws import Randomness
+from naspipe.machine.determinism import Randomness
 
 # The execution engine
 
@@ -105,7 +105,7 @@ class _Ended(BaseException):
 
 
 class NniStrategy:
-    """An :class:`naspipe.streams.ports.ExplorationStrategy` around one of NNI's.
+    """An :class:`naspipe.streams.feedback.ExplorationStrategy` around one of NNI's.
 
     Scores are told as they are: more is better, as most of NNI's strategies have it.
 

@@ -25,7 +25,7 @@ from torch import nn
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.user_code import users_code
-from naspipe.data.keyed.global_draws import kept_draws
+from naspipe.machine.determinism import kept_draws
 from naspipe.nni.library import Sample, call_open, labels_of, library, structure_in
 
 # Cells with loose ends

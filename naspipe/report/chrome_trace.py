@@ -21,9 +21,9 @@ from naspipe.report.reductions import Handover, Reason
 from naspipe.report.run_tables import BUSY, time_bins
 from naspipe.report.teachers import stays_and_refusals, with_teacher
 from naspipe.report.waits import Wait, explain_waits
-from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import time_key
-from naspipe.trace.storage.whole_files import atomic_file
+from naspipe.store.access_log import time_key
+from naspipe.store.files import atomic_file
+from naspipe.store.labels import SpaceLabels
 
 _Event = dict[str, Any]
 _PROCESS = 0

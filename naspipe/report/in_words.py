@@ -13,17 +13,17 @@ from naspipe.config.errors import ConfigError
 from naspipe.config.ids import Access, AccessKind, SequenceId, StreamId, Subnet
 from naspipe.config.partition import Partition, partition_along
 from naspipe.config.steps import Steps
-from naspipe.core.events import Planned
-from naspipe.planning.causal_bound import causal_bound
+from naspipe.engine.events import Planned
+from naspipe.plan.bottlenecks import Bottleneck, bottlenecks
+from naspipe.plan.bounds import causal_bound
+from naspipe.plan.chains import Chain, Stream
+from naspipe.plan.fidelity import logged_table
+from naspipe.plan.pipeline import Pipeline, Plan, StreamPlan
+from naspipe.plan.simulation import Outcome, bound_of
 from naspipe.report.recorded import Recorded, section
 from naspipe.report.reductions import Reason
-from naspipe.sim.bottlenecks import Bottleneck, bottlenecks
-from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.fidelity import logged_table
-from naspipe.sim.outcome import Outcome, bound_of
-from naspipe.sim.pipeline import Pipeline, Plan, StreamPlan
+from naspipe.store.metrics import summarize
 from naspipe.streams.samplers import make_sampler
-from naspipe.trace.reading.metrics import summarize
 
 _NOTABLE = 0.02
 """Shares below this are not worth a sentence."""

@@ -16,24 +16,21 @@ from naspipe.config.errors import ConfigError, LogError
 from naspipe.config.ids import Access, LayerId
 from naspipe.config.rules import Exact
 from naspipe.config.steps import recorded_steps
-from naspipe.planning.window import WIDEST
+from naspipe.engine.policies import TRAITS, PolicyTraits
+from naspipe.plan.costs import WIDEST
 from naspipe.report.needs import Schedule
-from naspipe.schedule.traits import TRAITS, PolicyTraits
-from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.lives import Life
-from naspipe.trace.access.log import RunLog, read_joint_columns
-from naspipe.trace.access.recorded_steps import is_complete, recorded_spans
-from naspipe.trace.access.stored import EVERYTHING, Wanted
-from naspipe.trace.reading.compare import RecordedRun
-from naspipe.trace.reading.long_metrics import summarize_parts
-from naspipe.trace.reading.metrics import Summary
-from naspipe.trace.results.losses_file import Loss
-from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.results.run_state import run_state
-from naspipe.trace.results.teacher_events import read_teacher_events
-from naspipe.trace.results.validation_file import Validation, read_validations
-from naspipe.trace.snapshots.checkpoints import cut_name
-from naspipe.trace.snapshots.snapshot import tensor_names
+from naspipe.store.access_columns import Life
+from naspipe.store.access_log import RunLog, read_joint_columns
+from naspipe.store.access_order import is_complete, recorded_spans
+from naspipe.store.access_segments import EVERYTHING, Wanted
+from naspipe.store.checkpoints import cut_name, tensor_names
+from naspipe.store.compare import RecordedRun
+from naspipe.store.labels import SpaceLabels
+from naspipe.store.losses import Loss
+from naspipe.store.metrics import Summary, summarize_parts
+from naspipe.store.run_directory import RunDirectory, run_state
+from naspipe.store.teacher_events import read_teacher_events
+from naspipe.store.validations import Validation, read_validations
 
 # Runs too long to show every record
 
@@ -170,7 +167,7 @@ class Recorded(NamedTuple):
 
     @property
     def schedule(self) -> Schedule:
-        """What decided when records could begin, as ``naspipe.stage.builder`` admits subnets."""
+        """What decided when records could begin, as ``naspipe.engine.builder`` admits subnets."""
         definition = section(self.manifest, "definition")
         policy, bulk = str(definition.get("policy", "csp")), definition.get("bulk")
         size = bulk if type(bulk) is int and bulk > 0 else self.num_stages

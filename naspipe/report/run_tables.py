@@ -31,13 +31,13 @@ from naspipe.report.searches import search_tables
 from naspipe.report.summary import facts, numbers
 from naspipe.report.teachers import teacher_tables, with_teacher
 from naspipe.report.waits import Wait, explain_waits
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.log import time_key
-from naspipe.trace.access.order import format_order, layer_order, reads_and_writes, with_settings
-from naspipe.trace.reading.metrics import warm_up_end_ns
-from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.storage.whole_files import atomic_file
+from naspipe.store.access_log import time_key
+from naspipe.store.access_order import format_order, layer_order, reads_and_writes, with_settings
+from naspipe.store.files import atomic_file
+from naspipe.store.labels import SpaceLabels
+from naspipe.store.metrics import warm_up_end_ns
+from naspipe.store.run_directory import RunDirectory
+from naspipe.streams.stream_file import read_stream
 
 # The page
 

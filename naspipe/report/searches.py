@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from naspipe.config.errors import ConfigError, LogError
-from naspipe.search.limits import COSTS
 from naspipe.search.retrained import (
     COMPARED,
     FEWEST,
@@ -21,10 +20,10 @@ from naspipe.search.retrained import (
     newest_alike,
     read_retrained,
 )
-from naspipe.search.run_searches import find_searches
 from naspipe.search.scores import SCORES, merit
-from naspipe.search.search_directory import Candidate, Search
-from naspipe.trace.access.decided import Decided
+from naspipe.search.search_directory import Candidate, Search, find_searches
+from naspipe.search.strategies import COSTS
+from naspipe.store.labels import Decided
 
 # Which choices win
 

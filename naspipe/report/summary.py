@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from naspipe.config.ids import Access, AccessKind, StreamId
 from naspipe.report.needs import Needs, Schedule
 from naspipe.report.recorded import Recorded, section
-from naspipe.trace.access.log import RunLog, time_key
-from naspipe.trace.access.recorded_steps import recorded_spans, shared_spans, unrecorded_steps
-from naspipe.trace.reading.differences import loss_differences
-from naspipe.trace.reading.log_differences import log_differences
-from naspipe.trace.reading.metrics import bubble_ratio, causal_bound, summarize
+from naspipe.store.access_log import RunLog, time_key
+from naspipe.store.access_order import recorded_spans, shared_spans, unrecorded_steps
+from naspipe.store.differences import log_differences, loss_differences
+from naspipe.store.metrics import bubble_ratio, causal_bound, summarize
 
 _ALWAYS = -(1 << 63)
 """A time before every record."""
@@ -102,7 +101,7 @@ def facts(run: Recorded) -> dict[str, str]:
 def numbers(run: Recorded) -> dict[str, float]:
     """What the report measures of a run.
 
-    The measures of :mod:`naspipe.trace.reading.metrics` if every step was recorded; the shares of
+    The measures of :mod:`naspipe.store.metrics` if every step was recorded; the shares of
     all stages' time that W took and that would have been idle without it (see
     :func:`filled_time`); the mean of the last tenth of the losses; and the scores of the
     last validation.

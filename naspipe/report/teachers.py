@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from naspipe.config.ids import Access
 from naspipe.report.reductions import Reason
 from naspipe.report.waits import Wait
-from naspipe.trace.access.lives import Life
-from naspipe.trace.results.teacher_events import COUNTED, tally
+from naspipe.store.access_columns import Life
+from naspipe.store.teacher_events import COUNTED, tally
 
 # Teachers that came and went
 
@@ -51,7 +51,7 @@ def stays_and_refusals(events: Events, lives: Sequence[Life]) -> tuple[list[Stay
 
     Args:
         events: by generation and time, from
-            :func:`naspipe.trace.results.teacher_events.read_teacher_events`.
+            :func:`naspipe.store.teacher_events.read_teacher_events`.
         lives: of the run's logs.
     """
     by_generation = {life.generation: life for life in lives}

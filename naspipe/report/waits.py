@@ -21,7 +21,7 @@ from typing import NamedTuple
 from naspipe.config.ids import Access, AccessKind, StageId
 from naspipe.report.needs import Needs, Schedule
 from naspipe.report.reductions import Held, Reason
-from naspipe.trace.access.log import time_key
+from naspipe.store.access_log import time_key
 
 # Forwards that had their input and might not run
 

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from naspipe.config.errors import LogError
 from naspipe.config.text import parse_json
-from naspipe.search.rank_agreement import interval, kendalls_tau
-from naspipe.search.scores import Scores, merit
+from naspipe.search.scores import Scores, interval, kendalls_tau, merit
 from naspipe.search.search_directory import Candidate, Search
-from naspipe.trace.storage.writing import writing
+from naspipe.store.files import writing
 
 _FILE = "retrained.jsonl"
 

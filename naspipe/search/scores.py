@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from naspipe.config.errors import ConfigError
 
@@ -44,7 +48,7 @@ class Scores(NamedTuple):
     synflow: float = math.nan
     naswot: float = math.nan
     combined: float = math.nan
-    """Of a sum of scores, as standard scores (:mod:`naspipe.search.standard_scores`)."""
+    """Of a sum of scores, as standard scores (:mod:`naspipe.search.scores`)."""
 
     def of(self, score: str) -> float:
         """The value of a score by its name, or of a sum of scores."""
@@ -129,3 +133,85 @@ def check_score(score: str) -> None:
             f"unknown score {score!r:.80}: expected {' or '.join(SCORES)}, or a sum of different "
             f"ones without bleu, as in loss+naswot"
         )
+
+
+SAMPLE = 32
+"""Subnets that scores are compared with: the first ones of the strategy ``random``."""
+
+
+class Spread(NamedTuple):
+    """Of the merits of a sample's subnets: more is better."""
+
+    mean: float
+    deviation: float
+    """The population's, above 0."""
+
+    def of(self, value: float) -> float:
+        """A merit as a standard score."""
+        return (value - self.mean) / self.deviation
+
+
+class StandardScores:
+    """Adds up the standard scores of each part of a sum of scores.
+
+    Args:
+        score: the sum, as in ``loss+naswot``.
+        spreads: of each part.
+    """
+
+    def __init__(self, score: str, spreads: Mapping[str, Spread]) -> None:
+        self._score = score
+        self._spreads = spreads
+
+    @classmethod
+    def of_sample(cls, score: str, sample: Sequence[Scores]) -> StandardScores:
+        """From the scores of a sample; values that are infinite or no numbers are left out.
+
+        Raises:
+            ConfigError: when a part is the same for all of the sample, so that it ranks nothing.
+        """
+        return cls(score, {part: _spread(score, part, sample) for part in parts_of(score)})
+
+    def added(self, scores: Scores) -> Scores:
+        """The same scores with their sum; it is NaN where a part is."""
+        parts = [spread.of(merit(scores, part)) for part, spread in self._spreads.items()]
+        return scores._replace(combined=sum(parts))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for the manifest."""
+        return {part: spread._asdict() for part, spread in self._spreads.items()}
+
+
+def _spread(score: str, part: str, sample: Sequence[Scores]) -> Spread:
+    values = [each for each in (merit(scores, part) for scores in sample) if math.isfinite(each)]
+    if len(set(values)) < 2:
+        found = f"{values[0]:.6g} for each" if values else "none"
+        raise ConfigError(
+            f"score {score}: expected {part} to differ among {len(sample)} subnets drawn at "
+            f"random, found {found}; leave {part} out of the sum"
+        )
+    return Spread(statistics.fmean(values), statistics.pstdev(values))
+
+
+RESAMPLES = 2000
+
+
+def kendalls_tau(one: ArrayLike, other: ArrayLike) -> float:
+    """Tau-b, from -1 to 1; 0 where either has no order at all (Kendall 1945)."""
+    from scipy.stats import kendalltau
+
+    tau = float(kendalltau(one, other).statistic)
+    return 0.0 if math.isnan(tau) else tau
+
+
+def interval(
+    one: Sequence[float], other: Sequence[float], level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Where ``level`` of the taus lie of pairs that are drawn anew from these (bootstrap)."""
+    from scipy.stats import bootstrap
+
+    found = bootstrap(
+        (one, other), kendalls_tau, paired=True, vectorized=False, n_resamples=RESAMPLES,
+        confidence_level=level, method="percentile", rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)

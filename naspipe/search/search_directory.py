@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from naspipe.config.errors import ConfigError, LogError
 from naspipe.config.text import parse_json
-from naspipe.search.limits import COSTS, Cost
-from naspipe.search.scores import JUDGED, Scores, is_score, merit
-from naspipe.trace.storage.whole_files import write_json
-from naspipe.trace.storage.writing import writing
+from naspipe.search.scores import JUDGED, Scores, check_score, is_score, merit
+from naspipe.search.strategies import COSTS, Cost, Limits
+from naspipe.store.files import write_json, writing
 
 FORMAT = 1
 PREFIX = "search-"
@@ -255,3 +256,124 @@ def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError
     return float(value)
+
+
+def default_name(run: Path) -> str:
+    """The first number that no search of a run has."""
+    taken = {path.name for path in run.glob(f"{PREFIX}*")}
+    number = 1
+    while f"{PREFIX}{number}" in taken:
+        number += 1
+    return str(number)
+
+
+def search_path(run: Path, name: str) -> Path:
+    """Where a search of a run is.
+
+    Raises:
+        ConfigError: for a name that is none.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ConfigError(f"--name {name!r:.80}: expected letters, digits, points, - and _")
+    return run / f"{PREFIX}{name}"
+
+
+def find_searches(run: Path) -> list[Search]:
+    """The searches of a run that came to their end, the newest first.
+
+    Raises:
+        LogError: when a file of one is damaged.
+    """
+    found = [
+        SearchDirectory(path).read()
+        for path in sorted(run.glob(f"{PREFIX}*"))
+        if (path / "manifest.json").is_file()
+    ]
+    whole = [each for each in found if each.manifest["status"] == "complete"]
+    return sorted(whole, key=lambda each: (-each.manifest["finished"], each.path.name))
+
+
+def find_best(run: Path) -> Candidate:
+    """The best subnet of a run's newest search.
+
+    Raises:
+        ConfigError: when there is none.
+        LogError: when a file of one is damaged.
+    """
+    search = newest_search(run)
+    if ranked := search.ranked():
+        return ranked[0]
+    raise ConfigError(f"{search.path}: expected a subnet with a {search.score}, found none")
+
+
+def newest_search(run: Path) -> Search:
+    """A run's newest search that came to its end.
+
+    Raises:
+        ConfigError: when there is none.
+        LogError: when a file of one is damaged.
+    """
+    for search in find_searches(run)[:1]:
+        return search
+    raise ConfigError(f"{run}: expected a finished search, found none; start naspipe search {run}")
+
+
+def find_search(run: Path, name: str = "") -> Search:
+    """A run's search of that name; the newest one without.
+
+    Raises:
+        ConfigError: when there is none, or it did not come to its end.
+        LogError: when a file of it is damaged.
+    """
+    if not name:
+        return newest_search(run)
+    search = SearchDirectory(search_path(run, name)).read()
+    if (status := search.manifest["status"]) != "complete":
+        raise ConfigError(f"{search.path}: expected a finished search, found one that is {status}")
+    return search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchDefinition:
+    """How subnets are proposed and judged; never how many stages evaluate them."""
+
+    strategy: str = "evolution"
+    options: Mapping[str, float] = field(default_factory=dict)
+    """Of the strategy, such as ``population``."""
+    budget: int = 100
+    """Subnets to evaluate."""
+    seed: int = 0
+    """Of the strategy's draws."""
+    delay: int = 8
+    """Subnets from one to the first that knows its score; up to one more are under way."""
+    score: str = "loss"
+    """What subnets are ranked by: one of :data:`naspipe.search.scores.SCORES`, or a sum of them."""
+    calibration: int = 4
+    """Batches of the training split that running statistics are taken from; 0 for the run's own."""
+    validation: int = 8
+    """Batches of the held-out split."""
+    ema: bool = False
+    """Judge by the moving averages of the weights."""
+    limits: Limits = field(default_factory=Limits)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What the held-out data say of themselves."""
+    loss: str = ""
+    """What subnets are judged by in the place of the run's loss."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.strategy, str):
+            raise ConfigError(
+                f"strategy: expected a name, of which every block's search makes its own, found an "
+                f"object, {type(self.strategy).__name__}"
+            )
+        least = {"budget": 1, "seed": 0, "delay": 0, "calibration": 0, "validation": 1}
+        names = {"calibration": "calibrate", "validation": "validate"}
+        for name, smallest in least.items():
+            if (found := getattr(self, name)) < smallest:
+                option = names.get(name, name)
+                raise ConfigError(f"--{option}: expected {smallest} or more, found {found}")
+        check_score(self.score)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for the manifest."""
+        return asdict(self)

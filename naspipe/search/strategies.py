@@ -1,6 +1,6 @@
 """Search strategies of naspipe's own, by name.
 
-Each is an :class:`naspipe.streams.ports.ExplorationStrategy`: seeded, and told scores in
+Each is an :class:`naspipe.streams.feedback.ExplorationStrategy`: seeded, and told scores in
 sequence order, so the same seed proposes the same subnets on any number of stages.
 """
 
@@ -8,14 +8,166 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from numpy.random import RandomState
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.text import did_you_mean
-from naspipe.search.greedy import GreedyPool
-from naspipe.search.random_search import Allowed, Choices, RandomSearch, Scored
-from naspipe.streams.ports import ExplorationStrategy
+from naspipe.streams.feedback import ExplorationStrategy
+
+Choices = tuple[int, ...]
+"""One choice per choice block."""
+
+Allowed = Callable[[Choices], bool]
+"""Whether a subnet keeps the limits (FLOPs, parameters, latency)."""
+
+_TRIES = 10_000
+"""Subnets to draw before the limits are called impossible."""
+
+
+class Scored(NamedTuple):
+    """A subnet and how it did; a higher score is better."""
+
+    choices: Choices
+    score: float
+
+
+class RandomSearch:
+    """Uniform draws among the subnets that keep the limits.
+
+    Args:
+        candidate_counts: of each choice block.
+        seed: of the draws.
+        is_allowed: the limits.
+    """
+
+    def __init__(
+        self,
+        candidate_counts: Sequence[int],
+        seed: int,
+        is_allowed: Allowed = lambda choices: True,
+    ) -> None:
+        self.counts = tuple(candidate_counts)
+        self.random = RandomState(seed)
+        self._is_allowed = is_allowed
+
+    def propose(self, sequence_id: int) -> Choices:
+        """See :class:`ExplorationStrategy`.
+
+        Raises:
+            ConfigError: when no subnet that keeps the limits was found.
+        """
+        return self.first_allowed(self.draw)
+
+    def observe(self, sequence_id: int, score: float) -> None:
+        """Nothing is learnt."""
+
+    def draw(self) -> Choices:
+        """Any subnet."""
+        return tuple(int(self.random.randint(count)) for count in self.counts)
+
+    def first_allowed(self, draw: Callable[[], Choices]) -> Choices:
+        """The first draw that keeps the limits.
+
+        Raises:
+            ConfigError: when there was none.
+        """
+        for _ in range(_TRIES):
+            choices = draw()
+            if self._is_allowed(choices):
+                return choices
+        raise ConfigError(
+            f"no subnet within the limits among {_TRIES} draws; raise flops, params or latency_ms "
+            f"of the limits (--max-flops, --max-params, --max-latency-ms)"
+        )
+
+
+class GreedyPool(RandomSearch):
+    """Greedy path filtering (You et al., CVPR'20): draws from a bounded pool of good paths.
+
+    The scores of every ``group`` subnets that follow one another are compared, and the best
+    ``keep`` of them go into the pool, which holds the ``size`` best paths by their newest scores.
+    A subnet is drawn from the pool, all its paths alike, with a probability that rises
+    linearly from 0 to ``greed`` over the first ``growth`` subnets, and uniformly otherwise.
+
+    The paper scores each group's paths on a small validation batch and trains those that it keeps
+    alone. Here every path is trained, and its score is what the run says of it: where the stream
+    drives a training, minus the loss of its step, on its own batch. So filtering acts through
+    the pool only, and scores carry the noise of batches; comparing neighbours alone keeps the
+    fall of the losses out of it.
+
+    Args:
+        candidate_counts: of each choice block.
+        seed: of every draw.
+        is_allowed: the limits.
+        size: paths in the pool (1,000 in the paper).
+        group: subnets that are compared (10).
+        keep: of them, those that go into the pool (5).
+        greed: the greatest probability to draw from the pool (0.8).
+        growth: subnets until then.
+    """
+
+    def __init__(
+        self,
+        candidate_counts: Sequence[int],
+        seed: int,
+        is_allowed: Allowed = lambda choices: True,
+        *,
+        size: int = 1000,
+        group: int = 10,
+        keep: int = 5,
+        greed: float = 0.8,
+        growth: int = 1000,
+    ) -> None:
+        super().__init__(candidate_counts, seed, is_allowed)
+        if not (1 <= keep <= group and size >= 1 and growth >= 1 and 0 <= greed <= 1):
+            raise ConfigError(
+                f"greedy: expected 1 <= keep <= group, size and growth of 1 or more and greed from "
+                f"0 to 1, found keep {keep}, group {group}, size {size}, growth {growth}, greed "
+                f"{greed}"
+            )
+        self._size, self._group, self._keep = size, group, keep
+        self._greed, self._growth = greed, growth
+        self._proposed: dict[int, Choices] = {}
+        self._waiting: list[Scored] = []
+        self._pool: dict[Choices, float] = {}
+        """Paths and scores, the path that came in last at the end."""
+
+    @property
+    def pool(self) -> list[Scored]:
+        """The good paths, the best first; of equal ones, the newest."""
+        newest_first = [Scored(*item) for item in reversed(self._pool.items())]
+        return sorted(newest_first, key=lambda scored: -scored.score)
+
+    def propose(self, sequence_id: int) -> Choices:
+        """See :class:`ExplorationStrategy`; raises as :meth:`RandomSearch.propose`."""
+        chance = self._greed * min(1.0, sequence_id / self._growth)
+        is_greedy = self.random.random_sample() < chance and self._pool
+        choices = self._from_pool() if is_greedy else self.first_allowed(self.draw)
+        self._proposed[sequence_id] = choices
+        return choices
+
+    def observe(self, sequence_id: int, score: float) -> None:
+        """The best of each group join the pool; the worst of the pool leave once it is full."""
+        known = -math.inf if math.isnan(score) else score
+        self._waiting.append(Scored(self._proposed.pop(sequence_id), known))
+        if len(self._waiting) == self._group:
+            ranked = sorted(self._waiting, key=lambda scored: -scored.score)
+            self._waiting = []
+            for choices, value in reversed(ranked[: self._keep]):
+                self._pool.pop(choices, None)
+                self._pool[choices] = value
+            for worst in self.pool[self._size :]:
+                del self._pool[worst.choices]
+
+    def _from_pool(self) -> Choices:
+        """Any path of the pool."""
+        return list(self._pool)[self.random.randint(len(self._pool))]
 
 
 class Evolution(RandomSearch):
@@ -141,3 +293,55 @@ def make_strategy(
             f"strategy {name}: expected {', '.join(known) or 'no options'}, found {option!r:.80}"
         )
     return STRATEGIES[name](candidate_counts, seed, is_allowed, **(options or {}))
+
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+COSTS = ("flops", "params", "latency_ms")
+"""By which fronts are drawn."""
+
+
+class Cost(NamedTuple):
+    """Of one subnet; NaN where it is not known."""
+
+    flops: float
+    """Operations of one sample's forward, in products and convolutions."""
+    params: float
+    latency_ms: float
+    """Of the forward of one batch on one stage, the sum over its layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that a subnet may cost; 0 for no limit."""
+
+    flops: float = 0.0
+    params: float = 0.0
+    latency_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in COSTS:
+            limit = getattr(self, name)
+            if not (math.isfinite(limit) and limit >= 0):
+                raise ConfigError(
+                    f"--max-{name.replace('_', '-')}: expected a positive number, found {limit!r}"
+                )
+
+    def allow(self, cost: Cost) -> bool:
+        """Whether a subnet keeps them all; one whose cost is not known does not."""
+        return all(
+            not getattr(self, name) or getattr(cost, name) <= getattr(self, name) for name in COSTS
+        )
+
+
+def parse_count(text: str, what: str) -> float:
+    """A number such as ``25M``, ``1.5G`` or ``40000``; ``what`` it is the value of.
+
+    Raises:
+        ConfigError: for anything else, and for 0.
+    """
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?)", text.strip().lower())
+    value = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not value:
+        raise ConfigError(f"{what}: expected a number such as 25M or 1.5G, found {text!r:.80}")
+    return value

@@ -8,11 +8,41 @@ all attempts of a run: what it answered before is repeated, and it is never aske
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from naspipe.config.errors import ConfigError, InvariantError
-from naspipe.streams.ports import ExplorationStrategy
+
+Choices = tuple[int, ...]
+"""One choice per choice block."""
+
+
+class Sampler(Protocol):
+    """An endless iterator of subnets (``file:`` ends where its file does)."""
+
+    def draw(self) -> Choices:
+        """The next subnet."""
+        ...
+
+    def __iter__(self) -> Iterator[Choices]: ...
+
+    def __next__(self) -> Choices: ...
+
+
+class ExplorationStrategy(Protocol):
+    """Proposes subnets, and learns from how they did."""
+
+    def propose(self, sequence_id: int) -> Sequence[int] | None:
+        """The next subnet: one choice per choice block. Asked for in sequence order.
+
+        None when it waits for the score of a subnet that is under way; it is asked again after
+        the next score.
+        """
+        ...
+
+    def observe(self, sequence_id: int, score: float) -> None:
+        """How a subnet did; told in sequence order, ``delay`` subnets later."""
+        ...
 
 
 class FeedbackLoop:

@@ -15,7 +15,7 @@ from itertools import islice
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Shared, Space
 from naspipe.config.steps import BEST, Steps
-from naspipe.streams.ports import Choices
+from naspipe.streams.feedback import Choices
 
 
 def num_draws(steps: Steps, num_steps: int) -> int:
@@ -106,7 +106,7 @@ def extremes(space: Space, size: Callable[[int, int], int]) -> tuple[Choices, Ch
 class ProbingStrategy:
     """Proposes the probes of a step, and when their scores are told its other passes.
 
-    It is an :class:`~naspipe.streams.ports.ExplorationStrategy` that proposes choices.
+    It is an :class:`~naspipe.streams.feedback.ExplorationStrategy` that proposes choices.
 
     Args:
         drawn: subnets without an end; each is probed.

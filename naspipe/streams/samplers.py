@@ -18,8 +18,8 @@ from numpy.random import RandomState
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Space
 from naspipe.config.text import did_you_mean
-from naspipe.streams.from_file import ChoicesOf, FileSampler
-from naspipe.streams.ports import Sampler
+from naspipe.streams.feedback import Sampler
+from naspipe.streams.stream_file import ChoicesOf, FileSampler
 
 Subnet = tuple[int, ...]
 """One choice per choice block."""

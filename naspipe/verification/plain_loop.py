@@ -12,6 +12,7 @@ import copy
 import math
 import os
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -30,18 +31,20 @@ from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Follows, Frozen, MomentumUpdate
 from naspipe.config.settings import GivenCode
 from naspipe.config.wiring import Tap, TapRole
-from naspipe.runtime.jobs.users_code import has_users_class, has_users_code
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.verification.audit import Audit
-from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
-from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits
-from naspipe.verification.rehearsal import (
+from naspipe.jobs.losses import has_users_class, has_users_code
+from naspipe.jobs.workload import Workload
+from naspipe.store.checkpoints import Checkpoint
+from naspipe.verification.audit import (
     HINT,
     STEPS_BEFORE,
+    Audit,
     attributes,
     changed_attributes,
     disturb,
 )
+from naspipe.verification.comparison import NotVerifiable, StepRecord, StreamRecord, loss_bits
+from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
+from naspipe.worker.checkpoints.restored import aligned
 
 Tensors = tuple[torch.Tensor, ...]
 Place = tuple[int, int]
@@ -731,3 +734,35 @@ def _by_taps(streams: Sequence[_Stream], taps: Sequence[Tap]) -> list[_Stream]:
         else:
             raise NotVerifiable("because streams take outputs of each other")
     return ordered
+
+
+def states_of(checkpoint: Checkpoint, passes: int) -> dict[str, LayerState]:
+    """Every layer that a checkpoint holds, by label.
+
+    Args:
+        checkpoint: at the end of a step.
+        passes: how many sequence IDs a step has.
+    """
+    values: dict[str, dict[str, Any]] = defaultdict(dict)
+    older: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(lambda: defaultdict(dict))
+    for name, raw in checkpoint.tensors.items():
+        _, label, rest = name.split("/", 2)
+        value = aligned(raw, checkpoint.strides.get(name))
+        if rest.startswith("version/"):
+            _, version, parameter = rest.split("/", 2)
+            older[label][int(version)][parameter] = value
+        else:
+            values[label][rest] = value
+    for name, scalar in checkpoint.scalars.items():
+        _, label, rest = name.split("/", 2)
+        values[label][rest] = scalar
+    found = {}
+    for key, newest in checkpoint.versions.items():
+        label = key.split("/", 1)[1]
+        versions = checkpoint.history.get(key, (newest,))[:-1]
+        found[label] = LayerState(
+            values[label],
+            newest // passes,
+            [(version // passes, older[label][version]) for version in versions],
+        )
+    return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from naspipe.config.errors import NaspipeError
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.compare import compare_runs
 from scripts.comparing.rows import Row
 from scripts.comparing.versions import (
     Ended,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from naspipe.config.ids import Access
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.reading.metrics import warm_up_end_ns
+from naspipe.store.access_log import read_run_accesses
+from naspipe.store.metrics import warm_up_end_ns
 from scripts.comparing.versions import BOTH, CompareError, Version, Workplace
 
 _STEPS = {"nlp.c1": 60, "cv.c3": 240}

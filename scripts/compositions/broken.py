@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from naspipe.config.rules import Lag
-from naspipe.runtime.blocks import compute, updates
-from naspipe.runtime.layers import stored_layer
-from naspipe.runtime.stepping import own_steps
+from naspipe.worker.blocks import compute, updates
+from naspipe.worker.layers import own_steps, stored_layer
 
 
 def copies_without_prediction() -> None:

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 import naspipe as npp
+from naspipe.api import planning as run_plan
 from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError, RunInterruptedError, StageFailedError
-from naspipe.frontend.given import run_plan
-from naspipe.runtime.checkpoints.layer_bytes import from_raw
-from naspipe.runtime.forking.own_thread import in_own_thread
-from naspipe.runtime.measuring import profile_apart
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.machine.forking import in_own_thread
+from naspipe.profiling import profiles as profile_apart
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.store.run_directory import RunDirectory
+from naspipe.streams.stream_file import read_stream
+from naspipe.worker.checkpoints.restored import from_raw
 from scripts.compositions import networks, plain
 from scripts.compositions.cases import Case, execution_of, get, recipe_of, steps_of
 from scripts.compositions.networks import LR, PARAMETER_GROUPS

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import naspipe
-from naspipe.planning.cost import first_of_kind
-from naspipe.runtime.measuring.profile_apart import profile_apart
+from naspipe.plan.costs import first_of_kind
+from naspipe.profiling.profiles import profile_apart
 from scripts.gpu.findings import Findings
 from scripts.gpu.runs import synthetic
 from tests.gpu.bits import cases

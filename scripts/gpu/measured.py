@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.jobs.workload import Workload
 from scripts.gpu.findings import Findings
 from scripts.gpu.runs import (
     Subset,

@@ -18,14 +18,14 @@ import torch
 
 import naspipe
 import search_spaces
+from naspipe.checks.sketched import measure_sizes
 from naspipe.config.definition import Recipe
 from naspipe.config.space import Shared, Space
-from naspipe.runtime.forking.apart import done_apart
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.measuring import profile_apart
-from naspipe.runtime.sketching.layer_sizes import measure_sizes
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.reading.metrics import hit_rate, makespan_seconds, stall_ratio
+from naspipe.jobs.workload import Workload
+from naspipe.machine.forking import done_apart
+from naspipe.profiling import profiles as profile_apart
+from naspipe.store.access_log import read_run_accesses
+from naspipe.store.metrics import hit_rate, makespan_seconds, stall_ratio
 from tests.equivalence.harness import oracle_of
 from tests.gpu.verdicts import deterministic, plain_device
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import Subnet
 from naspipe.config.partition import Partition, make_partition
-from naspipe.planning.cost import CostTable
-from naspipe.planning.partitions import register_placement
+from naspipe.plan.costs import CostTable
+from naspipe.plan.partitions import register_placement
 
 Bounds = tuple[int, ...]
 

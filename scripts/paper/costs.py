@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from naspipe.config.ids import AccessKind, LayerId
-from naspipe.core.parcels import LAYER, Parcel
-from naspipe.core.task import Task
+from naspipe.engine.events import LAYER, Parcel, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +26,7 @@ class BlockCosts:
     """Copy time between host and device by (block, candidate); 0 where it is not named."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         if kind is AccessKind.WRITE:
             return self.write_ns
         place = (layer.block, layer.candidate)
@@ -37,27 +36,27 @@ class BlockCosts:
         return forward if kind is AccessKind.FORWARD else int(forward * self.backward_ratio)
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.link_ns
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.link_ns
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self.swap_ns.get((layer.block, layer.candidate), 0)
 
 
@@ -74,29 +73,29 @@ class RandomCosts:
         self._random = random.Random(self.seed)
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self._random.randint(0, self.max_access_ns)
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self._random.randint(0, self.max_access_ns)
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self._random.randint(0, self.max_message_ns)
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self._random.randint(0, self.max_message_ns)
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return self._random.randint(0, self.max_access_ns)

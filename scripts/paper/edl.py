@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from naspipe.label_scheduler.rates import busy_share, online_rate, teachers_needed
+from naspipe.api.teacher_plans import busy_share, online_rate, teachers_needed
 from scripts.paper import published
 from scripts.paper.common import Headline, Options, Result, grouped_bars
 from scripts.paper.table6 import span

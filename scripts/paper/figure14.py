@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from naspipe.config.ids import StageId
-from naspipe.stage.builder import LAUNCHES
+from naspipe.engine.builder import LAUNCHES
 from scripts.paper import published
 from scripts.paper.common import Headline, Options, Result, mean
 from scripts.paper.grouped import Layer, Setting, layers_of, setting_of

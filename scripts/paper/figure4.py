@@ -22,11 +22,11 @@ from threading import Lock
 from typing import Any
 
 import search_spaces
+from naspipe.api.chosen_stages import late_layers, with_late
+from naspipe.api.simulate import DATA_INFO, profiled_scenario
 from naspipe.config.definition import Execution
 from naspipe.config.rules import Lag, parse_rule
-from naspipe.frontend.simulation.lag_needed import late_layers, with_late
-from naspipe.frontend.simulation.scenario import DATA_INFO, profiled_scenario
-from naspipe.sim.grown_lags import with_grown_lags
+from naspipe.plan.pipeline import with_grown_lags
 from scripts.paper.common import ROOT, Headline, Options, Result, mean, real_run
 from scripts.paper.loss_clock import Clock
 from scripts.tiny_workload import tiny_workload

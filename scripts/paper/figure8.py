@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from naspipe.config.ids import Access, AccessKind, LayerId
-from naspipe.core.parcels import COPY, LAYER, SUM, Parcel
-from naspipe.sim.pipeline import plan_pipeline
-from naspipe.sim.simulation import simulate_run
-from naspipe.stage.builder import LAUNCHES
+from naspipe.engine.builder import LAUNCHES
+from naspipe.engine.events import COPY, LAYER, SUM, Parcel
+from naspipe.plan.pipeline import plan_pipeline
+from naspipe.plan.simulation import simulate_run
 from scripts.paper import orders
 from scripts.paper.common import Headline, Options, Result
 from scripts.paper.figure14 import pushes
@@ -59,7 +59,7 @@ class WatchedLink(LinkCosts):
     bars: list[Bar] = field(default_factory=list)
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`naspipe.sim.ports.Costs`. The first group sends sums, the second copies."""
+        """The first group sends sums, the second copies."""
         now_ns, block = self.clock.now_ns, layer.block
         took_ns = LinkCosts.push_ns(self, layer, parcel)
         own = sum(bound <= block for bound in self.cut.bounds[1:-1])

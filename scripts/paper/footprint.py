@@ -13,7 +13,7 @@ from typing import NamedTuple
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import StageId
 from naspipe.config.partition import Partition
-from naspipe.planning.balance import balanced_partition
+from naspipe.plan.partitions import balanced_partition
 
 
 class Footprint(NamedTuple):
@@ -36,7 +36,7 @@ class FootprintTable:
     """Footprints of every layer of a space; blocks of one kind share their rows."""
 
     twins: tuple[int, ...]
-    """See :func:`naspipe.planning.cost.first_of_kind`."""
+    """See :func:`naspipe.plan.costs.first_of_kind`."""
     rows: Mapping[int, tuple[Footprint, ...]]
     """By the first block of each kind: one per candidate."""
 

@@ -13,19 +13,18 @@ from functools import cache
 from typing import NamedTuple
 
 import search_spaces
+from naspipe.api.simulate import DATA_INFO
 from naspipe.config.definition import Execution
 from naspipe.config.ids import FIRST_STREAM, AccessKind, LayerId, SequenceId, StageId, Subnet
 from naspipe.config.partition import Partition
 from naspipe.config.space import Space
 from naspipe.config.steps import Steps
-from naspipe.core.parcels import LAYER, Parcel
-from naspipe.core.task import Task, TaskKind
-from naspipe.frontend.simulation.scenario import DATA_INFO
-from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.pipeline import Pipeline, Plan, plan_pipeline
-from naspipe.sim.simulation import simulate_run
-from naspipe.sim.virtual_clock import VirtualClock
+from naspipe.engine.events import LAYER, Parcel, Task, TaskKind
+from naspipe.plan.chains import Chain, Stream
+from naspipe.plan.costs import CostTable, LayerCost
+from naspipe.plan.pipeline import Pipeline, Plan, plan_pipeline
+from naspipe.plan.simulation import simulate_run
+from naspipe.plan.virtual_driver import VirtualClock
 
 IMAGES = 256
 """Of a step; GroPipe's."""
@@ -101,7 +100,7 @@ class LinkCosts:
     _free_ns: int = 0
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         cost = self.table.of(layer.block, layer.candidate)
         parts = {AccessKind.FORWARD: cost.forward_ns, AccessKind.BACKWARD: cost.backward_ns}
         if kind not in parts:
@@ -109,25 +108,25 @@ class LinkCosts:
         return parts[kind] + (self.fixed_ns // 2 if layer.block in self.cut.bounds else 0)
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         own = self.cut.blocks(StageId(receiver.stage % self.cut.num_stages))
         is_forward = receiver.kind is TaskKind.FORWARD
         return self.outputs[own.start - 1 if is_forward else own.stop - 1]
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         now_ns, push_ns = self.clock.now_ns, self.push[layer.block]
         if not push_ns:
             return 0
@@ -135,7 +134,7 @@ class LinkCosts:
         return self._free_ns - now_ns
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`naspipe.sim.ports.Costs`."""
+        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         return 0
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+from naspipe.checks.sketched import measure_sizes, sketch
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Elastic, SettingDecisions, Space
-from naspipe.planning.cost import first_of_kind
-from naspipe.planning.size import SizeTable
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.sketching.layer_sizes import measure_sizes, sketch
+from naspipe.jobs.workload import Workload
+from naspipe.plan.costs import SizeTable, first_of_kind
 from scripts.paper.footprint import Footprint, FootprintTable
 
 MetaBatch = Callable[[int], Mapping[str, torch.Tensor]]

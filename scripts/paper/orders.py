@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from naspipe.config.steps import Steps
 from naspipe.config.wiring import CHAIN, Wiring
-from naspipe.core.ports import DispatchOrder
-from naspipe.core.task import Task, TaskKind
-from naspipe.stage.builder import register_order
-from naspipe.stage.ready import ReadyTasks
-from naspipe.stage.work import Progress, Work
+from naspipe.engine.builder import register_order
+from naspipe.engine.events import Task, TaskKind
+from naspipe.engine.orders import ReadyTasks
+from naspipe.engine.ports import DispatchOrder
+from naspipe.engine.work import Progress, Work
 
 
 def register() -> None:

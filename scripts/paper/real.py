@@ -22,13 +22,13 @@ from naspipe.config.ids import Access, AccessKind  # noqa: E402
 from naspipe.config.rules import parse_rule, steps_behind  # noqa: E402
 from naspipe.config.space import Shared, Space  # noqa: E402
 from naspipe.data.registry import open_data  # noqa: E402
-from naspipe.frontend.given.run import Run  # noqa: E402
-from naspipe.frontend.given.workloads import find_workload  # noqa: E402
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
-from naspipe.streams.from_file import read_stream  # noqa: E402
+from naspipe.inputs.named import find_workload  # noqa: E402
+from naspipe.inputs.run import Run  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
+from naspipe.store.access_log import read_run_accesses  # noqa: E402
+from naspipe.store.metrics import summarize  # noqa: E402
 from naspipe.streams.samplers import draw_stream  # noqa: E402
-from naspipe.trace.access.log import read_run_accesses  # noqa: E402
-from naspipe.trace.reading.metrics import summarize  # noqa: E402
+from naspipe.streams.stream_file import read_stream  # noqa: E402
 from scripts.tiny_workload import flowing  # noqa: E402
 
 SEARCH_SEED = 20_220_228

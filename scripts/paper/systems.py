@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 import search_spaces
+from naspipe.api.simulate import Scenario, table5_scenario
 from naspipe.config.definition import Definition, Execution, Recipe
-from naspipe.frontend.simulation.scenario import Scenario, table5_scenario
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.sim.outcome import bound_of, outcome_of
+from naspipe.jobs.workload import Workload
+from naspipe.plan.simulation import bound_of, outcome_of
 from scripts.paper.footprint import SYSTEMS as MEMORY_SYSTEMS
 from scripts.paper.footprint import FootprintTable, largest_batch
 from scripts.paper.measured_footprints import measure_footprints

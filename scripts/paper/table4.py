@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from naspipe.streams.from_file import write_stream
+from naspipe.streams.stream_file import write_stream
 from scripts.paper import published
 from scripts.paper.common import Headline, Options, Result, real_run
 

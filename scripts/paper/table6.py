@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.plan.costs import CostTable, LayerCost
 from scripts.paper import grouped, published
 from scripts.paper.common import Headline, Options, Result, grouped_bars
 from scripts.paper.grouped import Setting

@@ -23,7 +23,7 @@ from naspipe.label_scheduler.messages import (
     Wanted,
 )
 from naspipe.label_scheduler.scheduler import SECOND_NS, Desk
-from naspipe.sim.virtual_clock import VirtualClock
+from naspipe.plan.virtual_driver import VirtualClock
 from scripts.paper.tutored_script import (
     Asked,
     Joins,

@@ -104,9 +104,9 @@ PEERS = {
 
 def _cut(work: Work) -> int:
     """Where ScheduleGPipe's stages part: naspipe's balanced partition of the same subnet."""
+    from naspipe.api.planning import measured_costs
     from naspipe.config.definition import Execution
-    from naspipe.frontend.given.run_plan import measured_costs
-    from naspipe.planning.balance import balanced_partition
+    from naspipe.plan.partitions import balanced_partition
 
     named = work.named()
     chain = named.space.chain(work.stream(named)[0])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from naspipe.config.space import Shared
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.jobs.workload import Workload
 from scripts.peers.work import SEED, Work, figures, made, optimizer_of
 
 MISSING = "NNI 3.0 and Lightning are not installed: pip install nni==3.0 pytorch_lightning"

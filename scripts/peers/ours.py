@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import naspipe
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.reading.metrics import summarize
+from naspipe.store.access_log import read_run_accesses
+from naspipe.store.metrics import summarize
 from scripts.peers.work import SEED, Work, figures, scratch, written_stream
 from tests.equivalence.harness import oracle_of
 

@@ -21,7 +21,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from naspipe.runtime.jobs.workload import Workload  # noqa: E402
+from naspipe.jobs.workload import Workload  # noqa: E402
 from scripts.peers.work import (  # noqa: E402
     SEED,
     Supernet,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.streams.from_file import write_stream
+from naspipe.jobs.workload import Workload
 from naspipe.streams.samplers import draw_stream
+from naspipe.streams.stream_file import write_stream
 from scripts.tiny_workload import flowing, tiny_workload
 from tests.keyed_draws import keyed_seed
 

@@ -14,7 +14,7 @@ from scripts.rankings.unit_keys import Unit
 
 from naspipe.config.definition import Recipe  # isort: skip
 from naspipe.config.recipe import learning_rate  # isort: skip
-from naspipe.runtime.devices.determinism import (  # isort: skip
+from naspipe.machine.determinism import (  # isort: skip
     deterministic_torch,
     layer_seed,
     seed_draws,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from naspipe.search.rank_agreement import interval, kendalls_tau
+from naspipe.search.scores import interval, kendalls_tau
 from scripts.rankings import unit_keys, variants
 from scripts.rankings.cell_networks import convolutions, sample, strata_shares
 from scripts.rankings.cell_space import Architecture, Problem

@@ -20,8 +20,8 @@ from scripts.rankings.plain_training import forward, train_plainly
 from scripts.rankings.unit_keys import Unit, key_of
 
 from naspipe.config.errors import NotFiniteError  # isort: skip
-from naspipe.runtime.devices.environment import describe_environment  # isort: skip
-from naspipe.streams.from_file import write_stream  # isort: skip
+from naspipe.machine.determinism import describe_environment  # isort: skip
+from naspipe.streams.stream_file import write_stream  # isort: skip
 
 POINTS = 200
 """Of a curve of losses."""

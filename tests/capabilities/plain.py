@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence.harness import oracle_of, plain_torch
 from tests.keyed_draws import keyed_seed
 

@@ -9,9 +9,9 @@ from naspipe.config.partition import Partition
 from naspipe.config.rules import Exact
 from naspipe.config.steps import ONE_PASS
 from naspipe.config.wiring import PLAIN
-from naspipe.schedule.invariants import violations
-from naspipe.sim.driver import simulate
-from naspipe.stage.builder import build_admission, build_controller, new_history
+from naspipe.engine.builder import build_admission, build_controller, new_history
+from naspipe.engine.invariants import violations
+from naspipe.plan.virtual_driver import simulate
 from scripts.paper.costs import RandomCosts
 
 BLOCKS = 6

@@ -8,7 +8,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.config.partition import make_partition
 from naspipe.config.steps import Steps
-from naspipe.planning.partitions import register_placement
+from naspipe.plan.partitions import register_placement
 from tests.capabilities import simulated
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop

@@ -8,8 +8,8 @@ from torch import nn
 import naspipe as npp
 from naspipe.config.ids import AccessKind
 from naspipe.config.wiring import Wiring
-from naspipe.runtime.blocks.exchanges import register_exchange
-from naspipe.stage.gates import StepGate
+from naspipe.engine.gates import StepGate
+from naspipe.worker.blocks.updates import register_exchange
 from tests.capabilities import plain, simulated
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits

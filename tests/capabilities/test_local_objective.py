@@ -11,7 +11,7 @@ from torch.nn import functional
 import naspipe as npp
 from naspipe.config.ids import AccessKind
 from naspipe.config.wiring import StreamWiring, Wiring
-from naspipe.trace.results.losses_file import read_losses
+from naspipe.store.losses import read_losses
 from scripts.paper.costs import RandomCosts
 from tests.capabilities import plain, simulated
 from tests.equivalence import spaces

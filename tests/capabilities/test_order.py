@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 import naspipe as npp
-from naspipe.stage.builder import register_order
+from naspipe.engine.builder import register_order
 from tests.capabilities import simulated
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop

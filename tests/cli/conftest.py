@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.runtime.forking import apart
-from naspipe.runtime.measuring import profile_apart
+from naspipe.machine import forking as apart
+from naspipe.profiling import profiles as profile_apart
 from tests.cli.refusals import MODULE, Refusal
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.data import open_data
-from naspipe.frontend.given.workloads import find_workload
+from naspipe.inputs.named import find_workload
 from tests.cli import bad_teachers
 from tests.cli.own_students import students
 

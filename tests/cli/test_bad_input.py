@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.data import digits, prepare
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.data import images as digits
+from naspipe.data import prepare
+from naspipe.store.run_directory import RunDirectory
 from tests.cli.refusals import DIGITS, LONG, MINE, MODULE, Refusal, expect
 from tests.data.test_registry import write_fashion
 

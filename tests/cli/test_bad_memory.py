@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from naspipe.cli.main import main
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.run_directory import RunDirectory
 from tests.cli.refusals import MINE, Refusal, expect
 
 FORMS = "bytes, as in 512MiB, or a number of subnets, as in 3x"

@@ -13,7 +13,7 @@ import pytest
 from naspipe import __version__
 from naspipe.cli import main as cli
 from naspipe.config.errors import ConfigError, DataError, LogError, StageFailedError
-from tests.trace.fake_run import FakeRun, float32_bits
+from tests.store.fake_run import FakeRun, float32_bits
 
 COMMANDS = ("compare", "log")
 

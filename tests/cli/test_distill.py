@@ -14,10 +14,10 @@ import search_spaces
 from naspipe.cli.main import main
 from naspipe.config.ids import AccessKind
 from naspipe.data import open_data
-from naspipe.frontend.given.workloads import find_workload
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.inputs.named import find_workload
+from naspipe.store.access_log import read_run_accesses
+from naspipe.store.compare import compare_runs
+from naspipe.store.run_directory import RunDirectory
 from tests.cli.test_resume import wait_for
 from tests.forked import Fork
 

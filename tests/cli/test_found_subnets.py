@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from naspipe.cli.search import print_tables
-from naspipe.search.limits import Cost
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, Search
-from naspipe.trace.access.decided import Decided
+from naspipe.search.strategies import Cost
+from naspipe.store.labels import Decided
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

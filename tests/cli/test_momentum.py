@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.compare import compare_runs
+from naspipe.store.run_directory import RunDirectory
 from tests.cli.test_resume import wait_for
 from tests.forked import Fork
 

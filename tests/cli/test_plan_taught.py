@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from naspipe.api import planning as run_plan
+from naspipe.api import teacher_plans as taught_plans
 from naspipe.cli.main import main
-from naspipe.frontend.given import run_plan
-from naspipe.frontend.simulation import taught_plans
-from naspipe.planning.cost import CostTable, LayerCost
+from naspipe.plan.costs import CostTable, LayerCost
 from tests.cli.test_resume import RUN
 
 STUDENT = ("plan", "moco-v3", "--data", "views:digits", "--devices", "4", "--steps", "32")

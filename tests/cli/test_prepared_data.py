@@ -9,7 +9,7 @@ import pytest
 
 from naspipe.cli.main import main
 from naspipe.data import registry
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.run_directory import RunDirectory
 from tests.data.test_registry import write_fashion
 
 WORDS = ("cv.c3", "--steps", "1", "--data-dir", "cache", "--quiet", "--set", "data.batch_size=2")

@@ -11,9 +11,8 @@ import pytest
 from naspipe.cli import main as cli
 from naspipe.cli.profile import summarize_kinds
 from naspipe.config.space import Block, Shared, Space
-from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.planning.size import LayerSize, SizeTable
-from naspipe.runtime.measuring import profiler
+from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable
+from naspipe.profiling import profiler
 from tests.cli.refusals import MODULE
 
 MINE = (f"{MODULE}:space", "--data", f"{MODULE}:data")

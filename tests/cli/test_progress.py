@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from naspipe.api.progress import TrainingProgress
 from naspipe.cli.main import main
-from naspipe.frontend.display.training_progress import TrainingProgress
 
 SMALL = "tests.faults.small_space"
 RUN = ["train", f"{SMALL}:space", "--data", f"{SMALL}:batches", "--steps", "12"]
@@ -53,7 +53,7 @@ def test_a_bar_on_a_terminal(tmp_path, capsys, monkeypatch):
 def test_what_is_done_already_is_no_speed(capsys, monkeypatch):
     """A run that goes on at step 90 of 100 and takes a step a second has ten seconds left."""
     now = [0.0]
-    monkeypatch.setattr("naspipe.frontend.display.training_progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("naspipe.api.progress.time.monotonic", lambda: now[0])
     with TrainingProgress("run", 100, every_seconds=0.5) as progress:
         progress.on_begin(1, [90])
         for y in range(90, 93):

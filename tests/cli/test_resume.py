@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.compare import compare_runs
 from tests.forked import Fork
 
 SMALL = "tests.faults.small_space"

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 import naspipe
+from naspipe.api import training
 from naspipe.cli.main import main
-from naspipe.frontend.training import training
-from naspipe.runtime.processes.claim import Claim
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.results.run_state import LOCK, is_held
+from naspipe.launch.claim import Claim
+from naspipe.store.compare import compare_runs
+from naspipe.store.run_directory import LOCK, RunDirectory, is_held
 from tests.cli.test_resume import RUN, start, wait_for
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, fail, train
-from tests.runtime.processes.test_launcher_death import wait_until
+from tests.launch.test_launcher_death import wait_until
 
 WORDS = ["--checkpoint-every", "5", "--stages", "2", "--set", "window=4", "--resume-if-exists"]
 

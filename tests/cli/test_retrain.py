@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import naspipe
+from naspipe.api.retraining import workload_alone
 from naspipe.cli.main import main
 from naspipe.config.errors import UsersCodeError
-from naspipe.frontend.search.alone import workload_alone
 from naspipe.search.retrained import chosen, read_retrained
-from naspipe.search.run_searches import find_search
-from naspipe.streams.from_file import read_stream
+from naspipe.search.search_directory import find_search
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.search import own
 

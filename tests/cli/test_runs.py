@@ -9,9 +9,8 @@ import time
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.runtime.processes.claim import Claim
-from naspipe.trace.results.heartbeat_file import HEARTBEAT, write_heartbeat
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.launch.claim import Claim
+from naspipe.store.run_directory import HEARTBEAT, RunDirectory, write_heartbeat
 
 
 @pytest.fixture

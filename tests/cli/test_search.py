@@ -11,8 +11,8 @@ import pytest
 import naspipe
 from naspipe.cli.main import main
 from naspipe.search.search_directory import SearchDirectory
-from naspipe.streams.from_file import write_stream
-from naspipe.trace.results.heartbeat_file import read_heartbeat
+from naspipe.store.run_directory import read_heartbeat
+from naspipe.streams.stream_file import write_stream
 from tests.search import own
 
 OWN = ["--space", "tests.search.own:space", "--data", "tests.search.own:batches"]

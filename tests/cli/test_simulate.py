@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from naspipe.api.simulate import Scenario
 from naspipe.cli import main as cli
-from naspipe.frontend.simulation.scenario import Scenario
-from naspipe.planning.cost import COLUMNS, CostTable, LayerCost
-from naspipe.trace.reading.compare import RecordedRun
-from naspipe.trace.reading.metrics import causal_bound, summarize
+from naspipe.plan.costs import COLUMNS, CostTable, LayerCost
+from naspipe.store.compare import RecordedRun
+from naspipe.store.metrics import causal_bound, summarize
 from tests.cli.refusals import MODULE
 
 TABLE5 = ("nlp.c3", "--costs", "table5")

@@ -11,11 +11,11 @@ import pytest
 from naspipe.cli import teach
 from naspipe.cli.main import main
 from naspipe.config.errors import ConfigError
-from naspipe.runtime.registries.teacher_keys import own_pair
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.results.teacher_events import read_teacher_events
+from naspipe.distill.teacher_card import own_pair
+from naspipe.store.compare import compare_runs
+from naspipe.store.teacher_events import read_teacher_events
+from tests.distill.servers import redis_server
 from tests.forked import Fork
-from tests.runtime.registries.servers import redis_server
 
 TRAIN = (
     "train", "vgg8", "--data", "digits", "--set", "data.batch_size=8", "--quiet", "--steps", "12",

@@ -9,8 +9,8 @@ import pytest
 from naspipe.cli.main import main
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.trace.results.validation_file import read_validations
-from tests.frontend.training.test_recording import scalars
+from naspipe.store.validations import read_validations
+from tests.api.test_recording import scalars
 
 SMALL = "tests.faults.small_space"
 RUN = [

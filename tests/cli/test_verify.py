@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.worker.layers.stored_layer import StoredLayer
 
 SMALL = "tests.faults.small_space"
 RUN = ["train", f"{SMALL}:space", "--data", f"{SMALL}:batches", "--steps", "6", "--quiet"]

@@ -12,7 +12,7 @@ from naspipe.config.errors import ConfigError
 from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId, Subnet
 from naspipe.config.partition import Partition, make_partition
 from naspipe.config.rules import Every, Exact, Frozen, Lag, Rule, parse_rule, steps_behind
-from naspipe.core.task import Task, TaskKind, parse_task
+from naspipe.engine.events import Task, TaskKind, parse_task
 
 numbers = st.integers(0, 1 << 70)
 forwards = st.builds(Task, numbers, numbers, st.just(TaskKind.FORWARD), numbers, st.just(0))

@@ -9,7 +9,7 @@ from torch import nn
 from naspipe.config.errors import ConfigError
 from naspipe.config.rules import parse_rule
 from naspipe.config.user_code import called, users_traceback
-from naspipe.runtime.worker.stage_main import failure_report
+from naspipe.worker.stage_main import failure_report
 
 
 class Adds(nn.Module):

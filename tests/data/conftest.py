@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from naspipe.data import prepare
-from naspipe.data.dictionary import write_dictionary
-from naspipe.data.fairseq_format import write_mmap
+from naspipe.data.fairseq import write_dictionary, write_mmap
 from naspipe.data.sentence_pairs import split_of
 
 HELP = {"libreoffice-help-en-us": "en-US", "libreoffice-help-de": "de"}

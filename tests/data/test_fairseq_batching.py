@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.config.errors import ConfigError
-from naspipe.data.fairseq_batching import BatchPlanner, batch_ends, collate, sentence_order
+from naspipe.data.text import BatchPlanner, batch_ends, collate, sentence_order
 
 
 def sizes_of(lengths: list[int], max_tokens: int, multiple: int = 1) -> list[int]:

@@ -11,8 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from naspipe.config.errors import DataError
-from naspipe.data.dictionary import build_dictionary, read_dictionary, write_dictionary
-from naspipe.data.fairseq_format import open_tokens, write_mmap
+from naspipe.data.fairseq import (
+    build_dictionary,
+    open_tokens,
+    read_dictionary,
+    write_dictionary,
+    write_mmap,
+)
 
 SENTENCES = [[4, 5, 6, 2], [7, 2], [2], [8, 9, 2]]
 quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

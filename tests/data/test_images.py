@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from naspipe.config.errors import ConfigError, DataError
-from naspipe.data import digits, image_folder
+from naspipe.data import images as digits
+from naspipe.data import images as image_folder
 from naspipe.data.idx import read_idx
 from naspipe.data.images import ArraySource, ImageData, keyed_random
 

@@ -11,8 +11,7 @@ import torch
 
 from naspipe.config.errors import ConfigError
 from naspipe.data import MaskedWords, TranslationData, open_data, prepare
-from naspipe.data.dictionary import PADDING
-from naspipe.data.fairseq_format import write_mmap
+from naspipe.data.fairseq import PADDING, write_mmap
 
 from .conftest import write_sentences
 

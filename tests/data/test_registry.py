@@ -15,7 +15,7 @@ import torch
 from naspipe.cli import data as data_cli
 from naspipe.config.errors import ConfigError, DataError
 from naspipe.data import ImageData, TranslationData, open_data, prepare
-from naspipe.data.dictionary import read_dictionary
+from naspipe.data.fairseq import read_dictionary
 
 from .conftest import write_package
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from naspipe.config.errors import ConfigError, DataError
-from naspipe.data.dictionary import write_dictionary
-from naspipe.data.fairseq_format import write_mmap
-from naspipe.data.translation import TranslationData
+from naspipe.data.fairseq import write_dictionary, write_mmap
+from naspipe.data.text import TranslationData
 
 from .conftest import write_sentences
 

@@ -18,7 +18,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.config.settings import Flag, at_least, setting
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.docs import readers
 from tests.docs.test_pages import PAGES
 

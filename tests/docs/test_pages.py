@@ -116,13 +116,12 @@ def test_the_names_that_a_page_uses_are_there(page) -> None:
 
 
 def test_what_is_not_there_is_seen() -> None:
-    good = (
-        "`stage/controller.py`, `naspipe/stage/`, `Tap(source=1)`, `./run_tests.sh`, `*_groups.py`"
-    )
+    good = "`engine/controller.py`, `naspipe/engine/`, `Tap(source=1)`, `./run_tests.sh`, "
+        "`*_groups.py`"
     assert missing_files(good) == missing_names(good) == []
-    assert missing_files("`stage/lost.py`: `a`, `naspipe/lost/`") == [
+    assert missing_files("`engine/lost.py`: `a`, `naspipe/lost/`") == [
         "naspipe/lost/",
-        "stage/lost.py",
+        "engine/lost.py",
     ]
     assert missing_names("`LostClass.lost_too` of `StageController`") == ["LostClass", "lost_too"]
     links = "# A `b`, c\n[a](docs/lost.md), [b](docs/design.md#x), [c](docs/design.md#the-promise)"

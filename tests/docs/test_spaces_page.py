@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import naspipe as npp
+from naspipe.checks.sketched import SketchedLayers
+from naspipe.checks.space import alike_note
 from naspipe.config.ids import FIRST_STREAM, LayerId
-from naspipe.runtime.sketching.alike_candidates import alike_note
-from naspipe.runtime.sketching.sketched import SketchedLayers
 from tests.test_architecture import ROOT, product
 
 PAGE = (ROOT / "docs" / "spaces.md").read_text("utf-8")

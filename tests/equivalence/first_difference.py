@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from naspipe.config.rules import Frozen
-from naspipe.trace.reading.compare import Comparison, RecordedRun
-from naspipe.trace.reading.differences import checkpoint_differences, loss_differences
-from naspipe.trace.results.losses_file import Loss
-from naspipe.trace.snapshots.shards import RawTensor
-from naspipe.trace.snapshots.snapshot import Checkpoint
+from naspipe.store.checkpoints import Checkpoint
+from naspipe.store.compare import Comparison, RecordedRun
+from naspipe.store.differences import checkpoint_differences, loss_differences
+from naspipe.store.losses import Loss
+from naspipe.store.shards import RawTensor
 from tests.oracle import bits
 
 NAMES = {

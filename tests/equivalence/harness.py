@@ -14,11 +14,11 @@ import naspipe
 from naspipe.config.partition import make_partition
 from naspipe.config.rules import Every, Frozen, Lag
 from naspipe.config.space import Elastic
-from naspipe.planning.partitions import PLACEMENTS
-from naspipe.runtime.checkpoints.layer_bytes import from_raw
-from naspipe.runtime.layers import layer_store
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.plan.partitions import PLACEMENTS
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.streams.stream_file import read_stream
+from naspipe.worker.checkpoints.restored import from_raw
+from naspipe.worker.layers import layer_store
 from tests.equivalence.sliced_loop import SlicedLoop
 from tests.oracle import PlainLoop, bits
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.runtime.checkpoints.layer_bytes import from_raw
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.worker.checkpoints.restored import from_raw
 from tests.equivalence import spaces
 from tests.equivalence.harness import plain_torch
 from tests.equivalence.plain_momentum import MomentumLoop

@@ -8,8 +8,8 @@ import math
 import torch
 from torch.nn import functional
 
-from naspipe.streams.from_file import read_stream
 from naspipe.streams.samplers import iterate_subnets
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence.harness import oracle_of, plain_torch
 
 

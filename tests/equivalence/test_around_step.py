@@ -8,8 +8,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.recipe import Recipe
-from naspipe.runtime.stepping import around_step
-from naspipe.runtime.stepping.optimizers import PER_LAYER
+from naspipe.worker.layers import own_steps as around_step
+from naspipe.worker.layers.optimizers import PER_LAYER
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail
@@ -48,7 +48,7 @@ def test_no_optimizer_is_disturbed_by_the_average(optimizer):
 
 
 def around_step_of(recipe, module):
-    from naspipe.runtime.stepping.optimizers import make_optimizer
+    from naspipe.worker.layers.optimizers import make_optimizer
 
     optimizer = make_optimizer(recipe, module.parameters())
     for _ in range(3):

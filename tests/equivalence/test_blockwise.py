@@ -14,10 +14,10 @@ from torch.nn import functional
 import naspipe as npp
 from naspipe.config.errors import RunInterruptedError
 from naspipe.config.partition import Partition
-from naspipe.runtime.blocks.compute import StageCompute
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.access_log import read_run_accesses
+from naspipe.store.run_directory import RunDirectory
+from naspipe.streams.stream_file import read_stream
+from naspipe.worker.blocks.compute import StageCompute
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_torch
 from tests.equivalence.test_timing_and_mutations import inject_delays

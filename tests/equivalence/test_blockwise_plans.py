@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import naspipe as npp
+from naspipe.api.distill import blockwise_streams
+from naspipe.api.teacher_plans import blockwise_plans
 from naspipe.cli.main import main
 from naspipe.config.definition import Execution
-from naspipe.frontend.simulation.blockwise_plans import blockwise_plans
-from naspipe.frontend.training.distillation import blockwise_streams
-from naspipe.sim import simulation
+from naspipe.plan import simulation
 from tests.equivalence import spaces
 from tests.equivalence.test_blockwise import students, teachers
 

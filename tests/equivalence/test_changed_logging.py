@@ -9,7 +9,7 @@ from naspipe.cli.main import main
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.report.summary import agreement
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.compare import compare_runs
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, fail, interrupt_and_resume, train
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.compare import compare_runs
 
 
 def batches(seed, number, items=6):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from naspipe.frontend.training import training
-from naspipe.runtime.wire import device_rings, nccl_path
+from naspipe.api import training
+from naspipe.wire import device_rings, nccl_path
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
-from tests.runtime.wire.host_memory import HostMemory
 from tests.thinned import long
+from tests.wire.host_memory import HostMemory
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import naspipe as npp
-from naspipe.runtime.wire.reports import Observer
-from naspipe.trace.results.losses_file import read_losses
-from naspipe.trace.results.metrics_file import read_metrics
+from naspipe.store.losses import read_losses, read_metrics
+from naspipe.wire.reports import Observer
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.faults.helpers import Ends, assert_identical, fail

@@ -10,9 +10,9 @@ import signal
 import pytest
 
 import naspipe
+from naspipe.api import start_state as beginnings
 from naspipe.config.errors import ConfigError
-from naspipe.frontend.given import drawn_source
-from naspipe.frontend.training import beginnings
+from naspipe.inputs import subnet_sources as drawn_source
 from tests.equivalence import spaces, test_teachers
 from tests.equivalence.harness import assert_same_bits
 from tests.faults.helpers import LOSS, Calm, assert_identical, interrupt_and_resume, train
@@ -108,7 +108,7 @@ def test_the_directory_is_there_while_it_is_planned(tmp_path, monkeypatch):
         seen.append(json.loads((path / "manifest.json").read_text())["status"])
         raise ConfigError("no plan today")
 
-    monkeypatch.setattr("naspipe.frontend.training.training.make_plan", plan)
+    monkeypatch.setattr("naspipe.api.training.make_plan", plan)
     with pytest.raises(ConfigError, match="no plan today"):
         train(path, Calm(spaces.vectors), steps=2)
     assert seen == [beginnings.PLANNING] and not path.exists()
@@ -123,7 +123,7 @@ def test_one_that_is_asked_to_end_while_it_is_planned_leaves_nothing(tmp_path, m
         assert path.exists()
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("naspipe.frontend.training.training.make_plan", plan)
+    monkeypatch.setattr("naspipe.api.training.make_plan", plan)
     before = signal.signal(number, signal.SIG_DFL)  # nohup has it ignored
     try:
         said = "before the training began"
@@ -138,7 +138,7 @@ def test_one_that_is_asked_to_end_while_it_is_planned_leaves_nothing(tmp_path, m
 def test_one_that_was_killed_while_it_was_planned_is_begun_anew(tmp_path, monkeypatch):
     path = tmp_path / "run"
     monkeypatch.setattr(beginnings, "_remove", lambda directories, above: None)
-    monkeypatch.setattr("naspipe.frontend.training.training.make_plan", lambda *given: 1 / 0)
+    monkeypatch.setattr("naspipe.api.training.make_plan", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(path, Calm(spaces.vectors), steps=2)
     monkeypatch.undo()

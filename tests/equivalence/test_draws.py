@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.frontend.training import training
-from naspipe.runtime.blocks import segment
-from naspipe.runtime.devices import determinism
+from naspipe.api import training
+from naspipe.machine import determinism
+from naspipe.worker.blocks import segment
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop
 from tests.equivalence.test_residency import LEAST

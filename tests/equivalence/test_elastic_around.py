@@ -11,9 +11,9 @@ from torch import nn
 import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.elastic import Linear
+from naspipe.machine.staging import same_bits
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.runtime.devices.tensor_bytes import same_bits
 from tests.equivalence import elastic_spaces as elastic
 
 LOSS = nn.CrossEntropyLoss()

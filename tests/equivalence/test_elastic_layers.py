@@ -9,7 +9,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.rules import parse_rule
-from naspipe.trace.access.log import read_run_accesses
+from naspipe.store.access_log import read_run_accesses
 from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless

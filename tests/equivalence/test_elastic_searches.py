@@ -11,7 +11,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.config.errors import ConfigError
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.runtime.devices.determinism import deterministic_torch
+from naspipe.machine.determinism import deterministic_torch
 from tests.equivalence import elastic_spaces as elastic
 from tests.thinned import long
 

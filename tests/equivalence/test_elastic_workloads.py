@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from naspipe.runtime.labels.label_network import LabelNetwork
+from naspipe.distill.label_network import LabelNetwork
 from scripts import check_elastic
 
 SMALL = ["--cases", "digits", "--stages", "2", "--teachers", "2"]

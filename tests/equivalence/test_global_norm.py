@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.blocks.exchanges import NormExchange, clip_factor
-from naspipe.stage.gates import StepGate
+from naspipe.engine.gates import StepGate
+from naspipe.worker.blocks.updates import NormExchange, clip_factor
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail

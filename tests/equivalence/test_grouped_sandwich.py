@@ -6,15 +6,15 @@ import pytest
 from torch import nn
 
 import naspipe as npp
+from naspipe.checks.sketched import buffered_layers
 from naspipe.config.ids import LayerId
 from naspipe.config.steps import recorded_steps
 from naspipe.config.wiring import CHAIN
-from naspipe.runtime.blocks.compute import StageCompute
-from naspipe.runtime.sketching.layer_sizes import buffered_layers
-from naspipe.schedule.invariants import violations
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.reading.compare import RecordedRun
+from naspipe.engine.invariants import violations
+from naspipe.store.access_log import read_run_accesses
+from naspipe.store.compare import RecordedRun
+from naspipe.streams.stream_file import read_stream
+from naspipe.worker.blocks.compute import StageCompute
 from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.blocks.updates import StageUpdates
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.wire.messages import ContributionMessage
-from naspipe.runtime.worker.driver import StageDriver
+from naspipe.wire.messages import ContributionMessage
+from naspipe.worker.blocks.updates import StageUpdates
+from naspipe.worker.driver import StageDriver
+from naspipe.worker.layers.stored_layer import StoredLayer
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt, kill

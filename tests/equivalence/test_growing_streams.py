@@ -8,7 +8,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.config.errors import ConfigError
 from naspipe.search.strategies import Evolution
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail

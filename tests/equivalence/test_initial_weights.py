@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import naspipe as npp
-from naspipe.frontend.training import initial_weights
-from naspipe.frontend.training.initial_weights import begin_with
-from naspipe.streams.from_file import read_stream
+from naspipe.api import initial_weights
+from naspipe.api.initial_weights import begin_with
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch
 from tests.faults.helpers import Calm, Ends, fail

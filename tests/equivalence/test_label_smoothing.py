@@ -8,7 +8,7 @@ from torch import nn
 
 import naspipe as npp
 import search_spaces
-from naspipe.runtime.jobs.losses import distilling, smoothed
+from naspipe.jobs.losses import distilling, smoothed
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.labels import label_file
+from naspipe.distill import label_file
 from tests.equivalence import spaces
 from tests.equivalence.test_teachers import SEED, network, train
 

@@ -8,9 +8,9 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.errors import RunInterruptedError
-from naspipe.runtime.labels.label_file import LabelFile
-from naspipe.runtime.labels.label_network import LabelNetwork
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.distill.label_file import LabelFile
+from naspipe.distill.label_network import LabelNetwork
+from naspipe.store.compare import compare_runs
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, restless
 from tests.equivalence.test_teachers import SEED, network, plain_loop, train

@@ -13,9 +13,9 @@ from torch.nn import functional
 import naspipe as npp
 from naspipe.config.errors import RunInterruptedError
 from naspipe.config.ids import AccessKind
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.log import read_joint_accesses
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.access_log import read_joint_accesses
+from naspipe.store.compare import compare_runs
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import plain_torch, restless
 from tests.equivalence.momentum_runs import differences

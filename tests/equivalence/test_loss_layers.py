@@ -16,10 +16,10 @@ from torch.nn import functional
 import naspipe as npp
 from naspipe.config.errors import ConfigError, RunInterruptedError
 from naspipe.config.space import Space
-from naspipe.runtime.blocks.objectives import EndObjective, LayerObjective
-from naspipe.runtime.checkpoints.layer_bytes import from_raw
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.store.compare import compare_runs
+from naspipe.worker.blocks.objectives import EndObjective, LayerObjective
+from naspipe.worker.checkpoints.restored import from_raw
 from tests.equivalence.harness import plain_torch
 from tests.faults.helpers import Calm, Ends, interrupt
 from tests.keyed_draws import start_draws

@@ -7,9 +7,9 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.ids import AccessKind
-from naspipe.planning.rotation import RotatedPlacement
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.trace.access.log import read_run_accesses
+from naspipe.plan.partitions import RotatedPlacement
+from naspipe.store.access_log import read_run_accesses
+from naspipe.worker.layers.stored_layer import StoredLayer
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
 from tests.thinned import long

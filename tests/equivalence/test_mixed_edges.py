@@ -10,7 +10,7 @@ from torch.nn import functional
 import naspipe as npp
 from naspipe.config.errors import RunInterruptedError
 from naspipe.config.recipe import Recipe, learning_rate
-from naspipe.mixed import mixed_edge
+from naspipe.mixed import edges as mixed_edge
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_torch
 from tests.equivalence.plain_paths import PlainBlock

@@ -10,13 +10,13 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.errors import RunInterruptedError
+from naspipe.engine.orders import ReadyTasks
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.stage.ready import ReadyTasks
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.store.access_log import read_run_accesses
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.store.compare import compare_runs
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.momentum_runs import (
     FACTORIES,

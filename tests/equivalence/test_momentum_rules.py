@@ -8,8 +8,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.rules import MomentumUpdate
-from naspipe.runtime.blocks import updates
-from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.worker.blocks import updates
+from naspipe.worker.layers.stored_layer import StoredLayer
 from tests.equivalence import spaces
 from tests.equivalence.momentum_runs import differences, plain, train
 

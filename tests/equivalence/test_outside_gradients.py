@@ -216,7 +216,7 @@ def test_a_layer_with_a_gradient_for_another_tensor_is_refused(tmp_path, stages)
 
 
 def test_what_the_check_has_no_time_for_is_found_in_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("naspipe.runtime.sketching.tried_layers.MOST_SECONDS", -1.0)
+    monkeypatch.setattr("naspipe.checks.tried_layers.MOST_SECONDS", -1.0)
     modules = nets()
     with pytest.raises(NaspipeError, match=r"loss .*expected a gradient for the outputs alone"):
         train(tmp_path, modules, in_closure(modules))

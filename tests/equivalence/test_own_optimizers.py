@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import naspipe as npp
+from naspipe.api.keywords import Stated
+from naspipe.api.train import given_recipe
+from naspipe.checks import optimizer as own_optimizers
+from naspipe.checks.optimizer import check_optimizer
 from naspipe.config.recipe import Recipe
-from naspipe.frontend.checks import own_optimizers
-from naspipe.frontend.checks.optimizer_checks import check_optimizer
-from naspipe.frontend.given.keywords import Stated
-from naspipe.frontend.training.given_recipe import given_recipe
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail

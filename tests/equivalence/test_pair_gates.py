@@ -8,7 +8,8 @@ from torch.nn import functional
 
 import naspipe as npp
 from naspipe.config.errors import RunInterruptedError
-from naspipe.mixed import MixedEdge, PairEdge, alphas
+from naspipe.mixed import MixedEdge, PairEdge
+from naspipe.mixed import architecture as alphas
 from tests.equivalence.harness import assert_same_bits, plain_torch
 from tests.equivalence.plain_pairs import PlainPairs
 from tests.equivalence.test_mixed_edges import (

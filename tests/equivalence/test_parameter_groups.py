@@ -8,8 +8,9 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.recipe import Recipe
-from naspipe.runtime.layers import stored_layer
-from naspipe.runtime.stepping import around_step, optimizers, own_steps, parameter_names
+from naspipe.worker.layers import optimizers, own_steps, stored_layer
+from naspipe.worker.layers import optimizers as parameter_names
+from naspipe.worker.layers import own_steps as around_step
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail

@@ -10,23 +10,23 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
+from naspipe.checks.sketched import buffered_layers
 from naspipe.config.definition import Recipe
 from naspipe.config.ids import AccessKind, LayerId
 from naspipe.config.steps import Steps, parse_passes
-from naspipe.core.task import TaskKind
-from naspipe.runtime.blocks.sums import Fold
-from naspipe.runtime.sketching.layer_sizes import buffered_layers
-from naspipe.schedule.dispatch_order import PaperOrder
-from naspipe.stage.builder import build_controller
-from naspipe.stage.clearance import Clearance
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.event_log import read_events
-from naspipe.trace.access.log import read_access_log, read_run_accesses
-from naspipe.trace.reading.compare import RecordedRun
+from naspipe.engine.builder import build_controller
+from naspipe.engine.events import TaskKind
+from naspipe.engine.inputs import Clearance
+from naspipe.engine.orders import PaperOrder
+from naspipe.store.access_log import read_access_log, read_run_accesses
+from naspipe.store.compare import RecordedRun
+from naspipe.store.event_log import read_events
+from naspipe.streams.stream_file import read_stream
+from naspipe.worker.blocks.ports import Fold
+from tests.engine.replay import replay
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail, interrupt
-from tests.stage.replay import replay
 from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()

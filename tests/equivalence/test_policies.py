@@ -10,7 +10,7 @@ from torch import nn
 
 import naspipe
 from naspipe.config.errors import ConfigError
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_loop
 from tests.keyed_draws import keyed_seed

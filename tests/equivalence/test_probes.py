@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.blocks import compute, forward_only
 from naspipe.streams.passes import ProbingStrategy
+from naspipe.worker.blocks import compute, forward_only
 from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits

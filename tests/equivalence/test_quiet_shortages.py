@@ -8,8 +8,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.errors import ConfigError
-from naspipe.runtime.memory import shortages
-from naspipe.runtime.memory.placement import Placement
+from naspipe.machine import out_of_memory as shortages
+from naspipe.worker.placement import Placement
 from tests.equivalence import spaces
 
 LOSS = nn.CrossEntropyLoss()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.frontend.given.workloads import find_workload
+from naspipe.inputs.named import find_workload
 from tests.equivalence.harness import check
 from tests.thinned import long
 

@@ -11,10 +11,9 @@ from torch import nn
 import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.config.recipe_file import FOLDER, read_recipe
-from naspipe.search.greedy import GreedyPool
-from naspipe.search.strategies import STRATEGIES
-from naspipe.streams.from_file import read_stream
+from naspipe.search.strategies import STRATEGIES, GreedyPool
 from naspipe.streams.samplers import draw_stream
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_loop, plain_torch
 from tests.equivalence.spaces import mixed, vectors
 

@@ -8,12 +8,12 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.errors import ConfigError
-from naspipe.trace.access.log import read_run_accesses
-from naspipe.trace.reading.metrics import hit_rate
+from naspipe.store.access_log import read_run_accesses
+from naspipe.store.metrics import hit_rate
 from tests.equivalence import spaces
 from tests.equivalence.harness import check
-from tests.runtime.small_parts import Stash
 from tests.thinned import long
+from tests.worker.small_parts import Stash
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 LEAST = "0.001x"

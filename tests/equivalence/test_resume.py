@@ -7,10 +7,10 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.errors import InvariantError
-from naspipe.runtime.checkpoints import restored
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.schedule.versions import VersionBook
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.engine.versions import VersionBook
+from naspipe.store.compare import compare_runs
+from naspipe.worker.checkpoints import restored
+from naspipe.worker.layers.stored_layer import StoredLayer
 from tests.equivalence import spaces
 from tests.equivalence.harness import restless
 from tests.faults.helpers import (

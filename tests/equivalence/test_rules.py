@@ -10,8 +10,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.rules import Every, Lag, OwnStep, parse_rule
-from naspipe.runtime.layers import stored_layer
-from naspipe.runtime.stepping import own_steps
+from naspipe.worker.layers import own_steps, stored_layer
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop
 from tests.faults.helpers import interrupt_and_resume

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.blocks.compute import StageCompute
+from naspipe.worker.blocks.compute import StageCompute
 from tests.equivalence import spaces
 
 held: list[weakref.ref[torch.Tensor]] = []

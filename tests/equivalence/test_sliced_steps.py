@@ -9,7 +9,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.rules import parse_rule
-from naspipe.runtime.stepping import own_steps
+from naspipe.worker.layers import own_steps
 from tests.equivalence import elastic_spaces as elastic
 from tests.equivalence.harness import check, restless
 from tests.equivalence.test_elastic_layers import ADAMW, LEAST, LOSS, SGD

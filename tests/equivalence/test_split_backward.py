@@ -16,11 +16,11 @@ from torch.nn import functional
 
 import naspipe as npp
 from naspipe.config.rules import Lag
-from naspipe.runtime.blocks import split_backward
-from naspipe.runtime.blocks.compute import StageCompute
-from naspipe.runtime.blocks.pass_state import PassState
-from naspipe.runtime.blocks.split_backward import Owed, Plan
-from naspipe.runtime.blocks.updates import StageUpdates
+from naspipe.worker.blocks import split_backward
+from naspipe.worker.blocks.compute import StageCompute
+from naspipe.worker.blocks.pass_state import PassState
+from naspipe.worker.blocks.split_backward import Owed, Plan
+from naspipe.worker.blocks.updates import StageUpdates
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.frontend.given import run_plan
-from naspipe.trace.access.order import access_orders
-from naspipe.trace.reading.compare import RecordedRun
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.api import planning as run_plan
+from naspipe.store.access_order import access_orders
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.store.compare import RecordedRun
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, interrupt, interrupt_and_resume, train

@@ -11,8 +11,8 @@ from torch import nn
 import naspipe
 from naspipe import ConfigError, Execution, train_together
 from naspipe.cli.main import main
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.compare import compare_runs
+from naspipe.store.run_directory import RunDirectory
 from tests.equivalence import spaces
 from tests.thinned import long
 

@@ -13,9 +13,9 @@ import naspipe as npp
 from naspipe.config.errors import RunInterruptedError
 from naspipe.config.ids import AccessKind
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.runtime.blocks.objectives import EndObjective
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.log import read_joint_accesses
+from naspipe.store.access_log import read_joint_accesses
+from naspipe.streams.stream_file import read_stream
+from naspipe.worker.blocks.objectives import EndObjective
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch, restless
 from tests.faults.helpers import Calm, Ends, interrupt, kill

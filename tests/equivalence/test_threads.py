@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.forking.own_thread import in_own_thread
+from naspipe.machine.forking import in_own_thread
 from tests.equivalence import spaces
 from tests.equivalence.test_blockwise import distill
 from tests.faults.helpers import assert_identical

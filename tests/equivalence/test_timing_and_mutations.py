@@ -9,21 +9,21 @@ import pytest
 from torch import nn
 
 import naspipe as npp
+from naspipe.api import training
 from naspipe.config.errors import InvariantError, StageFailedError
-from naspipe.frontend.training import training
-from naspipe.runtime.blocks import segment
-from naspipe.runtime.blocks.compute import StageCompute
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.wire.transport import ZmqTransport
-from naspipe.runtime.worker import connections
-from naspipe.schedule.versions import VersionBook
-from naspipe.stage.builder import build_controller
-from naspipe.trace.access.event_log import read_events
-from naspipe.trace.access.log import read_access_log
-from naspipe.trace.reading.compare import RecordedRun
+from naspipe.engine.builder import build_controller
+from naspipe.engine.versions import VersionBook
+from naspipe.store.access_log import read_access_log
+from naspipe.store.compare import RecordedRun
+from naspipe.store.event_log import read_events
+from naspipe.wire.transport import ZmqTransport
+from naspipe.worker import stage_process as connections
+from naspipe.worker.blocks import segment
+from naspipe.worker.blocks.compute import StageCompute
+from naspipe.worker.layers.stored_layer import StoredLayer
+from tests.engine.replay import replay
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
-from tests.stage.replay import replay
 from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()

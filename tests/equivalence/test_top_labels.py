@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
-from naspipe.losses.top_classes import split_top, top_classes
-from naspipe.runtime.labels.label_file import LabelFile
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.distill.label_file import LabelFile
+from naspipe.losses.top_target import split_top, top_classes
+from naspipe.store.compare import compare_runs
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of, plain_torch
 from tests.equivalence.test_teachers import LR, SEED, network

@@ -9,7 +9,7 @@ from torch import nn
 
 from naspipe.config.ids import AccessKind
 from naspipe.config.rules import Exact, parse_rule
-from naspipe.trace.access.log import read_run_accesses
+from naspipe.store.access_log import read_run_accesses
 from tests.equivalence import spaces
 from tests.equivalence.harness import check, restless
 from tests.thinned import long

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from naspipe.config.errors import ConfigError
-from naspipe.data.dictionary import EOS, PADDING
+from naspipe.data.fairseq import EOS, PADDING
 from naspipe.export.assembly import ChainLayer, ModuleChain
 from naspipe.export.translation import BeamOptions, translate, words_of
 

@@ -10,11 +10,11 @@ import torch
 
 import naspipe as npp
 from naspipe.cli.main import main
+from naspipe.evaluation.evaluation import batch_sums
 from naspipe.export.assembly import who_keep
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.runtime.evaluating.batch_sums import batch_sums
-from naspipe.search.run_searches import find_best
 from naspipe.search.scores import scores_of
+from naspipe.search.search_directory import find_best
 from tests.equivalence.harness import plain_torch
 from tests.faults import small_space as small
 

@@ -12,7 +12,7 @@ import naspipe
 from naspipe.cli.main import main
 from naspipe.export.exporter import train_alone
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.export import own_layers
 from tests.oracle import bits

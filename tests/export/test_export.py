@@ -13,7 +13,7 @@ import naspipe
 import search_spaces
 from naspipe.export.assembly import find_choices
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence.harness import oracle_of
 from tests.export import own_layers
 from tests.export.outside import outputs_outside

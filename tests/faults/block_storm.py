@@ -15,14 +15,14 @@ import torch
 
 import naspipe as npp
 from naspipe.config.wiring import CREDIT
-from naspipe.runtime.blocks.compute import StageCompute
-from naspipe.runtime.blocks.updates import StageUpdates
-from naspipe.runtime.wire.messages import InputMessage
-from naspipe.runtime.wire.reports import Observer
-from naspipe.runtime.wire.transport import ZmqTransport
-from naspipe.runtime.worker.driver import StageDriver
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.snapshots.checkpoints import CheckpointFolder
+from naspipe.store.checkpoints import CheckpointFolder
+from naspipe.store.compare import compare_runs
+from naspipe.wire.messages import InputMessage
+from naspipe.wire.reports import Observer
+from naspipe.wire.transport import ZmqTransport
+from naspipe.worker.blocks.compute import StageCompute
+from naspipe.worker.blocks.updates import StageUpdates
+from naspipe.worker.driver import StageDriver
 from tests.faults.block_run import BLOCKS, EVERY, PASSES, STEPS, Life, distill, students
 from tests.faults.storm import LIFE_SECONDS, Killer, before, inject
 

@@ -15,9 +15,8 @@ import zmq
 
 import naspipe as npp
 from naspipe.config.definition import Recipe
-from naspipe.core.task import Task, TaskKind
-from naspipe.frontend.teaching.label_writing import label_workload
-from naspipe.runtime.labels.label_messages import (
+from naspipe.distill.label_file import label_workload
+from naspipe.distill.label_messages import (
     LabelAnswer,
     LabelRequest,
     No,
@@ -25,15 +24,15 @@ from naspipe.runtime.labels.label_messages import (
     student_frames,
     teacher_frames,
 )
-from naspipe.runtime.labels.label_network import LabelNetwork
-from naspipe.runtime.registries.open_registry import open_registry
-from naspipe.runtime.registries.teacher_card import TeacherCard, numeric_class
-from naspipe.runtime.registries.teacher_keys import own_pair
-from naspipe.runtime.teachers.teacher_server import TeacherSeat, TeacherServer
-from naspipe.runtime.wire.messages import InputMessage, stage_frames
+from naspipe.distill.label_network import LabelNetwork
+from naspipe.distill.registry import open_registry
+from naspipe.distill.teacher_card import TeacherCard, numeric_class, own_pair
+from naspipe.distill.teacher_server import TeacherSeat, TeacherServer
+from naspipe.engine.events import Task, TaskKind
+from naspipe.wire.messages import InputMessage, stage_frames
+from tests.distill.servers import free_port
 from tests.equivalence.test_teachers import SEED, network
 from tests.faults.other_teachers import SLOW
-from tests.runtime.registries.servers import free_port
 
 TASK = Task(0, 5, TaskKind.FORWARD, 1)
 

@@ -21,10 +21,15 @@ from naspipe.config.definition import Settings, apply_settings
 from naspipe.config.errors import ConfigError, DataError, LogError, TransportError
 from naspipe.config.ids import LayerId, WorkerId
 from naspipe.config.recipe_file import read_recipe
-from naspipe.core.task import Task, TaskKind
-from naspipe.data.fairseq_format import open_tokens, write_mmap
-from naspipe.runtime.processes.hosts import read_word
-from naspipe.runtime.wire.messages import (
+from naspipe.data.fairseq import open_tokens, write_mmap
+from naspipe.engine.events import Task, TaskKind
+from naspipe.launch.hosts import read_word
+from naspipe.store.checkpoints import read_checkpoint, write_checkpoint_manifest
+from naspipe.store.run_directory import RunDirectory
+from naspipe.store.shards import RawTensor
+from naspipe.store.validations import read_validations
+from naspipe.streams.stream_file import read_stream
+from naspipe.wire.messages import (
     ContributionMessage,
     ControlMessage,
     InputMessage,
@@ -36,16 +41,11 @@ from naspipe.runtime.wire.messages import (
     release_frames,
     stage_frames,
 )
-from naspipe.runtime.wire.reports import read_report
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.results.validation_file import read_validations
-from naspipe.trace.snapshots.shards import RawTensor
-from naspipe.trace.snapshots.snapshot import read_checkpoint, write_checkpoint_manifest
+from naspipe.wire.reports import read_report
 from tests.faults.fuzz_target import Target, pieces, put, texts
 from tests.faults.label_targets import LABEL_TARGETS
 from tests.faults.log_targets import LOG_TARGETS
-from tests.trace.shards import write_shard
+from tests.store.shards import write_shard
 
 
 def message(data, place):

@@ -11,7 +11,7 @@ import torch
 
 import naspipe
 from naspipe.config.errors import RunInterruptedError
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.compare import compare_runs
 from tests.equivalence import spaces
 
 LOSS = torch.nn.CrossEntropyLoss()

@@ -10,8 +10,8 @@ import msgpack
 import torch
 
 from naspipe.config.errors import ConfigError, TransportError
-from naspipe.runtime.labels.label_file import LabelFile, LabelWriter
-from naspipe.runtime.labels.label_messages import (
+from naspipe.distill.label_file import LabelFile, LabelWriter
+from naspipe.distill.label_messages import (
     Hello,
     LabelAnswer,
     LabelRequest,
@@ -22,11 +22,10 @@ from naspipe.runtime.labels.label_messages import (
     student_frames,
     teacher_frames,
 )
-from naspipe.runtime.labels.label_network import label_digest
-from naspipe.runtime.registries.teacher_card import TeacherCard, pack_card, read_card
-from naspipe.runtime.registries.teacher_keys import own_pair, read_keys
-from naspipe.runtime.teachers.registry_server import CardTable
-from naspipe.trace.results.teacher_events import read_teacher_events, tally
+from naspipe.distill.label_network import label_digest
+from naspipe.distill.teacher_card import TeacherCard, own_pair, pack_card, read_card, read_keys
+from naspipe.distill.teacher_pool import CardTable
+from naspipe.store.teacher_events import read_teacher_events, tally
 from tests.faults.fuzz_target import SEPARATOR, Target, pieces, put, texts
 
 KEY = {"teacher": "ab12", "seed": 1, "data": {"name": "digits"}, "precision": "float32"}

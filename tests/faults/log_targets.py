@@ -8,14 +8,13 @@ import msgpack
 
 from naspipe.config.errors import LogError
 from naspipe.config.ids import Access, AccessKind, LayerId
-from naspipe.trace.access.event_log import read_events
-from naspipe.trace.access.log import read_access_log
-from naspipe.trace.access.segments import MAGIC, SCHEMA_VERSION, encode_segment, segment_parts
-from naspipe.trace.results.losses_file import read_losses
-from naspipe.trace.results.rolled_lines import MAGIC as TABLES
-from naspipe.trace.storage.framing import encode_frame
-from naspipe.trace.storage.headed_frames import headed
-from naspipe.trace.storage.tables import encode_table
+from naspipe.store.access_log import read_access_log
+from naspipe.store.access_segments import MAGIC, SCHEMA_VERSION, encode_segment, segment_parts
+from naspipe.store.event_log import read_events
+from naspipe.store.frames import encode_frame, headed
+from naspipe.store.losses import MAGIC as TABLES
+from naspipe.store.losses import read_losses
+from naspipe.store.tables import encode_table
 from tests.faults.fuzz_target import Target, pieces, put, texts
 
 LOG_HEADER = MAGIC + struct.pack("<I", SCHEMA_VERSION)

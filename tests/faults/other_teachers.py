@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import naspipe as npp
-from naspipe.frontend.teaching.label_teaching import Teaching, teach
-from naspipe.runtime.registries.teacher_keys import own_pair
+from naspipe.distill.label_service import Teaching, teach
+from naspipe.distill.teacher_card import own_pair
 from tests.cli.test_resume import wait_for
 from tests.equivalence import spaces
 from tests.equivalence.test_teachers import network

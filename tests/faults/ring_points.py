@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from naspipe.runtime.wire.shared_rings import Ring
-from naspipe.runtime.wire.transport import ZmqTransport
+from naspipe.wire.shared_rings import Ring
+from naspipe.wire.transport import ZmqTransport
 
 
 def before(owner, name, killer, when=lambda *args: True):

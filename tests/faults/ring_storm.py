@@ -6,7 +6,7 @@ import random
 from functools import partial
 from pathlib import Path
 
-from naspipe.runtime.wire.shared_rings import Ring
+from naspipe.wire.shared_rings import Ring
 from tests.faults import storm
 from tests.faults.ring_points import RING_POINTS, after
 

@@ -14,19 +14,19 @@ from pathlib import Path
 
 import naspipe
 from naspipe.config.partition import Partition
-from naspipe.core.task import TaskKind
-from naspipe.planning.partitions import PLACEMENTS
-from naspipe.runtime.blocks.compute import StageCompute
-from naspipe.runtime.blocks.updates import StageUpdates
-from naspipe.runtime.checkpoints.checkpointer import Checkpointer
-from naspipe.runtime.checkpoints.restored import Restored
-from naspipe.runtime.layers import layer_store
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.processes.publishing import Publisher
-from naspipe.runtime.wire.messages import InputMessage
-from naspipe.runtime.wire.reports import Observer
-from naspipe.runtime.wire.transport import ZmqTransport
-from naspipe.trace.snapshots import checkpoints
+from naspipe.engine.events import TaskKind
+from naspipe.launch.claim import Publisher
+from naspipe.plan.partitions import PLACEMENTS
+from naspipe.store import checkpoints
+from naspipe.wire.messages import InputMessage
+from naspipe.wire.reports import Observer
+from naspipe.wire.transport import ZmqTransport
+from naspipe.worker.blocks.compute import StageCompute
+from naspipe.worker.blocks.updates import StageUpdates
+from naspipe.worker.checkpoints.checkpointer import Checkpointer
+from naspipe.worker.checkpoints.restored import Restored
+from naspipe.worker.layers import layer_store
+from naspipe.worker.layers.stored_layer import StoredLayer
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
 from tests.faults.ring_points import RING_POINTS, before

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.frontend.training import training
-from naspipe.runtime.wire import device_rings
-from naspipe.runtime.wire.device_rings import DeviceRings
+from naspipe.api import training
+from naspipe.wire import device_rings
+from naspipe.wire.device_rings import DeviceRings
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, assert_identical, kill, train
 from tests.faults.ring_points import before
-from tests.runtime.wire.host_memory import HostMemory
+from tests.wire.host_memory import HostMemory
 
 SHARED = Path("/dev/shm")
 

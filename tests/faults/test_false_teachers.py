@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import naspipe as npp
-from naspipe.runtime.labels.applicants import Terms, problem_of
-from naspipe.runtime.labels.label_messages import MAX_NUMBER, LabelRequest, student_frames
-from naspipe.runtime.registries.open_registry import open_registry
-from naspipe.runtime.registries.teacher_card import TeacherCard
+from naspipe.distill.admission_check import Terms, problem_of
+from naspipe.distill.label_messages import MAX_NUMBER, LabelRequest, student_frames
+from naspipe.distill.registry import open_registry
+from naspipe.distill.teacher_card import TeacherCard
+from tests.distill.servers import redis_server
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.test_teachers import plain_loop, train
 from tests.faults import false_teachers
 from tests.faults.false_teachers import FalseStudent, false_teacher
 from tests.faults.other_teachers import SLOW, Noting, elsewhere, of_registry
-from tests.runtime.registries.servers import redis_server
 from tests.thinned import long
 
 

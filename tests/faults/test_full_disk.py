@@ -19,7 +19,7 @@ import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.config.errors import StorageError
 from naspipe.config.messages import in_python
-from naspipe.trace.results.reserved_space import RESERVED
+from naspipe.store.run_directory import RESERVED
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train
 from tests.forked import Fork

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from naspipe.api import training, workers
+from naspipe.api import workers as assignment
 from naspipe.cli.main import main
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.frontend.training import assignment, training, workers
-from naspipe.runtime.processes.rendezvous import Worker
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.launch.hosts import Worker
+from naspipe.store.compare import compare_runs
 from tests.cli.test_bad_input import free_ports
 from tests.faults.two_hosts import TwoHosts, why_not
 from tests.forked import Fork
-from tests.runtime.processes.test_launcher_death import wait_until
+from tests.launch.test_launcher_death import wait_until
 
 STEPS = 40
 SMALL = "tests.faults.small_space"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.compare import compare_runs
+from naspipe.store.run_directory import RunDirectory
 from tests.cli.test_bad_input import free_ports
 from tests.forked import Fork
-from tests.runtime.processes.test_launcher_death import wait_until
+from tests.launch.test_launcher_death import wait_until
 
 STEPS, BLOCKS = 30, 6
 SLOW = "tests.cli.slow_digits:batches"

@@ -13,9 +13,9 @@ from contextlib import suppress
 import pytest
 
 from naspipe.config.errors import StageFailedError
-from naspipe.runtime.wire import transport
-from naspipe.runtime.worker import stage_process
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.compare import compare_runs
+from naspipe.wire import transport
+from naspipe.worker import stage_process
 from tests.cli.test_bad_input import free_ports
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, train

@@ -13,19 +13,17 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from naspipe.config.errors import ConfigError, LogError
-from naspipe.runtime.processes.claim import Claim
-from naspipe.runtime.processes.publishing import merge_parts
-from naspipe.trace.results import losses_file
-from naspipe.trace.results.run_directory import RunDirectory
-from naspipe.trace.snapshots import checkpoints, shards, snapshot
-from naspipe.trace.snapshots.checkpoints import CheckpointFolder, cut_name
-from naspipe.trace.snapshots.shards import RawTensor
-from naspipe.trace.snapshots.snapshot import read_checkpoint
-from naspipe.trace.storage import framing
-from naspipe.trace.storage import whole_files as files
-from naspipe.trace.storage.framing import FramedWriter, read_frames
-from naspipe.trace.storage.whole_files import write_json
-from tests.trace.shards import write_shard
+from naspipe.launch.claim import Claim, merge_parts
+from naspipe.store import checkpoints, files, shards
+from naspipe.store import checkpoints as snapshot
+from naspipe.store import frames as framing
+from naspipe.store import losses as losses_file
+from naspipe.store.checkpoints import CheckpointFolder, cut_name, read_checkpoint
+from naspipe.store.files import write_json
+from naspipe.store.frames import FramedWriter, read_frames
+from naspipe.store.run_directory import RunDirectory
+from naspipe.store.shards import RawTensor
+from tests.store.shards import write_shard
 
 MAGIC = b"TESTTEST"
 

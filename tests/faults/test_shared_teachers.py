@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 import naspipe as npp
-from naspipe.runtime.labels.applicants import share_of
-from naspipe.runtime.registries.teacher_card import TeacherCard
-from naspipe.trace.results.teacher_events import read_teacher_events, teacher_events_file
+from naspipe.distill.admission_check import share_of
+from naspipe.distill.teacher_card import TeacherCard
+from naspipe.store.teacher_events import read_teacher_events, teacher_events_file
+from tests.distill.servers import free_port
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.test_teachers import network, plain_loop, train
 from tests.faults.other_teachers import (
@@ -25,7 +26,6 @@ from tests.faults.other_teachers import (
     of_registry,
     teacher_pids,
 )
-from tests.runtime.registries.servers import free_port
 from tests.thinned import long
 
 PASSES = "accumulate:4"

@@ -15,13 +15,13 @@ import pytest
 
 import naspipe as npp
 from naspipe.config.errors import LogError, StorageError
-from naspipe.runtime.checkpoints.checkpoint_part import Part
-from naspipe.runtime.wire.reports import Observer
-from naspipe.trace.access.log import AccessLogWriter
-from naspipe.trace.reading.compare import compare_runs
-from naspipe.trace.results import losses_file
-from naspipe.trace.snapshots import checkpoints
-from naspipe.trace.snapshots.checkpoints import CheckpointFolder
+from naspipe.store import checkpoints
+from naspipe.store import losses as losses_file
+from naspipe.store.access_log import AccessLogWriter
+from naspipe.store.checkpoints import CheckpointFolder
+from naspipe.store.compare import compare_runs
+from naspipe.wire.reports import Observer
+from naspipe.worker.checkpoints.checkpointer import Part
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, interrupt, train
 

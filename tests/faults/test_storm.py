@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.compare import compare_runs
 from tests.faults import ring_storm
 from tests.faults.storm import (
     GROUP_POINTS,

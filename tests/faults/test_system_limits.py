@@ -16,7 +16,7 @@ import pytest
 
 from naspipe.cli.main import main
 from naspipe.config.errors import RunInterruptedError
-from naspipe.runtime.wire.private_directories import SOCKETS_PREFIX, private_directory, sweep
+from naspipe.wire.endpoints import SOCKETS_PREFIX, private_directory, sweep
 from tests.equivalence import spaces
 from tests.faults.helpers import LAUNCHER, Calm, Ends, assert_identical, train
 from tests.thinned import long

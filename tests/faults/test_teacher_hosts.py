@@ -10,17 +10,17 @@ import pytest
 import torch
 
 import naspipe as npp
-from naspipe.frontend.teaching.label_teaching import Teaching, teach
-from naspipe.runtime.registries.teacher_keys import own_pair
-from naspipe.trace.results.teacher_events import read_teacher_events
+from naspipe.distill.label_service import Teaching, teach
+from naspipe.distill.teacher_card import own_pair
+from naspipe.store.teacher_events import read_teacher_events
+from tests.distill.servers import PROGRAM
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.test_teachers import network, plain_loop, train
 from tests.faults.other_teachers import SLOW, of_registry
 from tests.faults.two_hosts import TwoHosts, why_not
 from tests.forked import Fork
-from tests.runtime.processes.test_launcher_death import wait_until
-from tests.runtime.registries.servers import PROGRAM
+from tests.launch.test_launcher_death import wait_until
 
 PORT = 29950
 HERE, THERE = TwoHosts.addresses

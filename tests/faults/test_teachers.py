@@ -13,8 +13,9 @@ from contextlib import suppress
 import pytest
 
 import naspipe as npp
-from naspipe.runtime.registries.teacher_keys import own_pair
-from naspipe.trace.results.teacher_events import read_teacher_events
+from naspipe.distill.teacher_card import own_pair
+from naspipe.store.teacher_events import read_teacher_events
+from tests.distill.servers import free_port, redis_server
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.test_teachers import network, plain_loop, train
 from tests.faults.helpers import Calm
@@ -29,7 +30,6 @@ from tests.faults.other_teachers import (
     slow,
     teacher_pids,
 )
-from tests.runtime.registries.servers import free_port, redis_server
 from tests.thinned import long
 
 

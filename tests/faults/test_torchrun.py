@@ -13,10 +13,10 @@ from contextlib import ExitStack
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.store.compare import compare_runs
 from tests.cli.test_bad_input import free_ports
 from tests.faults.test_hosts import RUN
-from tests.runtime.processes.test_launcher_death import wait_until
+from tests.launch.test_launcher_death import wait_until
 from tests.test_architecture import ROOT
 
 

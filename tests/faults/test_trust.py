@@ -17,16 +17,16 @@ import zmq
 from torch import nn
 
 import naspipe as npp
+from naspipe.api.workers import started_by
 from naspipe.config.errors import NaspipeError, TransportError
 from naspipe.config.ids import StageId
-from naspipe.core.task import Task, TaskKind
-from naspipe.frontend.training.assignment import started_by
-from naspipe.runtime.processes.claim import end_processes
-from naspipe.runtime.wire import authenticator, transport
-from naspipe.runtime.wire.endpoints import tcp_endpoints
-from naspipe.runtime.wire.messages import InputMessage, read_message
-from naspipe.runtime.wire.transport import ZmqTransport, connect_outbox
-from naspipe.runtime.wire.wakeup import Wakeup
+from naspipe.engine.events import Task, TaskKind
+from naspipe.launch.claim import end_processes
+from naspipe.wire import transport
+from naspipe.wire import transport as authenticator
+from naspipe.wire.endpoints import tcp_endpoints
+from naspipe.wire.messages import InputMessage, read_message
+from naspipe.wire.transport import Wakeup, ZmqTransport, connect_outbox
 from tests.cli.test_bad_input import free_ports
 from tests.equivalence import spaces
 from tests.faults.fuzz_targets import TARGETS

@@ -12,9 +12,9 @@ import torch
 
 import naspipe as npp
 from naspipe.config.errors import StageFailedError
-from naspipe.runtime.labels.label_network import LabelNetwork
-from naspipe.runtime.teachers.teacher_server import TeacherServer
-from naspipe.trace.results.teacher_events import read_teacher_events
+from naspipe.distill.label_network import LabelNetwork
+from naspipe.distill.teacher_server import TeacherServer
+from naspipe.store.teacher_events import read_teacher_events
 from tests.equivalence.harness import assert_same_bits
 from tests.equivalence.test_teachers import plain_loop, train
 from tests.faults.other_teachers import (

@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from naspipe.runtime.processes.claim import Claim, end_processes, record_processes
-from naspipe.runtime.worker import stage_main
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.launch.claim import Claim, end_processes, record_processes
+from naspipe.store.compare import compare_runs
+from naspipe.worker import stage_main
 from tests.faults.helpers import train
 from tests.faults.small_space import batches
-from tests.runtime.processes.test_launcher_death import is_running, wait_until
+from tests.launch.test_launcher_death import is_running, wait_until
 
 _FORK = multiprocessing.get_context("fork")
 

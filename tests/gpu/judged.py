@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 
 import naspipe as npp
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, oracle_of
 from tests.gpu.trained import SEED, Case

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import naspipe as npp
-from naspipe.runtime.wire.tensor_codec import ALIGNMENT, HOST_ALIGNMENT
+from naspipe.wire.tensor_codec import ALIGNMENT, HOST_ALIGNMENT
 from tests.equivalence import spaces
 
 CAP_BYTES = 448 << 20

@@ -10,7 +10,7 @@ from functools import partial
 
 import naspipe as npp
 from naspipe.config.errors import RunInterruptedError
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.run_directory import RunDirectory
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits
 from tests.faults.helpers import LAUNCHER, Calm, Ends, kill

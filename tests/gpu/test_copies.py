@@ -11,19 +11,19 @@ from torch import nn
 from naspipe.config.definition import Recipe
 from naspipe.config.ids import Version
 from naspipe.config.rules import Exact
-from naspipe.runtime.devices.clock import open_clock
-from naspipe.runtime.devices.determinism import seed_draws
-from naspipe.runtime.devices.gpus import find_gpus
-from naspipe.runtime.devices.host_arena import HostArena
-from naspipe.runtime.devices.open_device import open_device
-from naspipe.runtime.devices.staging import Staging
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.memory.placement import Placement
-from naspipe.runtime.wire.messages import VersionMessage, read_message, stage_frames
-from naspipe.runtime.wire.tensor_codec import ALIGNMENT, decode, decode_into, encode
+from naspipe.machine.cuda import open_clock
+from naspipe.machine.determinism import seed_draws
+from naspipe.machine.emulated import open_device
+from naspipe.machine.gpus import find_gpus
+from naspipe.machine.host_arena import HostArena
+from naspipe.machine.staging import Staging
+from naspipe.wire.messages import VersionMessage, read_message, stage_frames
+from naspipe.wire.tensor_codec import ALIGNMENT, decode, decode_into, encode
+from naspipe.worker.layers.stored_layer import StoredLayer
+from naspipe.worker.placement import Placement
 from tests.oracle import bits
-from tests.runtime.layers.swapped_layers import finish
-from tests.runtime.wire.test_tensor_codec import views
+from tests.wire.test_tensor_codec import views
+from tests.worker.layers.swapped_layers import finish
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

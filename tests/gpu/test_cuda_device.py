@@ -12,16 +12,16 @@ from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import FIRST_STREAM, LayerId, Version
 from naspipe.config.rules import Exact
-from naspipe.runtime.devices.device_budget import DeviceMemoryError
-from naspipe.runtime.devices.host_arena import HostArena
-from naspipe.runtime.devices.open_device import open_device
-from naspipe.runtime.layers.layer_layout import StateSizes
-from naspipe.runtime.layers.resident_layer import LayerMemory
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.memory import shortages
-from naspipe.runtime.memory.swapper import Swapper
+from naspipe.machine import out_of_memory as shortages
+from naspipe.machine.emulated import open_device
+from naspipe.machine.host_arena import HostArena
+from naspipe.machine.ports import DeviceMemoryError
+from naspipe.worker.layers.layout import StateSizes
+from naspipe.worker.layers.resident_layer import LayerMemory
+from naspipe.worker.layers.stored_layer import StoredLayer
+from naspipe.worker.placement import Swapper
 from tests.oracle import bits
-from tests.runtime.layers.swapped_layers import finish
+from tests.worker.layers.swapped_layers import finish
 
 pytestmark = pytest.mark.gpu
 SIZE = 1 << 22

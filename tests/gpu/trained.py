@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import naspipe as npp
+from naspipe.api import training
 from naspipe.config.rules import Every
-from naspipe.frontend.training import training
-from naspipe.runtime.wire import device_rings
+from naspipe.wire import device_rings
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.gpu import networks
-from tests.runtime.wire.host_memory import HostMemory
+from tests.wire.host_memory import HostMemory
 
 MOMENTUM = {"momentum": 0.9, "weight_decay": 1e-4}
 ADAM = {"optimizer": "Adam", "options": {}, "lr": 1e-3}

@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 import naspipe as npp
-from naspipe.frontend.given import run_plan
-from naspipe.runtime.forking.apart import done_apart
-from naspipe.runtime.measuring import profile_apart
+from naspipe.api import planning as run_plan
+from naspipe.machine.forking import done_apart
+from naspipe.profiling import profiles as profile_apart
 from tests.equivalence.harness import plain_torch
 
 IDENTICAL = "IDENTICAL"

@@ -13,14 +13,13 @@ from unittest.mock import patch
 
 import torch
 
-from naspipe.runtime.checkpoints.capture_memory import Captured
-from naspipe.runtime.checkpoints.checkpointer import Checkpointer
-from naspipe.runtime.devices.cuda_device import CudaCopy, CudaDevice
-from naspipe.runtime.devices.staging import Staging
-from naspipe.runtime.layers.resident_layer import LayerMemory
-from naspipe.runtime.memory.placement import SwappedPlacement
-from naspipe.runtime.memory.swapper import SwapKind, Swapper
-from naspipe.runtime.wire.shared_rings import SharedFrames
+from naspipe.machine.cuda import CudaCopy, CudaDevice
+from naspipe.machine.staging import Staging
+from naspipe.wire.shared_rings import SharedFrames
+from naspipe.worker.checkpoints.checkpointer import Checkpointer
+from naspipe.worker.checkpoints.restored import Captured
+from naspipe.worker.layers.resident_layer import LayerMemory
+from naspipe.worker.placement import SwapKind, SwappedPlacement, Swapper
 from tests.happens_before.torch_on_gpu import GPU
 from tests.happens_before.watched_stage import WatchedStage
 

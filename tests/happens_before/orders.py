@@ -9,7 +9,7 @@ from functools import partial
 from hypothesis import strategies as st
 
 from naspipe.config.ids import LayerId
-from naspipe.core.parcels import LAYER, STATE
+from naspipe.engine.events import LAYER, STATE
 from tests.happens_before.clocks import Recorder
 from tests.happens_before.torch_on_gpu import torch_on_gpu
 from tests.happens_before.watched_captures import watched_captures

@@ -14,12 +14,13 @@ from unittest.mock import patch
 import torch
 
 from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StageId
-from naspipe.runtime.checkpoints import capture_memory, capturing, checkpoint_part
-from naspipe.runtime.checkpoints.capture_memory import Block, Captured, Span
-from naspipe.runtime.checkpoints.checkpointer import Checkpointer, CheckpointStream
-from naspipe.runtime.checkpoints.layer_bytes import layer_key
-from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.trace.snapshots.shard_headers import Header
+from naspipe.store.shards import Header
+from naspipe.worker.checkpoints import capturing
+from naspipe.worker.checkpoints import checkpointer as checkpoint_part
+from naspipe.worker.checkpoints import restored as capture_memory
+from naspipe.worker.checkpoints.checkpointer import Checkpointer, CheckpointStream
+from naspipe.worker.checkpoints.restored import Block, Captured, Span, layer_key
+from naspipe.worker.layers.layer_store import LayerStore
 from tests.happens_before import gpu_memory
 from tests.happens_before.clocks import ToldDeque, ToldQueue
 from tests.happens_before.torch_on_gpu import TorchOnGpu

@@ -13,8 +13,8 @@ from naspipe.config.definition import Recipe
 from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, Version
 from naspipe.config.rules import Exact
 from naspipe.config.space import Block, Shared, Space
-from naspipe.runtime.layers.layer_layout import StateSizes
-from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.worker.layers.layout import StateSizes
+from naspipe.worker.layers.stored_layer import StoredLayer
 from tests.happens_before.clocks import Recorder, WrongBytesError
 from tests.happens_before.gpu_memory import DEVICE, Span
 from tests.happens_before.torch_on_gpu import TorchOnGpu, span_of

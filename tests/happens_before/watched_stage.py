@@ -13,21 +13,18 @@ from collections import deque
 import torch
 
 from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StageId
-from naspipe.core.commands import PushVersion
-from naspipe.core.events import LayerLoaded
-from naspipe.core.parcels import LAYER, Parcel
-from naspipe.core.task import Task, TaskKind
-from naspipe.runtime.devices.cuda_device import CudaDevice
-from naspipe.runtime.devices.out_of_memory import LayerUse
-from naspipe.runtime.devices.staging import Staging
-from naspipe.runtime.jobs.positions import OnePipeline
-from naspipe.runtime.layers.layer_store import LayerStore
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.memory.memory_retry import MemoryRetry
-from naspipe.runtime.memory.placement import SwappedPlacement
-from naspipe.runtime.wire.messages import InputMessage, VersionMessage
-from naspipe.runtime.wire.tensor_codec import raw_bytes
-from naspipe.runtime.worker.layer_exchange import LayerExchange
+from naspipe.engine.commands import PushVersion
+from naspipe.engine.events import LAYER, LayerLoaded, Parcel, Task, TaskKind
+from naspipe.machine.cuda import CudaDevice
+from naspipe.machine.out_of_memory import LayerUse, MemoryRetry
+from naspipe.machine.staging import Staging
+from naspipe.wire.messages import InputMessage, VersionMessage
+from naspipe.wire.tensor_codec import raw_bytes
+from naspipe.worker.job import OnePipeline
+from naspipe.worker.layer_exchange import LayerExchange
+from naspipe.worker.layers.layer_store import LayerStore
+from naspipe.worker.layers.stored_layer import StoredLayer
+from naspipe.worker.placement import SwappedPlacement
 from tests.happens_before.gpu_memory import PINNED
 from tests.happens_before.torch_on_gpu import GPU, TorchOnGpu, span_of
 from tests.happens_before.watched_captures import WatchedCaptures

@@ -18,11 +18,11 @@ import torch
 import zmq
 
 from naspipe.config.ids import WorkerId
-from naspipe.runtime.devices.staging import Staging
-from naspipe.runtime.wire import shared_rings, tensor_codec, transport
-from naspipe.runtime.wire.messages import read_message, stage_frames
-from naspipe.runtime.wire.shared_rings import Ring, Rings, SharedFrames
-from naspipe.runtime.wire.transport import ZmqTransport
+from naspipe.machine.staging import Staging
+from naspipe.wire import shared_rings, tensor_codec, transport
+from naspipe.wire.messages import read_message, stage_frames
+from naspipe.wire.shared_rings import Ring, Rings, SharedFrames
+from naspipe.wire.transport import ZmqTransport
 from tests.happens_before.clocks import Clock, ToldDeque
 from tests.happens_before.gpu_memory import Span
 from tests.happens_before.torch_on_gpu import TorchOnGpu, span_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from naspipe.api.teacher_plans import busy_share, online_rate, teachers_needed
 from naspipe.config.errors import ConfigError
-from naspipe.label_scheduler.rates import busy_share, online_rate, teachers_needed
 
 
 def test_the_example() -> None:

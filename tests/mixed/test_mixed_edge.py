@@ -11,7 +11,7 @@ from torch import nn
 
 from naspipe.config.errors import ConfigError
 from naspipe.mixed import Alpha, MixedEdge
-from naspipe.mixed.rounds import ARCHITECTURE, WEIGHTS
+from naspipe.mixed.architecture import ARCHITECTURE, WEIGHTS
 
 KINDS = {kind: torch.tensor(kind) for kind in (WEIGHTS, ARCHITECTURE)}
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from naspipe.config.recipe import Recipe
 from naspipe.mixed import Alpha, PairEdge
-from naspipe.mixed.rounds import ARCHITECTURE, WEIGHTS
-from naspipe.runtime.stepping.optimizers import make_optimizer
+from naspipe.mixed.architecture import ARCHITECTURE, WEIGHTS
+from naspipe.worker.layers.optimizers import make_optimizer
 
 START = [0.4, -0.3, 0.1, 1.2]
 

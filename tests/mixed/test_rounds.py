@@ -7,7 +7,7 @@ import torch
 
 from naspipe.config.errors import ConfigError
 from naspipe.mixed import Rounds
-from naspipe.mixed.rounds import ARCHITECTURE
+from naspipe.mixed.architecture import ARCHITECTURE
 
 
 def numbers(offset):

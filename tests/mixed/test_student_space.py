@@ -8,7 +8,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.errors import ConfigError
-from naspipe.mixed import operations, student
+from naspipe.mixed import student
+from naspipe.mixed import student_space as operations
 
 
 def layers():

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import naspipe
-from naspipe.runtime.checkpoints.layer_bytes import from_raw
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.streams.stream_file import read_stream
+from naspipe.worker.checkpoints.restored import from_raw
 from tests.nni.plain import NniLoop
 from tests.nni.spaces import batches, make
 from tests.oracle import bits

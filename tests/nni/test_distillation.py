@@ -7,7 +7,7 @@ import torch
 
 import naspipe
 import search_spaces
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.store.run_directory import RunDirectory
 from tests.equivalence.plain_blockwise import assert_blocks
 from tests.equivalence.test_named_students import scores, squares
 from tests.nni.spaces import ProxylessNAS, make

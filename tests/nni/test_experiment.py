@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset, WeightedRandomSampler
 
 from naspipe.config.errors import ConfigError
-from naspipe.experiment.evaluators import evaluated
+from naspipe.experiment.nas_experiment import evaluated
 from naspipe.export.assembly import assemble, calibrate
 from naspipe.nni import NasExperiment
 from naspipe.nni.strategies import check_explores

@@ -15,7 +15,7 @@ from torch import nn
 import naspipe as npp
 from naspipe.config.errors import ConfigError
 from naspipe.search.strategies import Evolution
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.faults.helpers import Calm, Ends, fail
 from tests.thinned import long
 

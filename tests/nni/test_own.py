@@ -15,7 +15,7 @@ from torch import nn
 
 import naspipe
 from naspipe.config.space import Block
-from naspipe.trace.access.decided import Decided
+from naspipe.store.labels import Decided
 from tests.nni.chain import differing, fixed_model, forward, layers, samples
 from tests.nni.spaces import batches, make
 from tests.oracle import bits
@@ -251,7 +251,7 @@ def test_no_model_space():
 def test_without_nni_the_extra_is_named():
     code = (
         "import sys; sys.modules['nni'] = None\n"
-        "import naspipe, naspipe.frontend.training.api, naspipe.cli.train\n"
+        "import naspipe, naspipe.api.train, naspipe.cli.train\n"
         "try: naspipe.from_nni(object())\n"
         "except naspipe.ConfigError as error: print(error)"
     )

@@ -14,8 +14,8 @@ from torch import nn
 import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.config.errors import StageFailedError
-from naspipe.runtime.forking.apart import done_apart
-from naspipe.trace.reading.compare import compare_runs
+from naspipe.machine.forking import done_apart
+from naspipe.store.compare import compare_runs
 from tests.nni.spaces import Residual, batches, make
 
 LOSS = nn.CrossEntropyLoss()

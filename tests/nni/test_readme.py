@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from naspipe.runtime.checkpoints.layer_bytes import from_raw
-from naspipe.trace.results.metrics_file import read_metrics
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.store.checkpoints import read_checkpoint
+from naspipe.store.losses import read_metrics
+from naspipe.worker.checkpoints.restored import from_raw
 
 PAGE = Path(__file__).parents[2] / "docs/nni.md"
 

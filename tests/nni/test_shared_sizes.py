@@ -14,12 +14,12 @@ from torch import nn
 
 import naspipe
 from naspipe.export.pytorch_form import load_pytorch
-from naspipe.frontend.given.pass_streams import parameter_counts
+from naspipe.inputs.subnet_sources import parameter_counts
 from naspipe.nni import shared_sizes
-from naspipe.runtime.checkpoints.layer_bytes import from_raw
-from naspipe.streams.from_file import read_stream
+from naspipe.store.checkpoints import read_checkpoint
 from naspipe.streams.passes import extremes
-from naspipe.trace.snapshots.snapshot import read_checkpoint
+from naspipe.streams.stream_file import read_stream
+from naspipe.worker.checkpoints.restored import from_raw
 from tests.nni.one_shot import OneShotLoop, named_of, one_shot, set_sample
 from tests.nni.spaces import batches, make
 from tests.oracle import bits
@@ -156,7 +156,7 @@ def test_steps_leave_the_bits_of_a_loop_over_nnis_one_shot_model(tmp_path, stage
 
 
 def first_weights(space, seed):
-    from naspipe.runtime.devices.determinism import layer_seed, seed_draws
+    from naspipe.machine.determinism import layer_seed, seed_draws
 
     found = {}
     for position, block in enumerate(space.blocks):

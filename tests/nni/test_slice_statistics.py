@@ -17,9 +17,9 @@ from torch.nn import functional
 
 import naspipe as npp
 from naspipe.config.errors import VerificationError
-from naspipe.runtime.devices.determinism import layer_seed, seed_draws
-from naspipe.runtime.evaluating import evaluation
-from naspipe.runtime.evaluating.naswot import Naswot
+from naspipe.evaluation import evaluation
+from naspipe.evaluation.proxies import Naswot
+from naspipe.machine.determinism import layer_seed, seed_draws
 
 
 class Wide(ModelSpace):

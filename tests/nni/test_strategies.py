@@ -16,7 +16,7 @@ import naspipe as npp
 from naspipe.config.errors import ConfigError
 from naspipe.nni.strategies import STRATEGIES, adopt
 from naspipe.streams.feedback import FeedbackLoop
-from naspipe.streams.from_file import read_stream
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence.harness import assert_same_bits, plain_loop
 from tests.nni.spaces import Residual, batches, make
 from tests.thinned import long

@@ -13,7 +13,7 @@ import pytest
 from naspipe.config.ids import AccessKind
 from naspipe.report.chrome_trace import trace_events, write_chrome_trace
 from naspipe.report.recorded import Recorded, read_run
-from tests.trace.fake_run import CHAINS, FakeRun, sequential_accesses
+from tests.store.fake_run import CHAINS, FakeRun, sequential_accesses
 
 
 @pytest.fixture

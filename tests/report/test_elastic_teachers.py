@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from naspipe.cli.main import main
+from naspipe.distill.label_reader import LabelRecord
 from naspipe.label_scheduler.label_table import Counts
 from naspipe.report.chrome_trace import trace_events
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.report.teachers import Refusal, Stay, stays_and_refusals
-from naspipe.runtime.labels.label_record import LabelRecord
-from naspipe.trace.access.log import Life
-from naspipe.trace.results.teacher_events import COUNTED, read_teacher_events, tally
+from naspipe.store.access_log import Life
+from naspipe.store.teacher_events import COUNTED, read_teacher_events, tally
 from tests.report.browser import Browser, find_chromium
-from tests.trace.fake_run import CHAINS, FakeRun, sequential_accesses
+from tests.store.fake_run import CHAINS, FakeRun, sequential_accesses
 
 LIFE = Life(0, 1000, 2000, 0)
 

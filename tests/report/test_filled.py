@@ -11,7 +11,7 @@ from naspipe.report.needs import Schedule
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.report.summary import filled_time
-from tests.trace.fake_run import FakeRun, access, sequential_accesses
+from tests.store.fake_run import FakeRun, access, sequential_accesses
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 

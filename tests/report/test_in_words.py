@@ -11,7 +11,7 @@ from naspipe.config.ids import Access, AccessKind, LayerId, StreamId
 from naspipe.report.in_words import in_words, limits
 from naspipe.report.recorded import Recorded, read_run
 from naspipe.report.run_tables import run_tables
-from tests.trace.fake_run import CHAINS, FakeRun, sequential_accesses
+from tests.store.fake_run import CHAINS, FakeRun, sequential_accesses
 
 F, B = AccessKind.FORWARD, AccessKind.BACKWARD
 

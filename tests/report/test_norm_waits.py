@@ -8,7 +8,7 @@ from naspipe.report.needs import Schedule
 from naspipe.report.reductions import Reason
 from naspipe.report.waits import explain_waits
 from tests.report.test_waits import explained
-from tests.trace.fake_run import access
+from tests.store.fake_run import access
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 

@@ -13,8 +13,8 @@ import naspipe as npp
 from naspipe.cli.main import main
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.trace.reading.compare import RecordedRun
-from naspipe.trace.reading.metrics import summarize
+from naspipe.store.compare import RecordedRun
+from naspipe.store.metrics import summarize
 from tests.equivalence import spaces
 from tests.report.browser import Browser, find_chromium
 

@@ -10,7 +10,7 @@ from naspipe.report.needs import Needs, Schedule
 from naspipe.report.reductions import Held, Reason, Reductions
 from naspipe.report.run_tables import reduction_columns
 from naspipe.report.waits import Wait, explain_waits
-from tests.trace.fake_run import access
+from tests.store.fake_run import access
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 FOUR = Schedule(16, steps=Steps(4))

@@ -11,14 +11,13 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.cli.main import main
-from naspipe.core.events import VersionArrived
-from naspipe.core.parcels import BUFFERS, COPY, SUM
+from naspipe.engine.events import BUFFERS, COPY, SUM, VersionArrived
 from naspipe.report.recorded import Recorded, read_run
 from naspipe.report.reductions import Reason, Reductions
 from naspipe.report.run_tables import run_tables
 from naspipe.report.summary import agreement
 from naspipe.report.waits import explain_waits
-from naspipe.trace.access.event_log import read_events
+from naspipe.store.event_log import read_events
 from tests.equivalence import spaces
 from tests.equivalence.test_groups import linear
 from tests.report.browser import Browser, find_chromium

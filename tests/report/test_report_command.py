@@ -12,7 +12,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from naspipe.cli.main import main
-from tests.trace.fake_run import FakeRun
+from tests.store.fake_run import FakeRun
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from naspipe.config.errors import ConfigError
 from naspipe.report.recorded import read_run
 from naspipe.report.run_tables import run_tables
 from naspipe.report.searches import search_tables, winning
-from naspipe.search.limits import Cost
 from naspipe.search.retrained import Retrained, Terms, append_retrained
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, Search, SearchDirectory
-from naspipe.trace.access.decided import Decided
+from naspipe.search.strategies import Cost
+from naspipe.store.labels import Decided
 from tests.report.browser import Browser, find_chromium
-from tests.trace.fake_run import FakeRun
+from tests.store.fake_run import FakeRun
 
 JUDGED = [
     # loss, parameters

@@ -11,8 +11,8 @@ from naspipe.config.errors import ConfigError
 from naspipe.report import recorded
 from naspipe.report.recorded import Asked, read_run
 from naspipe.report.run_tables import run_tables
-from naspipe.trace.reading.metrics import summarize
-from tests.trace.fake_run import CHAINS, FakeRun, float32_bits, sequential_accesses
+from naspipe.store.metrics import summarize
+from tests.store.fake_run import CHAINS, FakeRun, float32_bits, sequential_accesses
 
 STEPS = 40
 

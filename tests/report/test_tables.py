@@ -19,10 +19,10 @@ from naspipe.report.reductions import Reason
 from naspipe.report.run_tables import BUSY, layer_orders, run_tables, stage_balance, time_bins
 from naspipe.report.summary import agreement, facts, numbers
 from naspipe.report.waits import Wait, explain_waits
-from naspipe.trace.access.labels import SpaceLabels
-from naspipe.trace.access.order import access_orders
-from naspipe.trace.reading.metrics import summarize
-from tests.trace.fake_run import CHAINS, SPACE, FakeRun, access, sequential_accesses
+from naspipe.store.access_order import access_orders
+from naspipe.store.labels import SpaceLabels
+from naspipe.store.metrics import summarize
+from tests.store.fake_run import CHAINS, SPACE, FakeRun, access, sequential_accesses
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 

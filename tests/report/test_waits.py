@@ -11,7 +11,7 @@ from naspipe.config.ids import Access, AccessKind
 from naspipe.report.needs import Schedule
 from naspipe.report.reductions import Reason
 from naspipe.report.waits import Wait, explain_waits
-from tests.trace.fake_run import CHAINS, access, sequential_accesses
+from tests.store.fake_run import CHAINS, access, sequential_accesses
 
 F, B, W = AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE
 

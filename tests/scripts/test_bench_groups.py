@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from naspipe.config.definition import Execution
-from naspipe.planning.causal_bound import causal_bound
-from naspipe.sim.simulation import simulate_run
+from naspipe.plan.bounds import causal_bound
+from naspipe.plan.simulation import simulate_run
 from scripts import bench_groups
 from scripts.bench_groups import DEVICES, GroupCosts, scenario_of, stage_bound
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.random import RandomState
 
 import naspipe as npp
-from naspipe.streams.from_file import write_stream
+from naspipe.streams.stream_file import write_stream
 from scripts.rankings import unit_keys, unit_work, variants
 from scripts.rankings.cell_networks import convolutions, sample, strata_shares, terms_of
 from scripts.rankings.cell_space import DIGITS, Problem, setting, torch

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from naspipe.config.definition import Recipe
-from naspipe.runtime.jobs.workload import Workload
-from naspipe.runtime.layers.stored_layer import StoredLayer
+from naspipe.jobs.workload import Workload
+from naspipe.worker.layers.stored_layer import StoredLayer
 from scripts import check_memory
 from tests.equivalence import spaces
 from tests.equivalence.first_difference import first_difference, recorded

@@ -16,7 +16,7 @@ from scripts import compare_code
 from scripts.comparing.bits import Bench, Kind, file_difference, judge, run_difference
 from scripts.comparing.rows import ALONE, APART, FACTORS, QUICK, ROWS, Row, parse_row
 from scripts.comparing.versions import Ended, Version
-from tests.trace.fake_run import FakeRun, float32_bits
+from tests.store.fake_run import FakeRun, float32_bits
 
 GOOD, REFUSED, BROKEN = (Ended(status, "", f"said {status}", 1.0) for status in (0, 2, 1))
 PAIRED = {

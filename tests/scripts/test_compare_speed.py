@@ -11,7 +11,7 @@ from naspipe.config.ids import AccessKind
 from scripts import compare_code
 from scripts.comparing import speed
 from scripts.comparing.versions import CompareError, Version
-from tests.trace.fake_run import access
+from tests.store.fake_run import access
 
 BEFORE, PRESENT = (Version(name, compare_code.ROOT, "") for name in ("before", "present"))
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from naspipe.config.ids import AccessKind, Subnet
 from naspipe.config.rules import Exact
-from naspipe.planning.causal_bound import causal_bound
-from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.sim.chains import Chain, Stream
-from naspipe.sim.costs import TableCosts
+from naspipe.plan.bounds import causal_bound
+from naspipe.plan.chains import Chain, Stream
+from naspipe.plan.costs import CostTable, LayerCost
+from naspipe.plan.virtual_costs import TableCosts
 from scripts.free_stages import FreeStages, accesses_of, set_levels
-from tests.planning.test_critical_path import table
+from tests.plan.test_critical_path import table
 from tests.strategies import pipelines, sees
 
 

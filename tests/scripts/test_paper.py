@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import search_spaces
-from naspipe.streams.from_file import write_stream
+from naspipe.streams.stream_file import write_stream
 from scripts import bench_partition_real
 from scripts.paper import figure4, figure6, published, systems, table3, throughput
 from scripts.paper.common import Options, real_run

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from naspipe.api.simulate import table5_scenario
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.frontend.simulation.scenario import table5_scenario
-from naspipe.planning.balance import balanced_partition
+from naspipe.plan.partitions import balanced_partition
 from scripts.paper import ampa
 from scripts.paper.ampa import ampa_cuts, ampa_partition, projected_ns, sums
 

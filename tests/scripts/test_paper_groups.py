@@ -9,7 +9,7 @@ import pytest
 
 from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.config.partition import make_partition
-from naspipe.planning.cost import CostTable
+from naspipe.plan.costs import CostTable
 from scripts.paper import figure8, figure14, published, table6
 from scripts.paper.common import Options
 from scripts.paper.grouped import IMAGES, LinkCosts, layers_of, setting_of

@@ -9,7 +9,7 @@ from torch import nn
 from naspipe.config.definition import Definition, Recipe
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Block, Shared, Space
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.jobs.workload import Workload
 from scripts.paper.measured_footprints import measure_footprints
 
 

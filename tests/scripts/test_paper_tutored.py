@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.label_scheduler.rates import busy_share
+from naspipe.api.teacher_plans import busy_share
 from naspipe.label_scheduler.scheduler import DeskSettings, is_audited
 from scripts.paper.tutored import simulate_tutored
 from scripts.paper.tutored_script import (

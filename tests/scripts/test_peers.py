@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from naspipe.config.definition import Recipe
-from naspipe.runtime.jobs.workload import Workload
+from naspipe.jobs.workload import Workload
 from scripts.peers import ours, two_ranks
 from scripts.peers.work import Supernet, Work, made
 from tests.equivalence import spaces

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from scipy.stats import kendalltau
 
-from naspipe.search import rank_agreement
+from naspipe.search import scores as rank_agreement
 from scripts.bench_ranking import gathered
 from scripts.rankings import unit_keys, unit_work, variants
 from scripts.rankings.cell_networks import sample

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from naspipe.config.errors import TransportError
-from naspipe.runtime.registries.open_registry import open_registry
-from naspipe.runtime.registries.teacher_card import TeacherCard
-from tests.runtime.registries.servers import PROGRAM, free_port, wait_for_port
+from naspipe.distill.registry import open_registry
+from naspipe.distill.teacher_card import TeacherCard
+from tests.distill.servers import PROGRAM, free_port, wait_for_port
 
 SCRIPT = Path(__file__).parents[2] / "scripts/registry.sh"
 CARD = TeacherCard("a", "tcp://127.0.0.1:1", "", "d", "c")

@@ -11,15 +11,15 @@ from naspipe.config.ids import Subnet
 from naspipe.config.partition import Partition
 from naspipe.config.rules import Exact
 from naspipe.config.steps import ONE_PASS
-from naspipe.planning.causal_bound import causal_bound
-from naspipe.planning.cost import CostTable, LayerCost
-from naspipe.planning.latest_start import CutStream
-from naspipe.sim.costs import TableCosts
-from naspipe.sim.driver import simulate
-from naspipe.stage.builder import build_admission, build_controller
+from naspipe.engine.builder import build_admission, build_controller
+from naspipe.plan.bounds import causal_bound
+from naspipe.plan.costs import CostTable, LayerCost
+from naspipe.plan.latest_start import CutStream
+from naspipe.plan.virtual_costs import TableCosts
+from naspipe.plan.virtual_driver import simulate
 from scripts.paper import orders
 from scripts.stage_bound import least_end, step_ends
-from tests.planning.test_latest_start import cut_streams
+from tests.plan.test_latest_start import cut_streams
 
 
 def makespan(stream, steps, order, window):

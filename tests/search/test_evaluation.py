@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 import naspipe
-from naspipe.export.assembly import assemble
-from naspipe.runtime.evaluating.calibration import (
+from naspipe.evaluation.calibration import (
     blocks_to_calibrate,
     find_norms,
     fresh_statistics,
 )
-from naspipe.search.run_searches import find_best, find_searches
+from naspipe.export.assembly import assemble
+from naspipe.search.search_directory import find_best, find_searches
 from naspipe.search.strategies import make_strategy
+from naspipe.store.checkpoints import read_checkpoint
 from naspipe.streams.feedback import FeedbackLoop
-from naspipe.trace.snapshots.snapshot import read_checkpoint
 from tests.equivalence import spaces
 from tests.equivalence.harness import plain_loop
 from tests.search.plain import held_out, judge

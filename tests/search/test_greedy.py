@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from naspipe.config.errors import ConfigError
-from naspipe.search.greedy import GreedyPool
+from naspipe.search.strategies import GreedyPool
 from naspipe.streams.feedback import FeedbackLoop
 
 COUNTS = (5, 7, 3, 9, 4, 6)

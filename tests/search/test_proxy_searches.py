@@ -11,15 +11,13 @@ from torch import nn
 
 import naspipe
 from naspipe.cli.main import main
+from naspipe.evaluation.proxies import Naswot, Synflow
 from naspipe.report.searches import search_tables
-from naspipe.runtime.evaluating.naswot import Naswot
-from naspipe.runtime.evaluating.synflow import Synflow
-from naspipe.search.run_searches import find_best
-from naspipe.search.search_directory import SearchDirectory
+from naspipe.search.search_directory import SearchDirectory, find_best
 from naspipe.search.strategies import make_strategy
+from naspipe.store.labels import Decided
 from naspipe.streams.feedback import FeedbackLoop
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.access.decided import Decided
+from naspipe.streams.stream_file import read_stream
 from tests.equivalence import spaces
 from tests.search.plain import held_out
 

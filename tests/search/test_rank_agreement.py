@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.search.rank_agreement import interval, kendalls_tau
+from naspipe.search.scores import interval, kendalls_tau
 
 
 def test_tau():

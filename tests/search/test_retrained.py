@@ -8,7 +8,6 @@ import pytest
 from scipy.stats import kendalltau
 
 from naspipe.config.errors import LogError
-from naspipe.search.limits import Cost
 from naspipe.search.retrained import (
     Retrained,
     Terms,
@@ -20,6 +19,7 @@ from naspipe.search.retrained import (
 )
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, Search
+from naspipe.search.strategies import Cost
 
 TERMS = Terms(500, 1, "8 held-out batches")
 NAN = math.nan

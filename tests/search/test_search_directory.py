@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from naspipe.config.errors import ConfigError
-from naspipe.runtime.evaluating.batch_sums import batch_sums
-from naspipe.runtime.measuring.subnet_counts import SubnetCounter
-from naspipe.search.limits import Cost, Limits, parse_count
+from naspipe.evaluation.evaluation import batch_sums
+from naspipe.profiling.counts import SubnetCounter
 from naspipe.search.scores import Scores, merit, scores_of
 from naspipe.search.search_directory import Candidate, front, rank
+from naspipe.search.strategies import Cost, Limits, parse_count
 from tests.equivalence import spaces
 
 

@@ -8,8 +8,7 @@ import statistics
 import pytest
 
 from naspipe.config.errors import ConfigError
-from naspipe.search.scores import Scores, is_score, merit, told_merit
-from naspipe.search.standard_scores import StandardScores
+from naspipe.search.scores import Scores, StandardScores, is_score, merit, told_merit
 
 NAN = math.nan
 

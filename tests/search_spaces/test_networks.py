@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import search_spaces
-from naspipe.runtime.sketching.layer_sizes import sketch
+from naspipe.checks.sketched import sketch
 from search_spaces.networks.mobile.shapes import shapes
 from tests.equivalence.harness import check
 

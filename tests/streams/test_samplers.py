@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Space
-from naspipe.streams.from_file import read_stream, write_stream
 from naspipe.streams.samplers import (
     Subnet,
     draw_stream,
@@ -21,6 +20,7 @@ from naspipe.streams.samplers import (
     iterate_subnets,
     make_sampler,
 )
+from naspipe.streams.stream_file import read_stream, write_stream
 
 counts = st.lists(st.integers(1, 7), min_size=1, max_size=6).map(tuple)
 seeds = st.integers(0, 1 << 70)

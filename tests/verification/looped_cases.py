@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.frontend.given.pass_streams import draw_passes
-from naspipe.frontend.training.training import Training
-from naspipe.streams.from_file import read_stream
-from naspipe.trace.results.run_directory import RunDirectory
+from naspipe.api.training import Training
+from naspipe.inputs.subnet_sources import draw_passes
+from naspipe.store.run_directory import RunDirectory
+from naspipe.streams.stream_file import read_stream
 from naspipe.verification.plain_loop import PlainLoop
 from scripts.compositions import plain, runs
 from scripts.compositions.cases import Case

@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn import functional
 
 import naspipe as npp
+from naspipe.checks import tried_layers
 from naspipe.config.errors import VerificationError
 from naspipe.config.execution import VerifySettings
-from naspipe.runtime.jobs.users_code import has_users_code
-from naspipe.runtime.sketching import tried_layers
+from naspipe.jobs.losses import has_users_code
 from naspipe.verification import verifier
-from tests.frontend.given.convolutions import STEM, head
+from tests.inputs.convolutions import STEM, head
 
 STEPS = VerifySettings.steps
 ALL = {"calls": 0}

@@ -16,11 +16,13 @@ import naspipe as npp
 from naspipe.config.errors import VerificationError
 from naspipe.config.execution import VerifySettings
 from naspipe.config.rules import Lag, MomentumUpdate
-from naspipe.runtime.blocks import averaging, compute, sums, updates
-from naspipe.runtime.layers.stored_layer import StoredLayer
-from naspipe.runtime.stepping import joint_steps, own_steps
-from naspipe.trace.snapshots.checkpoints import cut_name
+from naspipe.store.checkpoints import cut_name
 from naspipe.verification import verifier
+from naspipe.worker.blocks import compute, updates
+from naspipe.worker.blocks import compute as averaging
+from naspipe.worker.blocks import ports as sums
+from naspipe.worker.layers import joint_steps, own_steps
+from naspipe.worker.layers.stored_layer import StoredLayer
 from tests.equivalence import spaces
 from tests.faults.helpers import Calm, Ends, fail
 

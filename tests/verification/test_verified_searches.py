@@ -14,8 +14,8 @@ from torch.nn import functional
 import naspipe as npp
 from naspipe.config.errors import VerificationError
 from naspipe.elastic import BatchNorm1d, Linear
-from naspipe.runtime.evaluating import calibration, evaluation
-from naspipe.runtime.evaluating.evaluation import EvaluationCompute
+from naspipe.evaluation import calibration, evaluation
+from naspipe.evaluation.evaluation import EvaluationCompute
 from tests.equivalence import spaces
 from tests.search.plain import held_out
 

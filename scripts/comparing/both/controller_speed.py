@@ -11,7 +11,7 @@ import json
 import sys
 import time
 
-from naspipe.stage.controller import StageController
+from naspipe.engine.controller import StageController
 from scripts import bench_simulator
 
 SUBNETS = 300

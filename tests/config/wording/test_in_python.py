@@ -65,7 +65,7 @@ def test_an_error_keeps_its_kind_its_fields_and_its_name():
 
 
 def test_what_is_handed_out_says_keywords_and_what_commands_call_does_not(tmp_path):
-    from naspipe.frontend.training.api import train
+    from naspipe.api.train import train
 
     (tmp_path / "file").write_text("")
     for call, said in ((train, "--run-dir"), (npp.train, "run_dir=")):

@@ -1,0 +1,265 @@
+"""``naspipe.rate_blocks``: the paths of each student block, by what its teacher's block makes.
+
+A block's rating is a search of the block's run. Its data are the batches with what the frozen
+teacher makes of them: what the block is called with, and what it should return.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from naspipe.api.distill import Blockwise, Keyed
+from naspipe.api.search import Searching
+from naspipe.api.search_parts import ALL
+from naspipe.api.search_record import SearchObserver, SilentSearchObserver
+from naspipe.config.definition import Execution, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.distill.blockwise import through
+from naspipe.inputs.held_out import judged_by
+from naspipe.inputs.run import Run, loss_layer_of
+from naspipe.jobs.losses import Loss, distilled_fields, distilling
+from naspipe.jobs.workload import Batches, define
+from naspipe.machine.determinism import kept_draws
+from naspipe.search.combination import Combination, RatedPath, combine
+from naspipe.search.scores import merit
+from naspipe.search.search_directory import PREFIX, Search, SearchDefinition, search_path
+from naspipe.search.strategies import COSTS
+
+AT_MOST = 2000
+"""Paths of a block that are all rated; of more, as many are drawn."""
+
+OWN = "loss"
+"""The measure that is the block's own loss."""
+
+
+def l1_distance(output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """The mean of |output - taught|, in standard deviations of what is taught (DNA, CVPR'20)."""
+    return (output - taught).abs().mean() / taught.std()
+
+
+def l2_distance(output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    """The mean square of the difference, in variances of what is taught."""
+    return (output - taught).square().mean() / taught.var()
+
+
+MEASURES: Mapping[str, Loss] = {"l1": l1_distance, "l2": l2_distance}
+"""By name; ``loss`` is the block's own."""
+
+
+def rate_blocks(
+    found: Blockwise,
+    held_out: Batches | None = None,
+    *,
+    measure: str | Loss = "l1",
+    last_measure: str | Loss = OWN,
+    calibrate: int = 4,
+    validate: int | None = None,
+    at_most: int = AT_MOST,
+    strategy: str = "random",
+    options: Mapping[str, float] | None = None,
+    seed: int = 0,
+    stages: int = 1,
+    name: str = "",
+    execution: Mapping[str, Any] | None = None,
+    observer: SearchObserver | None = None,
+) -> tuple[Search, ...]:
+    """Rate the paths of every student block on held-out batches; less is better.
+
+    Running statistics are taken anew for each path. Ratings are searches of the blocks' runs, the
+    same bits on any number of stages: ``.ranked()`` has choices, scores and costs.
+
+    Args:
+        found: what :func:`naspipe.distill_blockwise` or :meth:`naspipe.Blockwise.of` returned.
+        held_out: ``held_out(seed, number)``; ``data.validation`` by default.
+        measure: ``l1`` (mean of the difference in standard deviations, DNA's), ``l2`` (mean square
+            in variances), ``loss`` (the block's own), or a function (output, taught) -> one number.
+        last_measure: of the last block; its own loss by default.
+        calibrate: batches of the data that running statistics are taken from; 0 for the run's own.
+        validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
+        at_most: paths of a block; of one that has more, ``strategy`` proposes as many.
+        strategy, options, seed: as of :func:`naspipe.search_subnets`.
+        stages: stage processes; a block with fewer layers is rated on as many.
+        name: of the ratings; the next number by default. ``execution`` and ``observer`` as there.
+
+    Raises:
+        ConfigError: for input that cannot be used.
+        StageFailedError: when a layer, the data or a measure raises in any stage.
+    """
+    chosen, count = judged_by(found.data, held_out, validate)
+    definition = SearchDefinition(
+        strategy=strategy, options=dict(options or {}), budget=at_most, seed=seed,
+        calibration=calibrate, validation=count,
+    )  # fmt: skip
+    how = Execution(stages=stages, **(execution or {}))
+    judges, named = _judges(found, measure, last_measure), _free_name(found, name)
+    return tuple(
+        Searching(
+            run=Run(_asking(run.space, Lessons(found, number, found.data)), run.directory.path),
+            data=Lessons(found, number, found.data),
+            held_out=Lessons(found, number, chosen),
+            loss=judge.loss,
+            definition=_of_block(run.space, replace(definition, loss=judge.name)),
+            execution=how.changed(stages=min(stages, len(run.space))),
+            name=named,
+            observer=observer or SilentSearchObserver(),
+        ).start()
+        for number, (run, judge) in enumerate(zip(found.blocks, judges, strict=True))
+    )
+
+
+def _of_block(space: Space, definition: SearchDefinition) -> SearchDefinition:
+    """All paths, where they are not more than the budget."""
+    count = math.prod(space.drawn_counts)
+    if count > definition.budget:
+        return definition
+    return replace(definition, strategy=ALL, options={}, budget=count)
+
+
+def combine_blocks(
+    ratings: Sequence[Search], limits: Mapping[str, float] | None = None
+) -> Combination:
+    """One path of each block: the least sum of scores whose sums of costs keep the limits, exactly.
+
+    Args:
+        ratings: of each block, as of :func:`rate_blocks`.
+        limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
+
+    Raises:
+        ConfigError: for a limit of another name, or when nothing keeps them: it names the cheapest.
+    """
+    for name in sorted(set(limits or {}) - set(COSTS)):
+        raise ConfigError(f"limits: expected {', '.join(COSTS)}, found {name!r:.80}")
+    blocks = [
+        [
+            RatedPath(each.choices, -merit(each.scores, rating.score), each.cost._asdict())
+            for each in rating.ranked()
+        ]
+        for rating in ratings
+    ]
+    return combine(blocks, limits)
+
+
+class Lessons:
+    """A student block's batches: with what it is called with, and the lesson as ``target``.
+
+    Of a lesson of several tensors it is the first one.
+
+    Args:
+        found: whose teacher; it runs on the CPU, with the precision of the run.
+        number: of the block.
+        data: (seed, number) -> named tensors; asked for with the seed of the distillation.
+    """
+
+    def __init__(self, found: Blockwise, number: int, data: Batches) -> None:
+        self._data = Keyed(data, found.seed)
+        self.record, self.info = self._data.record, self._data.info
+        self._before, self._block = found.teachers[:number], found.teachers[number]
+        recipe = found.blocks[number].manifest["definition"]["recipe"]
+        self._is_bf16 = recipe["precision"] == "bf16"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Those that the block is called with, beside its own."""
+        return tuple(name for name in self(0, 0) if name.startswith(_TAUGHT))
+
+    def __call__(self, seed: int, number: int) -> dict[str, Any]:
+        """The batch of a number. Its tensors share nothing, whatever the teacher does in place."""
+        batch = {**self._data(seed, number)}
+        casts = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._is_bf16)
+        with kept_draws(), torch.no_grad(), casts:
+            inputs = through(self._before, {"input": batch["input"].clone()})
+            lesson = self._block(*(each.clone() for each in inputs))
+        if self._before:
+            batch.update({f"{_TAUGHT}{place}": each for place, each in enumerate(inputs)})
+        return {**batch, "target": lesson[0] if isinstance(lesson, tuple) else lesson}
+
+
+_TAUGHT = "taught."
+"""How the names of fields begin that the teacher makes."""
+
+
+class _Judge(NamedTuple):
+    loss: Loss
+    """Called with an output and the lesson."""
+    name: str
+
+
+def _judges(found: Blockwise, measure: str | Loss, last_measure: str | Loss) -> list[_Judge]:
+    measures = [*[measure] * (len(found.blocks) - 1), last_measure]
+    return [_judge(number, each, found) for number, each in enumerate(measures)]
+
+
+def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
+    """What rates a block."""
+    if measure == OWN:
+        own = found.losses[number]
+        if loss_layer_of(found.blocks[number].manifest) is not None:
+            raise ConfigError(
+                f"measure {OWN}: expected a loss of block {number} without parameters and buffers, "
+                f"found {type(own).__name__}, which the distillation has trained; choose "
+                f"{' or '.join(MEASURES)}"
+            )
+        name = str(found.blocks[number].manifest["definition"]["loss"])
+        distilled, fields = distilling(own), distilled_fields(own)
+        if fields:
+            raise ConfigError(
+                f"measure {OWN}: expected a loss of block {number} that compares with the teacher "
+                f"alone, found {type(own).__name__}, which needs {' and '.join(fields)}; choose "
+                f"{' or '.join(MEASURES)}"
+            )
+        return _Judge(distilled, name)
+    judge = MEASURES.get(measure) if isinstance(measure, str) else measure
+    if not callable(judge):
+        raise ConfigError(
+            f"measure: expected {', '.join(MEASURES)}, {OWN} or a function, found {measure!r:.80}"
+        )
+    space = found.blocks[number].space
+    return _Judge(_of_first(judge), define(space, found.data, judge, recipe=Recipe(), steps=1).loss)
+
+
+def _of_first(measure: Loss) -> Loss:
+    """Of an output's first tensor."""
+    return lambda *given: measure(given[0], given[-1])
+
+
+def _asking(space: Space, lessons: Lessons) -> Space:
+    """The same layers, the first of which is called with fields of the lessons.
+
+    Raises:
+        ConfigError: for a layer that is called with the field that holds the lesson.
+    """
+    for position in range(len(space)):
+        if "target" in space.fields(position):
+            raise ConfigError(
+                f"rate_blocks: expected no layer that is called with the batch field target, which "
+                f"holds the teacher's output in a rating, found layer {space.label(position, 0)} "
+                f"of {space.name}; give the field another name in the data"
+            )
+    fields = lessons.fields
+    if not fields:
+        return space
+    first, *others = space.blocks
+    return Space(
+        space.name,
+        [replace(first, fields=(*fields, *first.fields)), *others],
+        space.decisions,
+    )
+
+
+def _free_name(found: Blockwise, name: str) -> str:
+    """A name that no block's search has."""
+    paths = [run.directory.path for run in found.blocks]
+    if not name:
+        taken = {each.name for path in paths for each in path.glob(f"{PREFIX}*")}
+        return next(str(n) for n in itertools.count(1) if f"{PREFIX}{n}" not in taken)
+    for path in paths:
+        if search_path(path, name).exists():
+            raise ConfigError(f"{path}: there is a rating {name!r} already; choose another name")
+    return name

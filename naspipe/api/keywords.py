@@ -1,0 +1,216 @@
+"""Settings as Python takes them: by their keys, as keywords and in mappings, all in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
+from textwrap import fill
+from typing import Any, NamedTuple, TypeVar
+
+from naspipe.config.definition import DATA_SIZES, MOMENTUM, Execution, Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
+from naspipe.config.settings import declared, groups
+from naspipe.config.text import did_you_mean
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+KEYWORDS = "keywords"
+"""What messages call whatever was not said in a mapping."""
+
+FEW = 6
+"""Keys that a message names all of."""
+
+_ELSEWHERE = {
+    **dict.fromkeys(DATA_SIZES, "where the data are made, as in open_data(..., batch_size=64)"),
+    **dict.fromkeys(MOMENTUM, "in the teacher, as in teacher=naspipe.Momentum(0.99)"),
+    **{
+        f"max_{cost}": f"in limits, as in limits={{'{cost}': ...}}"
+        for cost in ("flops", "params", "latency_ms")
+    },
+    "loss_fields": "in the training alone, whose run has them",
+}
+"""Settings of the command line that belong to objects in Python."""
+
+_OF_DATA = "in the data, as in npp.from_dataset(dataset, {}=...)"
+_MEANT = {
+    **{
+        key: _OF_DATA.format(own)
+        for key, own in (
+            ("batch_size", "batch_size"), ("shuffle", "shuffle"), ("drop_last", "drop_last"),
+            ("collate_fn", "collate_fn"), ("num_workers", "workers"), ("workers", "workers"),
+        )
+    },
+    **dict.fromkeys(
+        ("epochs", "num_epochs", "max_epochs"),
+        "in optimizer steps, as in steps=epochs * len(dataset) // batch_size",
+    ),
+    **dict.fromkeys(("learning_rate", "max_lr"), "as lr=..."),
+    **dict.fromkeys(("amp", "autocast", "use_amp", "bf16", "fp16"), "as precision='bf16'"),
+    **dict.fromkeys(
+        ("accumulate", "accumulate_grad_batches", "gradient_accumulation_steps"),
+        "as passes='accumulate:N'",
+    ),
+    **dict.fromkeys(
+        ("early_stopping", "patience", "callbacks"),
+        "in an observer's on_validation, as docs/porting.md shows",
+    ),
+    "scheduler": "as schedule='cosine', or as lr=FUNCTION, which returns the rate of a step",
+}  # fmt: skip
+"""What other trainers call it, and where that goes."""
+
+_MEANT_IN_SEARCH = {
+    **dict.fromkeys(
+        ("steps", "epochs", "num_epochs", "trials"), "as budget=..., how many subnets are judged"
+    ),
+    "batch_size": _MEANT["batch_size"],
+}
+
+
+class Stated(NamedTuple):
+    """Settings that a caller gave, by what they are settings of."""
+
+    recipe: dict[str, Any]
+    options: dict[str, Any]
+    """``optimizer.OPTION``, by the option."""
+    rules: dict[str, Rule]
+    execution: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: Callable[..., Any], **said: Mapping[str, Any] | None) -> Stated:
+        """Settings from keywords and mappings, each by its name; None says nothing.
+
+        Raises:
+            ConfigError: for a key that no setting has, or one that is said twice.
+        """
+        of_recipe, of_execution = declared(Recipe), {*declared(Execution), *groups(Execution)}
+        of_optimizer = ["optimizer_options", "parameter_groups"]
+        given = gathered(call, [*of_recipe, *of_optimizer, *of_execution], **said)
+        found = cls({}, {}, {}, {})
+        for key, value in given.items():
+            table, _, inner = key.partition(".")
+            if table == "optimizer" and inner:
+                found.options[inner] = value
+            elif table == "rule":
+                found.rules[inner] = _rule(key, value)
+            elif key in of_execution:
+                found.execution[key] = _plain(Execution, key, value)
+            else:
+                found.recipe[key] = _plain(Recipe, key, value)
+        return found
+
+    @property
+    def defining(self) -> dict[str, Any]:
+        """All but the execution, by their keys."""
+        rules = {f"rule.{name}": rule for name, rule in self.rules.items()}
+        return {**self.recipe, **rules, **{f"optimizer.{k}": v for k, v in self.options.items()}}
+
+
+def tells_settings(*keys: str) -> Callable[[Call], Call]:
+    """Add the first sentence of what some settings are declared to be to a call's help."""
+
+    def told(call: Call) -> Call:
+        known = {**declared(Recipe), **declared(Execution)}
+        said = (f"{key}: {known[key].help.partition('. ')[0].rstrip('.')}." for key in keys)
+        lines = [
+            fill(each, 96, initial_indent=" " * 8, subsequent_indent=" " * 12) for each in said
+        ]
+        call.__doc__ = "\n".join((f"{call.__doc__}\n    Common settings:", *lines, ""))
+        return call
+
+    return told
+
+
+def gathered(
+    call: Callable[..., Any], known: Iterable[str], **said: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What keywords and mappings say together, by its keys.
+
+    Args:
+        call: whose keywords they are.
+        known: keys that may be said, beside ``optimizer.OPTION`` and ``rule.LAYER``.
+        said: ``keywords``, and mappings by the names of their arguments.
+
+    Raises:
+        ConfigError: for what is no mapping, is not known, or is said twice in two ways.
+    """
+    known = list(known)
+    found: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    parameters = signature(call).parameters.values()
+    arguments = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    for where, mapping in said.items():
+        if not isinstance(mapping, Mapping | None):
+            raise ConfigError(
+                f"{where}: expected a mapping of settings, as in {{'window': 8}}, found "
+                f"{type(mapping).__name__}"
+            )
+        for key, value in (mapping or {}).items():
+            if value is None:
+                continue
+            if not _is_known(key, known):
+                raise _unknown(key, where, call.__name__, arguments, known)
+            if key in found and found[key] != value:
+                raise ConfigError(
+                    f"{key}: expected one value, found {found[key]!r:.40} in {places[key]} and "
+                    f"{value!r:.40} in {where}; leave one out"
+                )
+            found[key], places[key] = value, where
+    return found
+
+
+def _is_known(key: object, known: Sequence[str]) -> bool:
+    if key in known:
+        return True
+    table, _, inner = str(key).partition(".")
+    return table in ("optimizer", "rule") and bool(inner) and "optimizer" in known
+
+
+def _unknown(
+    key: object, where: str, call: str, arguments: Sequence[str], known: Iterable[str]
+) -> ConfigError:
+    text = f"{key!s:.80}"
+    if text in arguments:
+        return ConfigError(
+            f"{text}: expected it as an argument, naspipe.{call}(..., {text}=...), found it in "
+            f"{where}"
+        )
+    if text in _ELSEWHERE:
+        return ConfigError(f"{text}: expected it {_ELSEWHERE[text]}, found it in {where}")
+    meant = _MEANT if "steps" in arguments else _MEANT_IN_SEARCH
+    if text in meant:
+        return ConfigError(f"{text}: expected it {meant[text]}, found it in {where}")
+    if text in _options_of_optimizers() and "optimizer_options" in {*arguments, *known}:
+        return ConfigError(
+            f"{text}: expected it in optimizer_options={{{text!r}: ...}}, found it in {where}"
+        )
+    own = arguments if where == KEYWORDS else ()
+    hint = did_you_mean(text, [*own, *known])
+    also = f"an argument of naspipe.{call} or " if where == KEYWORDS else ""
+    few = ", ".join(known) if where != KEYWORDS and len({*known}) <= FEW else ""
+    expected = few or f"{also}a setting that it takes, see docs/settings.md"
+    return ConfigError(f"{text}: unknown key in {where}{hint}; expected {expected}")
+
+
+def _options_of_optimizers() -> set[str]:
+    """Of all that train per layer."""
+    from naspipe.worker.layers.optimizers import PER_LAYER, options_of
+
+    return {option for name in PER_LAYER for option in options_of(name)}
+
+
+def _rule(key: str, value: Any) -> Rule:
+    rule = parse_rule(value) if isinstance(value, str) else value
+    if not isinstance(rule, Exact | Frozen | Lag | Every):
+        raise ConfigError(f"{key}: expected a rule, as in naspipe.Lag(2), found {value!r:.80}")
+    return rule
+
+
+def _plain(node: type, key: str, value: Any) -> Any:
+    """A whole number where the setting is a text; of passes, so many micro-batches."""
+    setting = declared(node).get(key)
+    if setting is None or setting.kind is not str or type(value) is not int:
+        return value
+    if key == "passes":
+        return "one" if value == 1 else f"accumulate:{value}"
+    return str(value)

@@ -1,0 +1,305 @@
+"""How runs are carried out: partitions, memory, dispatch order and window, from a profile."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch.nn import Embedding
+
+from naspipe.checks.inputs import keeps_statistics
+from naspipe.checks.sketched import buffered_layers, measure_sizes, sketch
+from naspipe.config.definition import Execution, first_gpu
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import Lag
+from naspipe.config.space import Block, Space
+from naspipe.config.wiring import Wiring
+from naspipe.jobs.workload import Workload, common, wiring_of
+from naspipe.machine.gpus import find_gpus
+from naspipe.plan.bottlenecks import HeldBack, held_back
+from naspipe.plan.chains import Chain, Stream
+from naspipe.plan.costs import CostTable
+from naspipe.plan.memory import DeviceSizes, MemoryPlan, StreamSizes
+from naspipe.plan.pipeline import Pipeline, Plan
+from naspipe.plan.simulation import chosen_plan, measured_timing
+from naspipe.plan.virtual_costs import StreamCosts
+from naspipe.profiling.counts import stateless_layers
+from naspipe.profiling.profiles import cached_profile, profile_apart
+
+
+def planning_costs(
+    workloads: Sequence[Workload], execution: Execution, say: Callable[[str], None] | None = None
+) -> tuple[CostTable | None, ...]:
+    """What the plan of each stream is made from; None where no plan needs to know.
+
+    A profile that takes more than a second is told of through ``say``.
+
+    Raises:
+        StageFailedError: when a layer, the loss or the data raises in the profile.
+    """
+    if execution.pipeline.stages > 1 or execution.memory.activations:
+        return measured_costs(workloads, execution, say=say)
+    return (None,) * len(workloads)
+
+
+def make_pipeline(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    subnets: Sequence[Sequence[Subnet]],
+    costs: Sequence[CostTable | None],
+    wiring: Wiring | None = None,
+    samples: Sequence[bool] = (),
+) -> Pipeline:
+    """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
+    shared = common(workloads)
+    is_told = shared.steps.passes > 1  # then it matters which forwards must follow one another
+    return Pipeline(
+        streams=tuple(
+            Stream(
+                Chain.of(
+                    workload.space,
+                    _buffered(workload) if is_told else None,
+                    stateless_layers(workload.space),
+                ),
+                tuple(drawn),
+                table,
+                output_bytes=workload.output_bytes,
+                is_sample=is_sample or workload.is_proposed,
+            )
+            for workload, drawn, table, is_sample in zip(
+                workloads, subnets, costs, samples or [False] * len(workloads), strict=True
+            )
+        ),
+        policy=shared.policy,
+        bulk=shared.bulk or execution.pipeline.stages,
+        steps=shared.steps,
+        wiring=wiring or wiring_of(workloads),
+    )
+
+
+def make_plan(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    subnets: Sequence[Sequence[Subnet]],
+    costs: Sequence[CostTable | None] | None = None,
+    wiring: Wiring | None = None,
+    samples: Sequence[bool] = (),
+) -> Plan:
+    """Balance the stages, give them memory, choose the order; the same for the same costs.
+
+    Args:
+        workloads: of each stream; one synchronisation policy for all.
+        execution: what the user asked for.
+        subnets: of each stream; of one that a strategy proposes, some that stand for it.
+        costs: of each stream; measured here where they are not given.
+        wiring: how the streams are joined; by default, as each says of itself.
+        samples: of each stream, whether its subnets stand for more, which are drawn as it goes.
+
+    Raises:
+        ConfigError: when the memory budget is below the least that works.
+        StageFailedError: when a layer, the loss or the data raises in the profile.
+    """
+    if costs is None:
+        costs = planning_costs(workloads, execution)
+    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring, samples)
+
+    def timing(pipeline: Pipeline, memory: MemoryPlan | None) -> StreamCosts:
+        return measured_timing(pipeline, execution, memory)
+
+    return chosen_plan(pipeline, execution, _sizes(workloads, execution), timing)
+
+
+def _buffered(workload: Workload) -> frozenset[tuple[int, int]]:
+    return buffered_layers(workload.space, workload.recipe.norms == "deferred")
+
+
+def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes | None:
+    """Of the layers of all streams; None where there is no budget to plan."""
+    if not execution.memory.budget:
+        return None
+    known: dict[object, DeviceSizes] = {}
+    streams = []
+    for workload in workloads:
+        recipe = workload.recipe
+        options = str(recipe.optimizer_options), str(recipe.groups)
+        key = id(workload.space), recipe.optimizer, options, recipe.ema > 0
+        if key not in known:
+            known[key] = DeviceSizes(measure_sizes(workload), workload.space.rules)
+        streams.append(known[key])
+    return StreamSizes(tuple(streams))
+
+
+def measured_costs(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    copies: int = 1,
+    say: Callable[[str], None] | None = None,
+) -> tuple[CostTable, ...]:
+    """What every layer costs on this machine, measured once per space and kept.
+
+    With several ``copies``, where so many processes compute at once.
+    """
+    known: dict[int, CostTable] = {}
+    for workload in workloads:
+        if id(workload.space) not in known:
+            known[id(workload.space)] = _cost(workload, execution, copies, say)
+    return tuple(known[id(workload.space)] for workload in workloads)
+
+
+def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | None:
+    """What every layer takes on a device; None where there is no budget to plan."""
+    if not execution.memory.budget:
+        return None
+    return DeviceSizes(measure_sizes(workload), workload.space.rules)
+
+
+def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
+    """How many of these workers compute at once on this machine's cores; 1 for GPUs."""
+    if first_gpu(execution.hardware.device) != "cpu":
+        return 1
+    return max(1, min(workers, len(os.sched_getaffinity(0)) // workload.recipe.threads))
+
+
+def _cost(
+    workload: Workload, execution: Execution, copies: int, say: Callable[[str], None] | None
+) -> CostTable:
+    """On the run's kind of device."""
+    device = first_gpu(execution.hardware.device)
+    name = device if device == "cpu" else find_gpus().name_of(device)
+    return cached_profile(
+        workload,
+        lambda: profile_apart(workload, execution.watch.timeout_seconds, device, copies, say),
+        device=name if copies == 1 else f"{name}, {copies} at once",
+    )
+
+
+def gain_notes(
+    workloads: Sequence[Workload],
+    execution: Execution,
+    subnets: Sequence[Sequence[Subnet]],
+    costs: Sequence[CostTable | None],
+) -> list[str]:
+    """A line each; none for one worker, for policies that are no plain loop's, and for teachers.
+
+    Args:
+        workloads: of each stream.
+        execution: how many stages and groups there are.
+        subnets: of each stream; of one that a strategy proposes, some that stand for it.
+        costs: of each stream, where they are known.
+    """
+    first, workers = workloads[0], execution.workers
+    if workers == 1:
+        return []
+    notes = [said for said in [_spacing(first), *map(_growing, workloads)] if said]
+    spaces = {id(each.space) for each in workloads}
+    is_plain = len(spaces) == 1 and all(each.is_trained for each in workloads)
+    is_plain &= not any(each.recipe.steps.probes for each in workloads)
+    if is_plain and first.definition.policy == "csp":
+        streams = tuple(
+            Stream(_chain(workload.space), tuple(drawn), table)
+            for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
+        )
+        pipeline = Pipeline(streams=streams, steps=common(workloads).steps)
+        if (found := held_back(pipeline, workers)) is not None:
+            notes.append(_held(first, execution, found))
+    return notes
+
+
+def _chain(space: Space) -> Chain:
+    return Chain.of(space, stateless=stateless_layers(space))
+
+
+def _spacing(workload: Workload) -> str | None:
+    """Of a sampler that cannot space as far as it says."""
+    match = re.fullmatch("spaced:([0-9]+)", workload.definition.sampler)
+    counts = [each for each in workload.space.drawn_counts if each > 1]
+    if match is None or not counts or int(match[1]) < min(counts):
+        return None
+    least = min(counts)
+    what = "decision" if workload.space.decisions else "block"
+    return (
+        f"sampler {match[0]}: {what} {workload.space.drawn_counts.index(least)} has {least} "
+        f"candidates, so one of them comes again after {least - 1} other subnet"
+        f"{'s' * (least > 2)} there, not after {match[1]}; spaced:{least - 1} says so"
+    )
+
+
+def _growing(workload: Workload) -> str | None:
+    """Of a layer whose lag has hardly grown when the run ends."""
+    definition = workload.definition
+    if definition.policy != "csp":
+        return None
+    for name, rule in workload.space.shared_rules.items():
+        if isinstance(rule, Lag) and definition.steps < 2 * rule.over:
+            grown = replace(rule, over=0)
+            return (
+                f"layer {name} is {rule}: in the first {min(rule.over, definition.steps)} of "
+                f'{definition.steps} steps stages wait for it; --set "rule.{name}={grown}" is '
+                f"faster at once, and changes what is trained, see docs/rules.md"
+            )
+    return None
+
+
+def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
+    groups, stages, workers = (
+        execution.pipeline.groups,
+        execution.pipeline.stages,
+        execution.workers,
+    )
+    on = f"{groups} groups of {stages}" if groups > 1 else f"{stages} stages"
+    busy = f"{found.busy_stages:.1f}"
+    head = f"this run gains little from {on}: at most {busy} can be busy, as "
+    if not found.is_chosen:
+        passes = "subnets" if workload.space.is_elastic else "accumulate"
+        return (
+            f"{head}every step reads all that the step before wrote; use passes={passes}:N, "
+            f"whose passes fill the stages (docs/schedule.md)"
+        )
+    reasons = [_layer(workload, block, workers) for block in found.layers]
+    if found.is_gated:
+        reasons.append(
+            "with clip_global_norm no layer is written before all gradients of a step are there: "
+            "use clip_layer_norm, or passes=accumulate:N"
+        )
+    if not reasons:
+        return (
+            f"{head}most subnets share a layer with the one before; use a sampler that spaces "
+            f"them (spaced:W), more candidates, or several streams (docs/schedule.md)"
+        )
+    return f"{head}{'; and '.join(reasons)}; this changes what is trained, see docs/rules.md"
+
+
+def _layer(workload: Workload, block: int, workers: int) -> str:
+    space = workload.space
+    name, rule = space.labels[block], _late(workload, block, workers)
+    if isinstance(space.blocks[block], Block):
+        predicts = ", predicts=True" * rule.predicts
+        return (
+            f"block {name} has one candidate only, so every step reads what the one before wrote: "
+            f"make it npp.Shared(NAME, ..., rule=npp.Lag({rule.subnets}{predicts}))"
+        )
+    todo = f'--set "rule.{name}={rule}"'
+    norm = _norm(space, block)
+    if norm and workload.recipe.norms != "deferred":
+        todo += f" with --set norms=deferred, or {rule} with GroupNorm in the place of its {norm}"
+    return (
+        f"every step reads layer {name} (exact) behind the WRITE of the one before: use {todo}, or "
+        f"frozen"
+    )
+
+
+def _late(workload: Workload, block: int, workers: int) -> Lag:
+    """What docs/rules.md recommends for a layer in front."""
+    parts = sketch(workload.space, block, 0).modules()
+    if any(isinstance(part, Embedding) for part in parts):
+        return Lag(8)
+    is_spaced = workload.definition.sampler.startswith("spaced:")
+    return Lag(3 if is_spaced and workers >= 4 else 1, predicts=True)
+
+
+def _norm(space: Space, block: int) -> str | None:
+    """The kind of norm in a layer that keeps running statistics."""
+    parts = sketch(space, block, 0).modules()
+    return next((type(part).__name__ for part in parts if keeps_statistics(part)), None)

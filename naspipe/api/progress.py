@@ -1,0 +1,225 @@
+"""How work on stages is shown while it goes: a bar, or a line now and then in a log.
+
+The bar is for terminals and for notebooks with ipywidgets; other notebooks show lines.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, Self, TextIO, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from naspipe.search.search_directory import Candidate
+
+
+class LastingStream:
+    """Hands everything to stderr; what that does not take is lost, and nothing ends for it."""
+
+    def __init__(self) -> None:
+        self._lost = 0
+
+    @property
+    def _stream(self) -> TextIO | None:
+        return sys.stderr
+
+    def write(self, text: str) -> int:
+        """As of any stream."""
+        try:
+            return self._stream.write(text) if self._stream else 0
+        except (OSError, ValueError):
+            self._lost += 1
+            return len(text)
+
+    def flush(self) -> None:
+        """As of any stream."""
+        try:
+            if self._stream:
+                self._stream.flush()
+        except (OSError, ValueError):
+            self._lost += 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Bar:
+    """Counts to a total, on stderr; a context manager.
+
+    It appears with the first call of :meth:`show`: input that is refused leaves no trace of it.
+
+    Args:
+        title: of the work.
+        total: to count to.
+        is_quiet: show nothing.
+        every_seconds: from one line to the next, where there is no terminal.
+    """
+
+    def __init__(self, title: str, total: int, is_quiet: bool, every_seconds: float) -> None:
+        self._console = Console(file=cast(TextIO, LastingStream()), quiet=is_quiet, highlight=False)
+        has_widgets = self._console.is_jupyter and find_spec("ipywidgets") is not None
+        self._is_live = self._console.is_terminal or has_widgets
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=is_quiet or not self._is_live,
+        )
+        self._task = self._progress.add_task(title, total=total, numbers="")
+        self._title, self._total = title, total
+        self._every_seconds = every_seconds
+        self._printed = time.monotonic()
+        self._busy: dict[int, float] = {}
+        self.is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.is_shown:
+            self._progress.stop()
+
+    def show(self) -> None:
+        """Start the bar; later calls do nothing."""
+        if not self.is_shown:
+            self.is_shown = True
+            self._progress.start()
+
+    def begin(self, done: int) -> None:
+        """So much was done before."""
+        self._printed = time.monotonic()
+        self._busy = {}
+        self._progress.reset(self._task, completed=done, numbers="")
+
+    def update(self, done: int, numbers: str, left: str = "") -> None:
+        """So much is done, with these numbers; ``left`` is what only a line has to say."""
+        self._progress.update(self._task, completed=done, numbers=numbers)
+        now = time.monotonic()
+        is_due = now - self._printed > self._every_seconds or done == self._total
+        if is_due and not self._is_live:
+            self._printed = now
+            self.say(
+                "  ".join(filter(None, [f"{self._title}  {done}/{self._total}", numbers, left]))
+            )
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage's share of time spent computing."""
+        self._busy[stage] = busy_ns / max(1, elapsed_ns)
+
+    @property
+    def busy(self) -> float | None:
+        """That share, the mean of the stages that told theirs since the work began."""
+        return sum(self._busy.values()) / len(self._busy) if self._busy else None
+
+    def note(self, text: str) -> None:
+        """A line that is about the work."""
+        self.say(f"{self._title}  {text}")
+
+    def say(self, text: str) -> None:
+        """A line as it is."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+class TrainingProgress(Bar):
+    """Shows passes, speed, loss, bubble and time left while a run goes; see ``LaunchObserver``.
+
+    Args:
+        title: of the run.
+        num_passes: of all streams.
+        is_quiet: show nothing.
+        every_seconds: from one line to the next, where there is no terminal.
+        unit: what passes are called: steps, where each step has one.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        num_passes: int,
+        is_quiet: bool = False,
+        every_seconds: float = 10.0,
+        unit: str = "steps",
+    ) -> None:
+        super().__init__(title, num_passes, is_quiet, every_seconds)
+        self._num_passes = num_passes
+        self._unit = unit
+        self._first = self._done = 0
+        self._start = time.monotonic()
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """A life of the run begins: passes that a checkpoint holds are done."""
+        self._first = self._done = sum(firsts)
+        self._start = time.monotonic()
+        self.begin(self._done)
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        """A pass's loss is known."""
+        self.show()
+        self._done += 1
+        speed = (self._done - self._first) / max(1e-9, time.monotonic() - self._start)
+        numbers = f"{speed:.1f} {self._unit}/s  loss {loss:.4f}"
+        if self.busy is not None:
+            numbers += f"  bubble {1 - self.busy:.2f}"
+        left = (self._num_passes - self._done) / speed
+        self.update(self._done, numbers, f"{_duration(left)} left")
+
+    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
+        """A user's own numbers: written to the metrics, not shown."""
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage's share of time spent computing."""
+        self.show()
+        super().on_busy(stage, busy_ns, elapsed_ns)
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """Accesses whose layer was there: written to the metrics, not shown."""
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """How the supernet does on held-out data."""
+        listed = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
+        self.note(f"validation after {sequence_id + 1} {self._unit}  {listed}")
+
+    def on_note(self, text: str) -> None:
+        """Something happened that a line should say."""
+        self.say(f"naspipe: {text}")
+
+
+def _duration(seconds: float) -> str:
+    """Time as ``0:07:30``."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+_LINE_EVERY_SECONDS = 10.0
+
+
+class SearchProgress(Bar):
+    """Shows subnets, speed and the best score while a search goes; see ``SearchObserver``."""
+
+    def __init__(self, title: str, budget: int, score: str, is_quiet: bool = False) -> None:
+        super().__init__(title, budget, is_quiet, _LINE_EVERY_SECONDS)
+        self._score = score
+        self._start = time.monotonic()
+
+    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
+        """The next subnet is judged."""
+        if not self.is_shown:
+            self._start = time.monotonic()
+            self.show()
+        seconds = time.monotonic() - self._start
+        speed = candidate.sequence_id / seconds if seconds > 0 else 0.0
+        numbers = f"{speed:.2f} subnets/s"
+        if best is not None:
+            value = best.scores.of(self._score)
+            numbers += f"  best {self._score} {value:.4f} (subnet {best.sequence_id})"
+        if self.busy is not None:
+            numbers += f"  busy {self.busy:.2f}"
+        self.update(candidate.sequence_id + 1, numbers)

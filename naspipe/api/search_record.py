@@ -1,0 +1,155 @@
+"""Writes a search as it goes: a line per subnet in sequence order, and the manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from naspipe.api.recording import Pulse, ResidentMemory
+from naspipe.launch.claim import Claim
+from naspipe.search.scores import Scores
+from naspipe.search.search_directory import Candidate, SearchDirectory, front, rank
+from naspipe.search.strategies import COSTS, Cost
+
+
+class SearchObserver(Protocol):
+    """Told of a search as it goes."""
+
+    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
+        """The next subnet is judged, in sequence order; ``best`` is the best one so far."""
+        ...
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage's compute time so far, of the time since it began."""
+        ...
+
+
+class Prices(Protocol):
+    """What subnets cost."""
+
+    def of(self, choices: Sequence[int]) -> Cost:
+        """Of one subnet."""
+        ...
+
+
+class SilentSearchObserver:
+    """An observer that wants to know nothing."""
+
+    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
+        """See :class:`SearchObserver`."""
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """See :class:`SearchObserver`."""
+
+
+class Recorder:
+    """Takes scores in any order and writes candidates in theirs.
+
+    Args:
+        directory: of the search; it exists.
+        score: what subnets are ranked by.
+        prices: what they cost.
+        observer: told of each.
+        manifest: what is known before the search.
+    """
+
+    def __init__(
+        self,
+        directory: SearchDirectory,
+        score: str,
+        prices: Prices,
+        observer: SearchObserver,
+        manifest: Mapping[str, Any],
+    ) -> None:
+        self._directory = directory
+        self._score = score
+        self._prices = prices
+        self._observer = observer
+        self._manifest = dict(manifest)
+        self._waiting: dict[int, Scores] = {}
+        self._choices_of: Callable[[int], tuple[int, ...]] = lambda number: ()
+        self.best: Candidate | None = None
+        """Of the candidates so far."""
+        self._memory = ResidentMemory()
+        self._start_ns = 0
+        self.candidates: list[Candidate] = []
+        self.stages: list[dict[str, Any]] = []
+        """What the stages measured of themselves."""
+
+    @contextmanager
+    def recording(self, choices_of: Callable[[int], tuple[int, ...]]) -> Iterator[None]:
+        """The time of the search: leaves a manifest that says how it ended.
+
+        ``choices_of`` names the choices of a subnet by its number.
+        """
+        self._choices_of = choices_of
+        self._directory.candidates.touch()
+        self._directory.write_manifest({**self._manifest, "status": "running"})
+        start_ns = self._start_ns = time.monotonic_ns()
+        try:
+            with Claim(self._directory.path), Pulse([self._directory.path], self._vitals):
+                yield
+        except BaseException as error:
+            failure = {"status": "failed", "failure": str(error) or type(error).__name__}
+            with suppress(OSError):  # the first cause stays
+                self._directory.write_manifest({**self._manifest, **failure})
+            raise
+        seconds = (time.monotonic_ns() - start_ns) / 1e9
+        self._directory.write_manifest(
+            {
+                **self._manifest,
+                "status": "complete",
+                "finished": time.time(),
+                "measured": {
+                    "seconds": seconds,
+                    "subnets_per_second": len(self.candidates) / seconds,
+                    "stages": self.stages,
+                },
+                **self._found(),
+            }
+        )
+
+    def note(self, **found: Any) -> None:
+        """Add to what the manifest says of the search."""
+        self._manifest |= found
+        self._directory.write_manifest({**self._manifest, "status": "running"})
+
+    def _vitals(self, stream: int) -> dict[str, Any]:
+        """What the heartbeat says, as of a run: its steps are subnets."""
+        seconds = (time.monotonic_ns() - self._start_ns) / 1e9
+        return {
+            "step": len(self.candidates),
+            "steps": self._manifest.get("definition", {}).get("budget"),
+            "steps_per_second": len(self.candidates) / seconds if seconds else None,
+            "pending": None,
+            "resident_bytes": self._memory.bytes(),
+            "loss": None,
+        }
+
+    def on_scores(self, subnet: int, scores: Scores) -> None:
+        """A subnet is judged."""
+        self._waiting[subnet] = scores
+        while (number := len(self.candidates)) in self._waiting:
+            choices = self._choices_of(number)
+            candidate = Candidate(
+                number, choices, self._waiting.pop(number), self._prices.of(choices)
+            )
+            self.candidates.append(candidate)
+            self._directory.append(candidate)
+            self.best = next(iter(rank([*filter(None, [self.best]), candidate], self._score)), None)
+            self._observer.on_candidate(candidate, self.best)
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """A stage says how busy it is."""
+        self._observer.on_busy(stage, busy_ns, elapsed_ns)
+
+    def _found(self) -> dict[str, Any]:
+        """The ranking's beginning, and the front against each cost, as numbers of subnets."""
+        ranked = rank(self.candidates, self._score)
+        fronts = {
+            name: [each.sequence_id for each in front(self.candidates, self._score, name)]
+            for name in COSTS
+        }
+        return {"top": [each.sequence_id for each in ranked[:10]], "fronts": fronts}

@@ -1,0 +1,365 @@
+"""The same command, started by torchrun once per stage: who does what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from naspipe.api.attempts import how_to_go_on
+from naspipe.api.planning import make_plan
+from naspipe.api.training import Training
+from naspipe.checks.data import first_digests
+from naspipe.checks.fingerprint import code_digests
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, NaspipeError, RunInterruptedError
+from naspipe.config.ids import StageId, StreamId, WorkerId
+from naspipe.inputs.subnet_sources import draw_stream
+from naspipe.launch.agent import run_agent
+from naspipe.launch.hosts import (
+    Hosts,
+    OtherHosts,
+    Worker,
+    WorkerCard,
+    exchange_cards,
+    join,
+    parent_identity,
+    tell_end,
+)
+from naspipe.launch.stopping import end_parent_too
+from naspipe.machine.determinism import describe_environment
+from naspipe.plan.costs import CostTable, LayerCost
+from naspipe.store.checkpoints import cut_name, read_checkpoint
+from naspipe.store.compare import differing
+from naspipe.store.files import write_json
+from naspipe.worker.checkpoints.restored import Restored
+from naspipe.worker.job import StreamJob, TrainingJob
+from naspipe.worker.placement import device_name
+
+LAUNCH_FILE = ".launch.json"
+"""In the run directory: the token of the last life on several hosts, and who started it."""
+
+
+def assign(training: Training, hosts: Hosts, job: TrainingJob) -> dict[str, Any]:
+    """What the other workers need to make the job; leaves the token in the run directory."""
+    launch = {"token": hosts.token, "started_by": list(hosts.started_by)}
+    write_json(training.path / LAUNCH_FILE, launch)
+    return {
+        "path": str(training.path.absolute()),
+        "token": hosts.token,
+        "generation": job.generation,
+        "first": [stream.first for stream in job.streams],
+        "verified_until": job.verified_until,
+        "costs": [_rows(table) for table in job.costs],
+        "plan": plan_digest(job),
+        "facts": facts(training),
+    }
+
+
+def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]) -> TrainingJob:
+    """The job of rank 0, made here.
+
+    Raises:
+        ConfigError: when this host has another run, other code or another run directory.
+        LogError: when the checkpoint to go on from cannot be read here.
+    """
+    rank = hosts.worker.rank
+    check_facts(rank, facts(training), assignment["facts"], hosts.names)
+    path = Path(assignment["path"])
+    _check_shared(rank, path, assignment["token"])
+    training = replace(training, path=path)
+    samples = training.drawn_beside
+    subnets = [
+        draw_stream(StreamId(number), *each)
+        for number, each in enumerate(zip(training.workloads, samples, strict=True))
+    ]
+    costs = tuple(map(_table, assignment["costs"]))
+    plan = make_plan(
+        training.workloads, training.execution, subnets, costs, training.wiring, samples
+    )
+    job = training.job(plan, costs)
+    if (found := plan_digest(job)) != assignment["plan"]:
+        raise ConfigError(
+            f"rank {rank}: expected the plan of rank 0 ({assignment['plan']}), found {found}: "
+            f"is something of the space not the same on every host?"
+        )
+    streams = [
+        _restored(StreamId(number), *each)
+        for number, each in enumerate(
+            zip(job.streams, assignment["first"], job.participants, strict=True)
+        )
+    ]
+    device = device_name(job.execution.hardware.device, WorkerId(hosts.worker.local_rank))
+    return replace(
+        job,
+        streams=tuple(streams),
+        generation=assignment["generation"],
+        verified_until=assignment["verified_until"],
+        execution=job.execution.changed(device=device),
+    )
+
+
+def facts(training: Training) -> dict[str, Any]:
+    """What must be the same on every host, in the order in which it is compared."""
+    environment = describe_environment()
+    hardware = environment["hardware"]
+    definitions = [workload.definition.as_dict() for workload in training.workloads]
+    found = {
+        "software": environment["software"],
+        "code": code_digests(training.workloads),
+        "processor": {key: hardware[key] for key in hardware if key != "cores"},
+        "definition": _numbered(definitions) if len(definitions) > 1 else definitions[0],
+        "execution": training.execution.as_dict(),
+        "first batch": _numbered([first_digests(each) for each in training.workloads]),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
+def _numbered(found: Sequence[Any]) -> dict[str, Any]:
+    return {str(number): each for number, each in enumerate(found)}
+
+
+def check_facts(
+    rank: int, own: Mapping[str, Any], expected: Mapping[str, Any], names: Sequence[str]
+) -> None:
+    """What must be the same on this host is what it is on rank 0's.
+
+    Args:
+        rank: of this worker.
+        own: see :func:`facts`.
+        expected: those of rank 0.
+        names: of the hosts of all ranks.
+
+    Raises:
+        ConfigError: naming the key that differs, with both values; of code the files.
+    """
+    whose = f"rank {rank} on {names[rank]} and rank 0 on {names[0]}"
+    for part, value in expected.items():
+        differences = list(differing(value, own[part]))
+        if not differences:
+            continue
+        key, there, here = differences[0]
+        what = f"{part}.{key}" if key else part
+        said = f"{what} is {there} on rank 0, {here} on rank {rank}"
+        if part == "code":
+            files = [name for name, *_ in differences]
+            more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+            said = f"the code differs in {', '.join(files[:5])}{more}"
+        raise ConfigError(
+            f"{whose} differ: {said}; every host needs the same command, code, software and kind "
+            f"of processor"
+        )
+
+
+def _check_shared(rank: int, path: Path, token: str) -> None:
+    try:
+        found = json.loads((path / LAUNCH_FILE).read_bytes())["token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = "nothing"
+    if found != token:
+        raise ConfigError(
+            f"rank {rank}: expected the run directory {path} of rank 0's host, found another one "
+            f"or none here; choose a --run-dir on a file system that all hosts share"
+        )
+
+
+def started_by(path: Path) -> set[str]:
+    """The processes that started the last life of a run; empty where that is not known."""
+    try:
+        launch = json.loads((path / LAUNCH_FILE).read_bytes())
+        return {str(each) for each in launch["started_by"] if each}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _restored(
+    number: StreamId, stream: StreamJob, first: int, stages: Collection[StageId]
+) -> StreamJob:
+    if not first:
+        return stream
+    if not stream.workload.is_written:
+        return replace(stream, begins=first)
+    folder = stream.directory.checkpoints.path
+    restored = Restored(stream.workload.space, number, read_checkpoint(folder / cut_name(first)))
+    return replace(stream, restored=restored, kept=restored.layers(stages))
+
+
+def plan_digest(job: TrainingJob) -> str:
+    """Of everything that stages must agree about."""
+    digest = hashlib.blake2b(digest_size=8)
+    for stream in job.streams:
+        known = stream.planned, sorted(stream.cuts), sorted(stream.stateless)
+        digest.update(repr(known).encode())
+    budgets = job.memory.budgets if job.memory else ()
+    digest.update(
+        repr(
+            (job.execution.pipeline.order, job.execution.pipeline.window, budgets, job.bulk)
+        ).encode()
+    )
+    return digest.hexdigest()
+
+
+def _rows(table: CostTable | None) -> list[list[int]] | None:
+    if table is None:
+        return None
+    return [[*key, *cost] for key, cost in sorted(table.costs.items())]
+
+
+def _table(rows: Sequence[Sequence[int]] | None) -> CostTable | None:
+    if rows is None:
+        return None
+    return CostTable({(block, layer): LayerCost(*cost) for block, layer, *cost in rows})
+
+
+def execution_of(worker: Worker, execution: Execution, asked_stages: int | None) -> Execution:
+    """How a run under torchrun is carried out: a stage of a group for every worker, over tcp.
+
+    Args:
+        worker: this one.
+        execution: what the user asked for.
+        asked_stages: on the command line, if at all.
+
+    Raises:
+        ConfigError: for what torchrun decides, or cannot be had over several hosts.
+    """
+    groups = execution.pipeline.groups
+    stages, left = divmod(worker.world_size, groups)
+    if left or not stages:
+        raise ConfigError(
+            f"--groups {groups}: expected as many of torchrun's workers in each group, found "
+            f"{worker.world_size} workers; start a multiple of {groups}, or choose other groups"
+        )
+    if asked_stages not in (None, stages):
+        raise ConfigError(
+            f"--stages {asked_stages}: expected one stage for each of torchrun's workers, found "
+            f"{worker.world_size} workers for {groups} groups; leave it out, or start "
+            f"{asked_stages * groups} of them"
+        )
+    if execution.watch.max_restarts:
+        raise ConfigError(
+            f"--max-restarts {execution.watch.max_restarts}: expected torchrun's own (torchrun "
+            f"--max-restarts {execution.watch.max_restarts} ...), which starts all hosts anew"
+        )
+    if execution.wire.data_path not in ("shm", "zmq"):
+        raise ConfigError(
+            f"data_path={execution.wire.data_path}: expected zmq under torchrun; use --set "
+            f"data_path=zmq"
+        )
+    if execution.teaching.teachers:
+        raise ConfigError(
+            f"--teachers {execution.teaching.teachers}: expected none under torchrun, as hosts "
+            f"share no directory; start them with naspipe teach --registry redis://HOST, and name "
+            f"it by --set teacher_registry=redis://HOST"
+        )
+    if execution.teaching.registry.startswith("tcp://"):
+        raise ConfigError(
+            "teacher_registry=tcp://...: expected redis://HOST under torchrun, where no host is "
+            "the run's own"
+        )
+    if execution.wire.link_bandwidth or execution.wire.link_latency:
+        raise ConfigError(
+            "link_bandwidth, link_latency: expected none under torchrun, as hosts have no common "
+            "clock; emulate a link with --stages and --groups on one machine"
+        )
+    return execution.changed(stages=stages, transport="tcp")
+
+
+def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> None:
+    """Do a worker's part: rank 0 runs the training, the others run their stage for it.
+
+    Args:
+        training: of all.
+        worker: this one.
+        has_place: whether the user named the run directory.
+
+    Raises:
+        ConfigError: when the hosts do not fit together, or anything else cannot be used.
+        TransportError: when a host is gone.
+    """
+    if not has_place:
+        raise ConfigError(
+            "--run-dir: expected a directory on a file system that all hosts share, which a "
+            "restart finds again; found none"
+        )
+    hosts = join(worker, training.execution)
+    if worker.rank:
+        prepare = partial(assigned_job, training, hosts)
+        is_causal = training.traits.is_causal
+        said = how_to_go_on(training.sources, training.path) if is_causal else ""
+        with _ended_everywhere(hosts), _introduced(hosts, training.observer.on_note):
+            run_agent(
+                hosts, training.execution, prepare, answers_signals=is_causal, how_to_go_on=said
+            )
+        return
+    with _told(hosts), _ended_everywhere(hosts):
+        resumes = training.resumes or _is_restart(training, hosts)
+        others = OtherHosts(hosts=hosts, assign=partial(assign, training, hosts))
+        replace(training, resumes=resumes, others=others).run()
+
+
+@contextmanager
+def _introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
+    """Where nothing is shown, a line at the start says where it is, and one that all went well."""
+    worker, first = hosts.worker, hosts.places[0].on(0)
+    who = f"rank {worker.rank} of {worker.world_size} on {hosts.names[worker.rank]}"
+    is_one_of_its_host = worker.local_rank == 0
+    if is_one_of_its_host:
+        say(f"{who} works for {first}; progress is shown there")
+    yield
+    if is_one_of_its_host:
+        say(f"{who} is done: the run is complete")
+
+
+def _is_restart(training: Training, hosts: Hosts) -> bool:
+    """Whether the run directory holds a run that the same torchrun began."""
+    return bool(started_by(training.path) & {each for each in hosts.started_by if each})
+
+
+@contextmanager
+def _told(hosts: Hosts) -> Iterator[None]:
+    """Whatever happens here, the other workers hear of the end."""
+    problem, signal_number = "rank 0 failed", 0
+    try:
+        yield
+        problem = ""
+    except NaspipeError as error:
+        problem = str(error).partition("\n")[0]
+        if isinstance(error, RunInterruptedError):
+            signal_number = error.signal_number
+        raise
+    finally:
+        tell_end(hosts, problem, signal_number)
+
+
+@contextmanager
+def _ended_everywhere(hosts: Hosts) -> Iterator[None]:
+    """A signal to one host ends the torchrun of every host.
+
+    torchrun starts anew what did not end well, waits ten minutes for the host that has left, and
+    takes no exit status as a wish to end: it has to get the signal, too. One of its workers hands
+    it on, unless it came from there.
+    """
+    try:
+        yield
+    except RunInterruptedError as error:
+        worker = hosts.worker
+        is_there = parent_identity() == hosts.started_by[worker.rank]
+        if error.from_elsewhere and worker.is_torchruns and worker.local_rank == 0 and is_there:
+            end_parent_too()
+        raise
+
+
+def refuse(worker: Worker, problem: str) -> None:
+    """Tell the other workers that this one cannot take part, so that none waits for it.
+
+    Raises:
+        ConfigError: with that problem, and those of others.
+    """
+    card = WorkerCard(address="", public_key="", started_by="", problem=problem)
+    exchange_cards(worker, card, Execution().watch.timeout_seconds)

@@ -1,0 +1,202 @@
+"""What of a module has a form as data, and so can be written by an export."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import types
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from naspipe.checks.sketched import SketchedLayers
+from naspipe.config.space import Block, Space
+from naspipe.config.user_code import is_users_module, why_no_source
+from naspipe.plan.costs import first_of_kind
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_REMOVE = {WeightNorm: remove_weight_norm, SpectralNorm: remove_spectral_norm}
+
+WAY_OUT = "run.layer(...) and run.shared(...) give the trained modules in Python"
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether it is what ``torch.compile`` returns."""
+    return hasattr(module, "_torchdynamo_orig_callable") and hasattr(module, "_orig_mod")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether it has hooks other than those that :func:`folded` makes a weight of."""
+    hooks = [hook for name in _HOOKS for hook in getattr(module, name).values()]
+    return any(type(hook) not in _REMOVE for hook in hooks)
+
+
+def folded(module: nn.Module) -> nn.Module:
+    """A module in evaluation mode without parametrizations: their tensors as they come out.
+
+    A copy, or the module itself where it has none.
+    """
+    if not any(map(_is_made, module.modules())):
+        return module
+    for inner in module.modules():
+        for hook in _making(inner):  # what the last forward left cannot be copied, nor need be
+            inner.__dict__[hook.name] = getattr(inner, hook.name).detach()
+    found = copy.deepcopy(module)
+    for inner in list(found.modules()):
+        if _is_parametrized(inner):
+            _fold(inner)
+        for hook in _making(inner):
+            _REMOVE[type(hook)](inner, hook.name)
+    return found
+
+
+def _fold(module: Any) -> None:
+    """As ``torch.nn.utils.parametrize.remove_parametrizations``, which changes copies, too."""
+    with torch.no_grad():
+        values = {name: getattr(module, name).clone() for name in module.parametrizations}
+    lists = module._modules.pop("parametrizations")
+    module.__class__ = type(module).__mro__[1]
+    for name, value in values.items():
+        own = list(lists[name].parameters(recurse=False))
+        if own:
+            is_trained = any(each.requires_grad for each in own)
+            module.register_parameter(name, nn.Parameter(value, requires_grad=is_trained))
+        else:
+            module.register_buffer(name, value)
+
+
+def _is_parametrized(module: nn.Module) -> bool:
+    found: bool = parametrize.is_parametrized(module)
+    return found
+
+
+def _is_made(module: nn.Module) -> bool:
+    return _is_parametrized(module) or bool(_making(module))
+
+
+def _making(module: nn.Module) -> list[Any]:
+    """Hooks that make a weight before each forward."""
+    return [hook for hook in module._forward_pre_hooks.values() if type(hook) in _REMOVE]
+
+
+def class_of(module: nn.Module) -> type:
+    """As it was written: without parametrizations, of NNI's form of a class that class."""
+    kind = type(module)
+    if _is_parametrized(module):
+        kind = kind.__mro__[1]
+    found: type = getattr(kind, "_bound_type", None) or kind
+    return found
+
+
+def formless(value: Any) -> str:
+    """What in an attribute has no form as data, as messages say it; nothing where all has one."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return ""
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(formless, value)), "")
+    if isinstance(value, Mapping):
+        keys = (key for key in value if not isinstance(key, str | int | float | bool))
+        odd = next((f"a key of type {type(key).__name__}" for key in keys), "")
+        return odd or formless(list(value.values()))
+    if importable(value):
+        return ""
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    if isinstance(value, types.FunctionType):
+        return "a lambda" if value.__name__ == "<lambda>" else "a function inside a function"
+    return f"of type {type(value).__name__}"
+
+
+def importable(value: Any) -> str:
+    """``module:name`` of a function, class or dtype that importing finds again, or nothing."""
+    if isinstance(value, torch.dtype):
+        return f"torch:{str(value).removeprefix('torch.')}"
+    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return ""
+    module, name = getattr(value, "__module__", None), value.__qualname__
+    last = name.rpartition(".")[2]
+    if getattr(torch, last, None) is value:  # built-in functions of torch name no module
+        return f"torch:{last}"
+    if not module or not all(part.isidentifier() for part in name.split(".")):
+        return ""
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return ""
+    return f"{module}:{name}" if found is value else ""
+
+
+_CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+_INTERNAL = frozenset(nn.Module().__dict__)
+_PLAIN_BASES = {"torch.nn.modules.module", "builtins"}
+_DYNAMIC = {"getattr", "vars", "__dict__"}
+
+
+def export_note(space: Space, layers: SketchedLayers) -> str:
+    """A line that names the first such layer; nothing where there is none."""
+    for block in sorted(set(first_of_kind(space))):
+        for candidate in range(len(space.blocks[block].candidates)):
+            module = layers.module(block, candidate)
+            label = space.label(block, candidate)
+            is_choice = isinstance(space.blocks[block], Block)
+            call = f"layer({label.replace('.', ', ')})" if is_choice else f"shared({label!r})"
+            if why := "" if module is None else _why(module, f"run.{call}"):
+                return f"to export layer {label}, {why}"
+    return ""
+
+
+def _why(module: nn.Module, call: str) -> str:
+    """What of a layer would have to be otherwise, and the way out; nothing where it has a form."""
+    anyway = f"; {call} gives the trained module anyway"
+    for inner in _written(module):
+        kind = class_of(inner)
+        if is_compiled(inner):
+            return f"it would have to be trained without torch.compile{anyway}"
+        if has_hooks(inner):
+            return f"the hooks of its {kind.__name__} would have to be part of a forward{anyway}"
+        if why := why_no_source(kind):
+            return (
+                f"its class {kind.__name__} will be needed at the top of a module file: it {why}; "
+                f"it may move there after the run"
+            )
+        for name, value in vars(inner).items() if is_users_module(kind.__module__) else ():
+            if name not in _INTERNAL and (what := formless(value)) and _reads(kind, name):
+                return (
+                    f"its {kind.__name__}.{name} would have to be plain, a buffer or a function "
+                    f"at the top of a module, and is {what}{anyway}"
+                )
+    return ""
+
+
+def _written(module: nn.Module) -> Iterator[nn.Module]:
+    """All in it but parametrizations, of which no more is written than what comes out of them."""
+    yield module
+    for inner in () if is_compiled(module) else module.children():
+        if not any(isinstance(each, ParametrizationList) for each in inner.children()):
+            yield from _written(inner)
+
+
+def _reads(kind: type, name: str) -> bool:
+    """Whether a method of the user's may read an attribute, once the module is made."""
+    own = [each for each in kind.__mro__ if is_users_module(each.__module__)]
+    if not {each.__module__ for each in kind.__mro__ if each not in own} <= _PLAIN_BASES:
+        return True  # of a library's class all is kept
+    methods = (pair for each in own for pair in vars(each).items())
+    codes = (
+        f.__code__ for n, f in methods if isinstance(f, FunctionType) and n not in _CONSTRUCTORS
+    )
+    return any(not _names(code).isdisjoint({name, *_DYNAMIC}) for code in codes)
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*inner)

@@ -1,0 +1,307 @@
+"""What is tried before anything is written: devices, groups, and one layer of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from naspipe.checks.loss import check_costs
+from naspipe.checks.optimizer import check_optimizer
+from naspipe.checks.sketched import sketch
+from naspipe.checks.space import check_settings
+from naspipe.config.definition import Definition, Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.recipe import group_of
+from naspipe.config.rules import Exact, Follows, Frozen, own_step, steps_behind
+from naspipe.config.space import Block, Elastic, Shared, Space
+from naspipe.config.user_code import users_code
+from naspipe.config.wiring import Tap, TapRole
+from naspipe.engine.builder import READY_TASKS
+from naspipe.engine.history import check_groups
+from naspipe.jobs.batches_apart import first_batch
+from naspipe.jobs.losses import is_joined, needs_teacher
+from naspipe.jobs.workload import Workload
+from naspipe.machine.determinism import deterministic_torch
+from naspipe.plan.costs import first_of_kind
+from naspipe.plan.joint_placements import JOINT_PLACEMENTS
+from naspipe.worker.layers.kept_state import unknown_norm
+from naspipe.worker.layers.layer_store import LayerStore
+from naspipe.worker.layers.optimizers import ENTRY_BY_ENTRY, named_parameters
+from naspipe.worker.layers.stored_layer import StoredLayer
+
+
+def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:
+    """A loss that only compares with a teacher's output must be given one; probes hand on nothing.
+
+    Raises:
+        ConfigError: when it is not, and for taps between streams whose steps begin with probes.
+    """
+    if taps and (probed := next((w for w in workloads if w.recipe.steps.probes), None)):
+        raise ConfigError(
+            f"probes={probed.recipe.probes}: expected streams that hand nothing to one another, "
+            f"found taps between them; leave probes out"
+        )
+    lessons = (tap for tap in taps if tap.role is TapRole.LESSON)
+    taught = {tap.sink[0] for tap in lessons if tap.source[0] != tap.sink[0]}
+    for number, workload in enumerate(workloads):
+        is_taught = number in taught or workload.lesson_fields
+        if workload.is_trained and needs_teacher(workload.loss) and not is_taught:
+            raise ConfigError(
+                f"loss {type(workload.loss).__name__}: expected a teacher, whose output it "
+                f"compares with, found none; use --momentum TAU, or --teacher RUN"
+            )
+
+
+def check_grouping(workload: Workload, groups: int) -> None:
+    """Passes must mean the same on their own: their losses are averaged, and so is what they norm.
+
+    Raises:
+        ConfigError: for groups that the steps have no passes for, for a loss that sums over its
+            batch, for batches of one item under batch normalisation, and for a teacher whose layers
+            would have to change groups.
+    """
+    definition = workload.definition
+    check_groups(groups, definition.policy, definition.recipe.steps)
+    if groups == 1:
+        return
+    is_chosen = any(count > 1 for count in workload.space.candidate_counts)
+    if workload.follows is not None and definition.recipe.steps.draws_each and is_chosen:
+        raise ConfigError(
+            f"groups={groups}: expected one subnet a step with a momentum teacher, as in "
+            f"passes=accumulate:N, found {definition.recipe.passes}: its layers would be made by "
+            f"one group, and by another one next; use fewer groups, or stages"
+        )
+    if workload.follows is not None and workload.left_out:
+        raise ConfigError(
+            f"groups={groups}: expected one group with a momentum teacher and local views, as the "
+            f"last group has none of its passes, and all of the student's layers; use more stages"
+        )
+    if getattr(workload.loss, "reduction", "mean") == "sum":
+        raise ConfigError(
+            f"groups={groups}: expected a loss that is a mean over its batch, as the passes of a "
+            f"step are averaged, found reduction='sum'; use reduction='mean'"
+        )
+    with users_code(f"data: expected a batch from data({definition.seed}, 0), found"):
+        batch = first_batch(workload)
+    tensors = (value for value in batch.values() if isinstance(value, torch.Tensor))
+    items = min(len(value) for value in tensors if value.dim())
+    is_normed_alone = items == 1 and workload.runs_in_training_mode
+    normed = _first_with_batch_norm(workload.space) if is_normed_alone else None
+    if normed:
+        raise ConfigError(
+            f"groups={groups}: expected passes of two items or more, as {normed} normalises over "
+            f"them, found batches of one; use larger batches, or fewer passes of a step"
+        )
+
+
+def _first_with_batch_norm(space: Space) -> str | None:
+    for position in sorted(set(first_of_kind(space))):
+        for candidate in range(len(space.blocks[position].candidates)):
+            modules = sketch(space, position, candidate).modules()
+            if any(isinstance(each, _BatchNorm) for each in modules):
+                return space.label(position, candidate)
+    return None
+
+
+def check_layers(workload: Workload) -> None:
+    """Make every shared layer and a first candidate of every kind of block, and discard them.
+
+    Raises:
+        ConfigError: when a factory raises or makes no module, when two shared layers have a
+            parameter in common, when one keeps statistics that its rule does not allow, when
+            the loss asks for a cost that they do not say, or when the space's proof fails.
+    """
+    space, definition = workload.space, workload.definition
+    if workload.is_trained and torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "expected a run outside torch.inference_mode(), where nothing can be trained, found it "
+            "on; call naspipe behind that block"
+        )
+    defers_norms = definition.recipe.norms == "deferred"
+    if defers_norms and workload.runs_in_training_mode:
+        _check_norms(space)
+    store = LayerStore(space, definition.seed, definition.recipe)
+    if workload.is_trained:  # a teacher has its student's recipe, but no optimizer
+        _check_groups_match(space, definition)
+    check_settings(space)
+    with deterministic_torch(definition.recipe.threads):
+        for position, block in enumerate(space.blocks):
+            if not isinstance(block, Block):
+                if workload.is_trained:
+                    _check_own_step(block, definition)
+                _check_statistics(_made(store, space, position), block, defers_norms)
+        for position in _first_of_kinds(space):
+            _made(LayerStore(space, definition.seed, definition.recipe), space, position)
+    if workload.is_trained:
+        check_costs(space, workload.loss)
+    check_proof(workload)
+
+
+def _check_groups_match(space: Space, definition: Definition) -> None:
+    """Raises ConfigError for a parameter group that has no parameter of any layer."""
+    groups = definition.recipe.groups
+    if not groups:
+        return
+    twins, found = first_of_kind(space), set[int]()
+    for twin in sorted(set(twins)):
+        for candidate in range(len(space.blocks[twin].candidates)):
+            module = sketch(space, twin, candidate)
+            for position in (each for each, own in enumerate(twins) if own == twin):
+                named = named_parameters(space.label(position, candidate), module).values()
+                found |= {group_of(each, groups) for each in named}
+    for number, group in enumerate(groups, 1):
+        if number not in found:
+            raise ConfigError(
+                f"parameter_groups[{number - 1}]: expected match={', '.join(group.match)} to name "
+                f"parameters that no group before it has, found none; names are such as "
+                f"{', '.join(_some_names(space)) or 'those of layers with parameters'}"
+            )
+
+
+def _some_names(space: Space) -> list[str]:
+    """The first parameter of the first layer and of the last one that have any."""
+    found = []
+    for position in range(len(space)):
+        named = named_parameters(space.label(position, 0), sketch(space, position, 0))
+        found += [each.name for each in named.values()][:1]
+    return list(dict.fromkeys(found[:1] + found[-1:]))
+
+
+def _check_own_step(block: Shared | Elastic, definition: Definition) -> None:
+    own = own_step(block.rule)
+    if own.momentum is not None:
+        check_optimizer(definition.recipe, own)
+    name = definition.recipe.optimizer
+    if isinstance(block, Elastic) and block.step == "slice" and name not in ENTRY_BY_ENTRY:
+        raise ConfigError(
+            f"elastic layer {block.name}: expected one of {', '.join(ENTRY_BY_ENTRY)} with "
+            f'step="slice", as each entry has to be stepped alone, found {name}; choose one of '
+            f'these, or step="whole"'
+        )
+
+
+def check_proof(workload: Workload) -> Mapping[str, Any]:
+    """Layers that stand for something else must compute it; returns what was looked at.
+
+    Raises:
+        ConfigError: when they do not.
+    """
+    if workload.space.proof is None:
+        return {}
+    return workload.space.proof.prove(first_batch(workload))
+
+
+def _made(store: LayerStore, space: Space, position: int) -> StoredLayer:
+    label = space.label(position, 0)
+    with users_code(f"layer {label}: expected its factory to return a torch.nn.Module, found"):
+        return store[LayerId(FIRST_STREAM, position, 0)]
+
+
+def _first_of_kinds(space: Space) -> Iterator[int]:
+    """Positions of choice blocks, one per kind; blocks that name none are each their own."""
+    kinds: set[str] = set()
+    for position, block in enumerate(space.blocks):
+        if not isinstance(block, Block) or block.kind in kinds:
+            continue
+        if block.kind is not None:
+            kinds.add(block.kind)
+        yield position
+
+
+def _check_statistics(layer: StoredLayer, block: Shared | Elastic, defers_norms: bool) -> None:
+    """Only a layer that is read as it was last written may keep running statistics.
+
+    Unless they are deferred: then nobody reads them while the step goes on.
+    """
+    if isinstance(block.rule, Exact | Follows) or (
+        defers_norms and steps_behind(block.rule) is not None
+    ):
+        return
+    for module in layer.module.modules():
+        if keeps_statistics(module):
+            raise ConfigError(
+                f"layer {block.name}: its {type(module).__name__} keeps running statistics, which "
+                f"rule {block.rule} does not allow; use the rule exact, "
+                f"{'' if isinstance(block.rule, Frozen) else '--set norms=deferred, '}or "
+                f"track_running_stats=False"
+            )
+
+
+def _check_norms(space: Space) -> None:
+    """Raises ConfigError for a norm that cannot be deferred."""
+    for position in sorted(set(first_of_kind(space))):
+        for candidate in range(len(space.blocks[position].candidates)):
+            module = sketch(space, position, candidate)
+            if isinstance(space.blocks[position], Elastic) and any(
+                map(keeps_statistics, module.train().modules())
+            ):
+                raise ConfigError(
+                    f"norms=deferred: expected no running statistics in an elastic layer, of which "
+                    f"each setting sees a part, found {_norm_in(module)} in layer "
+                    f"{space.label(position, candidate)}; use norms=ordered"
+                )
+            if found := unknown_norm(module):
+                raise ConfigError(
+                    f"norms=deferred: expected BatchNorm1d, 2d or 3d, found {found} in layer "
+                    f"{space.label(position, candidate)}, whose statistics follow other rules; "
+                    f"use norms=ordered"
+                )
+
+
+def _norm_in(module: nn.Module) -> str:
+    return next(type(each).__name__ for each in module.modules() if keeps_statistics(each))
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether it is a norm whose forwards change what it keeps."""
+    return isinstance(module, _NormBase) and module.training and module.track_running_stats
+
+
+def check_is_space(space: object) -> None:
+    """What is trained is a space, not the network that one already has.
+
+    Raises:
+        ConfigError: for something else, with what to write.
+    """
+    if not isinstance(space, Space):
+        raise ConfigError(
+            f"space: expected a naspipe.Space, found {type(space).__name__}; list its blocks: "
+            f"npp.Space('mine', [npp.Shared('stem', ...), npp.Block([...])]) (docs/spaces.md), or "
+            f"of NNI's use npp.from_nni(...)"
+        )
+
+
+def check_probes(workload: Workload, execution: Execution) -> None:
+    """Probes need one group, and a loss at the end of the chain.
+
+    Raises:
+        ConfigError: for groups, a teacher, a loss over several passes, a placement that deals
+            passes to stages, or an order that holds tasks back.
+    """
+    recipe, pipeline = workload.recipe, execution.pipeline
+    who = f"probes={recipe.probes}"
+    is_taught = bool(workload.objectives or workload.field_sources or workload.lesson_fields)
+    if is_taught or not workload.is_trained or is_joined(workload.loss):
+        raise ConfigError(
+            f"{who}: expected a loss of each pass's own output and target, found one that needs a "
+            f"teacher or other passes; leave probes out"
+        )
+    if pipeline.groups > 1:
+        raise ConfigError(
+            f"{who}: expected groups=1, as a step's subnets are not known before its probes are "
+            f"through, found groups={pipeline.groups}"
+        )
+    if pipeline.partition in JOINT_PLACEMENTS:
+        raise ConfigError(
+            f"{who}: expected partition=static, which all passes of a step have in common, found "
+            f"partition={pipeline.partition}"
+        )
+    if pipeline.order in READY_TASKS:
+        raise ConfigError(
+            f"{who}: expected an order that holds no task back, found order={pipeline.order}"
+        )

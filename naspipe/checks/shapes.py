@@ -1,0 +1,367 @@
+"""Whether every candidate takes what its neighbours hand on: followed by shapes alone.
+
+On torch's meta device nothing is computed. What does not fit there is only suspected: whoever
+uses this tries it with real tensors before saying so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from naspipe.checks.sketched import SketchedLayers
+from naspipe.config.errors import BlockInputEditedError, ConfigError, NaspipeError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.space import Space
+from naspipe.config.user_code import users_code
+from naspipe.jobs.workload import Workload, field_of
+from naspipe.worker.blocks.segment import Segment, autocast
+from naspipe.worker.blocks.specs import Form, Tensors, form_of, spec_of
+from naspipe.worker.layers.layer_store import LayerStore
+from naspipe.worker.layers.stored_layer import StoredLayer
+
+_OF_ONE_TYPE = {
+    f"aten::{name}"
+    for name in (
+        "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "native_layer_norm", "native_group_norm",
+        "native_batch_norm", "_native_batch_norm_legit",
+    )
+}  # fmt: skip
+"""Operations that take no tensors of different types, as they say once there are values."""
+
+
+class WatchedCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What is called inside is looked at.
+
+    Args:
+        given: tensors that nothing may change.
+    """
+
+    def __init__(self, given: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._given = {each.untyped_storage()._cdata for each in given}
+        self.is_edited = False
+        """Whether anything has changed one of them."""
+        self.is_mixed = False
+        """Whether an operation was given types that it probably does not take together."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Do what is asked for."""
+        named = kwargs or {}
+        by_place = zip(func._schema.arguments, args, strict=False)
+        by_name = ((each, named.get(each.name)) for each in func._schema.arguments)
+        dtypes = set[torch.dtype]()
+        for argument, value in chain(by_place, by_name):
+            if isinstance(value, torch.Tensor):
+                dtypes.add(value.dtype)
+                if argument.is_write:
+                    self.is_edited |= value.untyped_storage()._cdata in self._given
+        self.is_mixed |= len(dtypes) > 1 and func._schema.name in _OF_ONE_TYPE
+        return func(*args, **named)
+
+
+MOST_FORMS = 32
+"""Forms in which tensors reach one block that are followed; more are left to the profile."""
+
+MOST_CALLS = 4000
+"""Of layers; what comes after is left to the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A form in which tensors reach a block, and one subnet with which they do."""
+
+    form: Form
+    path: tuple[int, ...] = ()
+    """The options before the block."""
+    made: tuple[Form, ...] = ()
+    """What each of them makes."""
+
+    def through(self, candidate: int, form: Form) -> Reached:
+        """The same behind one more block."""
+        return Reached(form, (*self.path, candidate), (*self.made, form))
+
+
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A layer, or the loss, that seems not to take what reaches it."""
+
+    candidate: int | None
+    """Of the block that is reached; None for the loss."""
+    bad: Reached
+    good: Reached | None
+    """What it does take, where another form reaches it."""
+
+    @property
+    def block(self) -> int:
+        """The position in the chain; that of no block for the loss."""
+        return len(self.bad.path)
+
+    def chain(self, reached: Reached) -> tuple[int, ...]:
+        """The candidates of a subnet's first blocks, the one that is reached included."""
+        return reached.path if self.candidate is None else (*reached.path, self.candidate)
+
+    @property
+    def parting(self) -> int | None:
+        """The block that makes the difference: behind it the two forms differ first."""
+        if self.good is None:
+            return None
+        pairs = enumerate(zip(self.bad.made, self.good.made, strict=True))
+        return next(block for block, (bad, good) in pairs if bad != good)
+
+
+class _Unknown:
+    """What cannot be known without values."""
+
+
+class _Failed:
+    """What does not fit."""
+
+
+UNKNOWN, FAILED = _Unknown(), _Failed()
+Result = Form | _Unknown | _Failed
+
+
+class ShapeFollower:
+    """Follows the tensors of a batch through a space.
+
+    Args:
+        space: whose candidates are called.
+        layers: of that space.
+        first: what the first block is called with, beside fields of the batch.
+        fields: the form of each field of the batch, by name.
+        trains: whether modules are in training mode.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        layers: SketchedLayers,
+        first: Form,
+        fields: Mapping[str, Form],
+        trains: bool = True,
+    ) -> None:
+        self._space = space
+        self._layers = layers
+        self._first = first
+        self._fields = fields
+        self._trains = trains
+        self._known: dict[Hashable, Result] = {}
+        self._reached: list[dict[Form, Reached]] = [{} for _ in range(len(space) + 1)]
+
+    def spread(self) -> Iterator[Suspected]:
+        """Any candidate may follow any other."""
+        self._reached[0] = {self._first: Reached(self._first)}
+        for block in range(len(self._space)):
+            here, after = self._reached[block], self._reached[block + 1]
+            count = len(self._space.blocks[block].candidates)
+            results = [
+                (candidate, reached, self._call(block, candidate, reached.form))
+                for candidate in range(count)
+                for reached in here.values()
+            ]
+            for candidate, reached, result in results:
+                if isinstance(result, tuple) and len(after) < MOST_FORMS:
+                    after.setdefault(result, reached.through(candidate, result))
+            for candidate, reached, result in results:
+                if result is FAILED:
+                    fits = (r for c, r, form in results if c == candidate and _is_form(form))
+                    yield Suspected(candidate, reached, next(fits, None))
+
+    def walk(self, chains: Iterable[Sequence[int]]) -> Iterator[Suspected]:
+        """These subnets and no others may occur: one option of every block each."""
+        for options in dict.fromkeys(map(tuple, chains)):
+            reached = Reached(self._first)
+            for block, candidate in enumerate(options):
+                self._reached[block].setdefault(reached.form, reached)
+                result = self._call(block, candidate, reached.form)
+                if result is FAILED:
+                    others = self._reached[block].values()
+                    fits = (r for r in others if _is_form(self._call(block, candidate, r.form)))
+                    yield Suspected(candidate, reached, next(fits, None))
+                if not isinstance(result, tuple):
+                    break
+                reached = reached.through(candidate, result)
+            else:
+                self._reached[len(self._space)].setdefault(reached.form, reached)
+
+    def ends(self, loss: Callable[..., Any], fields: Sequence[str]) -> Iterator[Suspected]:
+        """To be called last: which of the outputs that came out the loss does not take."""
+        ends = list(self._reached[len(self._space)].values())
+        given = [form for name in fields for form in self._fields[name]]
+        results = [(end, _called(loss, end.form, tuple(given))) for end in ends]
+        for end, result in results:
+            if result is FAILED:
+                fits = (each for each, form in results if _is_form(form))
+                yield Suspected(None, end, next(fits, None))
+
+    def _call(self, block: int, option: int, form: Form) -> Result:
+        own = self._space.blocks[block]
+        fields = tuple(
+            each for name in self._space.fields(block) for each in self._fields[name]
+        )  # fmt: skip
+        place = block, own.candidate(option)
+        key = self._layers.key(*place), *own.setting(option).values(), form, fields
+        if key not in self._known:
+            if len(self._known) >= MOST_CALLS:
+                return UNKNOWN
+            module = self._layers.module(*place)
+            self._known[key] = UNKNOWN
+            if module is not None:
+                forward = own.forward_of(module.train(self._trains), option)
+                with unchanged(module, self._space, block, option):
+                    self._known[key] = _called(forward, form, fields)
+        return self._known[key]
+
+
+@contextmanager
+def unchanged(module: nn.Module, space: Space, block: int, option: int) -> Iterator[None]:
+    """A setting is an argument of a forward, which leaves nothing of it in the module.
+
+    Raises:
+        ConfigError: naming the attribute that has changed.
+    """
+    before = _attributes(module) if space.blocks[block].setting(option) else {}
+    yield
+    for (part, name), value in (_attributes(module) if before else {}).items():
+        if (part, name) not in before or before[part, name] is not value:
+            raise ConfigError(
+                f"layer {space.option_label(block, option)}: expected its setting to be an "
+                f"argument of the forward and no state of the module, found its "
+                f"{type(module).__name__} with another {f'{part}.' if part else ''}{name} behind "
+                f"it; pass it on as an argument, by apply= if the module is not yours"
+            )
+
+
+def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
+    """All of a module and its parts, those that torch keeps left out."""
+    return {
+        (part, name): value
+        for part, each in module.named_modules()
+        for name, value in vars(each).items()
+        if not name.startswith("_") or name not in vars(nn.Module())
+    }
+
+
+def _is_form(result: Result) -> bool:
+    return isinstance(result, tuple)
+
+
+def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
+    """What is made of tensors of such forms, by a layer or a loss."""
+    try:
+        with torch.device("meta"), torch.enable_grad():
+            inputs = [_without_values(*each, wants_gradient=True) for each in form]
+            given = [*inputs, *(_without_values(*each) for each in fields)]
+            with WatchedCalls(given) as seen:
+                found = function(*given)
+    except NotImplementedError:
+        return UNKNOWN
+    except Exception as error:
+        return UNKNOWN if "meta" in str(error).lower() else FAILED
+    outputs = found if isinstance(found, tuple) else (found,)
+    if not all(isinstance(each, torch.Tensor) for each in outputs):
+        return FAILED
+    if seen.is_edited or seen.is_mixed:  # others have what is edited, too
+        return FAILED
+    if any(each.device.type != "meta" for each in outputs):
+        return UNKNOWN
+    return form_of(outputs)
+
+
+def _without_values(
+    shape: tuple[int, ...], dtype: torch.dtype, wants_gradient: bool = False
+) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=dtype, device="meta")
+    if wants_gradient and dtype.is_floating_point:
+        return tensor.requires_grad_().clone()  # no leaf, so work in place can be told of
+    return tensor
+
+
+class FirstBlocksError(NaspipeError):
+    """Something else went wrong than what was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBlocks:
+    """Tries subnets of a workload on a batch, one layer in memory at a time."""
+
+    workload: Workload
+    batch: Mapping[str, torch.Tensor]
+
+    def compute(self, chain: Sequence[int], said: str, with_loss: bool = False) -> None:
+        """The forward of a subnet's first blocks; what the last of them raises is refused.
+
+        Args:
+            chain: the option of each.
+            said: how the refusal begins, in the place of which the error is told.
+            with_loss: the chain is a whole subnet, and what is tried is the loss behind it.
+
+        Raises:
+            ConfigError: when the last layer, or the loss, raises.
+            FirstBlocksError: when a layer before it raises, or it is refused for other reasons.
+        """
+        workload = self.workload
+        inputs = workload.tapped(self.batch) if workload.tapped else ()
+        tried = len(chain) - (not with_loss)
+        for block, option in enumerate(chain):
+            if block < tried:
+                with _before():
+                    inputs = self._layer(block, option, inputs)
+            else:
+                with _refused(said):
+                    self._layer(block, option, inputs)
+        if with_loss:
+            fields = [field_of(self.batch, name, 0) for name in workload.loss_fields]
+            objective = workload.objective_of(self._stored(len(chain) - 1, chain[-1]).module)
+            with _refused(said), autocast(workload.recipe.precision, "cpu"):
+                objective(*inputs, *fields)
+
+    def _stored(self, block: int, option: int) -> StoredLayer:
+        workload, recipe = self.workload, self.workload.definition.recipe
+        trains = workload.runs_in_training_mode
+        store = LayerStore(workload.space, workload.definition.seed, recipe, trains=trains)
+        candidate = workload.space.blocks[block].candidate(option)
+        return store.make(LayerId(FIRST_STREAM, block, candidate))
+
+    def _layer(self, block: int, option: int, inputs: Tensors) -> Tensors:
+        """One block, as the profile computes it."""
+        space, recipe = self.workload.space, self.workload.definition.recipe
+        stored = self._stored(block, option)
+        spec = spec_of(space, recipe, block, option)._replace(
+            fields=tuple(field_of(self.batch, name, 0) for name in space.fields(block)),
+        )
+        return Segment(spec, stored.bind(stored.version), inputs, keeps_graph=False).forward()
+
+
+@contextmanager
+def _before() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise FirstBlocksError(str(error)) from error
+
+
+@contextmanager
+def _refused(said: str) -> Iterator[None]:
+    try:
+        with users_code(said):
+            try:
+                yield
+            except (MemoryError, torch.OutOfMemoryError) as error:
+                raise FirstBlocksError(str(error)) from error
+            except BlockInputEditedError as error:
+                raise ConfigError(str(error)) from error
+    except ConfigError:
+        raise
+    except NaspipeError as error:
+        raise FirstBlocksError(str(error)) from error

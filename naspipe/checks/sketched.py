@@ -1,0 +1,392 @@
+"""Candidates of a space without memory for their tensors, each made once however many blocks
+have it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from itertools import chain
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+
+from naspipe.config.space import Space
+from naspipe.config.user_code import is_users_module
+from naspipe.jobs.losses import text_of
+from naspipe.jobs.workload import Workload
+from naspipe.machine.determinism import kept_draws
+from naspipe.machine.forking import done_fit
+from naspipe.machine.host_arena import round_up
+from naspipe.plan.costs import LayerSize, SizeTable, first_of_kind
+from naspipe.worker.layers.held_tensors import is_hooked
+from naspipe.worker.layers.kept_state import TORCHS, other_buffers
+from naspipe.worker.layers.layer_store import check_sized, tensors_of
+from naspipe.worker.layers.layout import StateSizes, lay_out
+from naspipe.worker.layers.stored_layer import StoredLayer
+
+_DRAWN = {torch.Tensor.uniform_, torch.Tensor.normal_}
+
+
+class Unfilled(TorchFunctionMode):
+    """Within it, filling a tensor on torch's meta device with random values does nothing.
+
+    torch works out there what it would do to shapes, step by step, which takes most of the time of
+    making a layer.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Called for every function of torch."""
+        given = kwargs or {}
+        if func in _DRAWN or getattr(func, "__module__", "") == nn.init.__name__:
+            filled = args[0] if args else given.get("tensor")
+            if isinstance(filled, torch.Tensor) and filled.is_meta:
+                return filled
+        return func(*args, **given)
+
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+class SketchedLayers:
+    """The candidates of a space on torch's meta device.
+
+    To be used in a process of its own: what a factory leaves behind would be on that device.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._keys = _keys(space)
+        self._modules: dict[Hashable, nn.Module | None] = {}
+        self._handed_out: dict[Hashable, str] = {}
+        self._owners: dict[int, tuple[int, int]] = {}
+        self._hooked: set[tuple[int, int]] = set()
+        self._memory: list[StorageWeakRef] = []
+        """That of all tensors; while it is referred to, no other is called by its number."""
+        self.shared: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
+        """Of tensors that two candidates have: ``parameter`` or ``buffer``, and which they are."""
+
+    def key(self, block: int, candidate: int) -> Hashable:
+        """The same for candidates that the same factory makes."""
+        return self._keys[block][candidate]
+
+    def module(self, block: int, candidate: int) -> nn.Module | None:
+        """A candidate; None where its factory does not work without memory."""
+        key = self.key(block, candidate)
+        if key not in self._modules:
+            factory = self._space.blocks[block].candidates[candidate]
+            look = partial(self._look, (block, candidate))
+            self._modules[key], self._handed_out[key] = _without_memory(factory, look)
+        return self._modules[key]
+
+    def handed_out(self, block: int, candidate: int) -> str:
+        """What the factory does not make anew each time; see :func:`_in_common`."""
+        self.module(block, candidate)
+        return self._handed_out[self.key(block, candidate)]
+
+    def has_tensor_hooks(self, block: int, candidate: int) -> bool:
+        """Return True if the factory registers hooks on parameters or buffers.
+
+        :meth:`module` no longer has them, as the tensors of the meta device are others.
+        """
+        self.module(block, candidate)
+        return (block, candidate) in self._hooked
+
+    def _look(self, here: tuple[int, int], module: nn.Module) -> None:
+        """Note whose memory it is; two parameters in one place are shared, too."""
+        if is_hooked(module):
+            self._hooked.add(here)
+        for what, tensor in tensors_of(module):
+            memory = tensor.untyped_storage()
+            self._memory.append(StorageWeakRef(memory))  # type: ignore[no-untyped-call]
+            owner = self._owners.setdefault(memory._cdata, here)
+            if owner != here:
+                self.shared.append((what, owner, here))
+
+
+def _without_memory(
+    factory: Callable[[], Any], look: Callable[[nn.Module], None]
+) -> tuple[nn.Module | None, str]:
+    """A module on torch's meta device, and what another one would have of this one.
+
+    It is looked at as the factory made it; a real one where that cannot be made there.
+    """
+    for device in ("meta", "cpu"):
+        # Whatever is wrong is said of the real one.
+        with suppress(Exception), torch.device(device), Unfilled():
+            module = factory()
+            if not isinstance(module, nn.Module):
+                break
+            look(module)
+            handed_out = _in_common(module, factory) if any(tensors_of(module)) else ""
+            return (module.to("meta") if device == "meta" else None), handed_out
+    return None, ""
+
+
+def _in_common(module: nn.Module, factory: Callable[[], Any]) -> str:
+    """``module`` or part of it, or ``memory`` alone; empty where a factory makes all anew.
+
+    A tensor that nothing writes may have its memory from outside.
+    """
+    other = factory()
+    tensors = {id(each) for _, each in tensors_of(module)}
+    if any(id(each) in tensors for _, each in tensors_of(other)):
+        return "module"
+    places = {_place(each) for _, each in tensors_of(module)}
+    written = (each for _, each in tensors_of(other) if each.requires_grad)
+    return "memory" if any(_place(each) in places for each in written) else ""
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where its memory is; one that has none is told apart by what stands for it."""
+    memory = tensor.untyped_storage()
+    return memory.data_ptr() or memory._cdata
+
+
+def _keys(space: Space) -> list[list[Hashable]]:
+    """Of each candidate; factories that occur in a block more than once are told apart there."""
+    known: dict[int, list[Hashable]] = {}
+    twins = first_of_kind(space)
+    for block in sorted(set(twins)):
+        seen: Counter[Hashable] = Counter()
+        known[block] = []
+        for factory in space.blocks[block].candidates:
+            key = call_key(factory)
+            known[block].append((key, seen[key]))
+            seen[key] += 1
+    return [known[twin] for twin in twins]
+
+
+def call_key(value: Any) -> Hashable:
+    """What is equal for functions, and what they are called with, that do the same."""
+    if isinstance(value, _PLAIN):
+        return type(value), value
+    if isinstance(value, tuple):
+        return tuple, *map(call_key, value)
+    if isinstance(value, partial):
+        options = sorted(value.keywords.items())
+        return (
+            partial,
+            call_key(value.func),
+            call_key(value.args),
+            *((n, call_key(v)) for n, v in options),
+        )
+    if isinstance(value, FunctionType):
+        inner = [_held(cell) for cell in value.__closure__ or ()]
+        defaults = [value.__defaults__, *sorted((value.__kwdefaults__ or {}).items())]
+        return (
+            FunctionType,
+            value.__code__,
+            id(value.__globals__),
+            *inner,
+            *map(call_key, defaults),
+        )
+    return id(value)
+
+
+def _held(cell: Any) -> Hashable:
+    try:
+        return call_key(cell.cell_contents)
+    except ValueError:  # of a variable that has no value yet
+        return id(cell)
+
+
+def measure_sizes(workload: Workload) -> SizeTable:
+    """What every layer takes on the device, each kind of block looked at once.
+
+    Needs the memory of one parameter's optimizer step at a time, and draws nothing from
+    torch's generator.
+
+    Raises:
+        ConfigError: when a factory makes no module, or one whose tensors cannot be moved.
+    """
+    twins = first_of_kind(workload.space)
+    if workload.recipe.parameter_groups:  # which go by the layers' names
+        twins = tuple(range(len(workload.space)))
+    kinds = sorted(set(twins))
+    found = done_fit(lambda: {"rows": _rows(workload, kinds)}, "measuring the layers' sizes")
+    rows = (tuple(LayerSize(*size) for size in row) for row in found["rows"])
+    return SizeTable(twins, dict(zip(kinds, rows, strict=True)))
+
+
+def _rows(workload: Workload, kinds: Sequence[int]) -> list[list[LayerSize]]:
+    """Sizes by kind of block and candidate."""
+    learnt = StateSizes(workload.definition.recipe)
+    candidates = [range(len(workload.space.blocks[kind].candidates)) for kind in kinds]
+    return [
+        [_size(workload, kind, candidate, learnt) for candidate in those]
+        for kind, those in zip(kinds, candidates, strict=True)
+    ]
+
+
+def buffered_layers(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:
+    """Block and candidate of the layers with buffers: their forwards may leave something there.
+
+    Those of batch normalisation are left alone by forwards where they are deferred. Draws nothing
+    from torch's generator.
+
+    Raises:
+        ConfigError: when a factory makes no module.
+    """
+    has_buffers = other_buffers if defers_norms else _any_buffers
+    twins = first_of_kind(space)
+    known = {
+        (twin, candidate): has_buffers(sketch(space, twin, candidate))
+        for twin in sorted(set(twins))
+        for candidate in range(len(space.blocks[twin].candidates))
+    }
+    return frozenset(
+        (block, candidate)
+        for block, twin in enumerate(twins)
+        for candidate in range(len(space.blocks[block].candidates))
+        if known[twin, candidate]
+    )
+
+
+def _any_buffers(module: nn.Module) -> bool:
+    return any(True for _ in module.buffers())
+
+
+def sketch(space: Space, block: int, candidate: int) -> nn.Module:
+    """A candidate's module without memory for its tensors.
+
+    It is a real one where its factory needs values, or lets tensors share their memory.
+
+    Raises:
+        ConfigError: when the factory makes no module, or one without sizes.
+    """
+    factory = space.blocks[block].candidates[candidate]
+    with kept_draws():
+        module = _sizes_without_memory(factory)
+        if module is None:
+            module = factory()
+    check_sized(space.label(block, candidate), module)
+    made: nn.Module = module
+    return made
+
+
+def _sizes_without_memory(factory: Callable[[], Any]) -> Any:
+    """What the factory makes on torch's meta device; None where that cannot be relied on."""
+    try:
+        with torch.device("meta"), Unfilled():
+            module = factory()
+    except Exception:  # whatever is wrong is said when the real one is made
+        return None
+    if isinstance(module, nn.Module):
+        tensors = [*chain(module.parameters(), module.buffers())]
+        if any(map(is_lazy, tensors)):
+            return None
+        if len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
+            return None
+    return module
+
+
+def _size(workload: Workload, block: int, candidate: int, learnt: StateSizes) -> LayerSize:
+    space = workload.space
+    layer = StoredLayer(
+        space.label(block, candidate),
+        space.blocks[block].rule,
+        sketch(space, block, candidate),
+        workload.definition.recipe,
+    )
+    layout = lay_out(layer, learnt)
+    return LayerSize(
+        state_bytes=layout.nbytes,
+        parameter_bytes=sum(round_up(slot.nbytes) for slot, _ in layout.parameters),
+        writes_forward=any(True for _ in layer.module.buffers()),
+    )
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""In the repr of a module that holds a function: another one in every process."""
+_LONGEST = 4000
+
+
+def structures(space: Space) -> dict[str, Any]:
+    """What :mod:`naspipe.store.compare` reads: of each candidate the number of a text.
+
+    What differs between two modules that a user's factory makes is left out. Draws nothing from
+    torch's generator.
+    """
+    numbers: dict[str, int] = {}
+    twins = first_of_kind(space)
+    known = {
+        twin: [
+            numbers.setdefault(_stable(space, twin, candidate), len(numbers))
+            for candidate in range(len(space.blocks[twin].candidates))
+        ]
+        for twin in sorted(set(twins))
+    }
+    return {"texts": list(numbers), "layers": [known[twin] for twin in twins]}
+
+
+def without_addresses(text: str) -> str:
+    """A repr that is the same in every process."""
+    return _ADDRESS.sub("", text)
+
+
+def _stable(space: Space, block: int, candidate: int) -> str:
+    """Lines that each module of a factory has."""
+    module = sketch(space, block, candidate)
+    lines = structure(module)
+    if any(is_users_module(type(part).__module__) for part in module.modules()):
+        known = set(structure(sketch(space, block, candidate)))
+        lines = [line for line in lines if line in known]
+    text = "\n".join(lines)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}\n... {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def structure(module: nn.Module) -> list[str]:
+    """A module's repr, what its parts keep beside that, and its tensors, a line each."""
+    lines = without_addresses(repr(module)).splitlines()
+    for name, part in module.named_modules():
+        lines += [f"{name}.{key}={value}".lstrip(".") for key, value in sorted(_kept(part))]
+    for name, each in chain(module.named_parameters(), module.named_buffers()):
+        lines.append(f"{name}: {each.dtype} {list(each.shape)}")
+    return lines
+
+
+def _kept(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Plain values and functions; of a module of torch's what it was made with and is not usual."""
+    if not type(module).__module__.startswith("torch."):
+        for name, value in vars(module).items():
+            if name not in TORCHS and (text := _text(value)):
+                yield name, text
+        return
+    kind: Any = type(module)
+    for name, usual in _arguments(kind):
+        text = _text(getattr(module, name, usual))
+        if text and text != _text(usual):
+            yield name, text
+
+
+@cache
+def _arguments(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """What a module of torch's is made with, and what is usual."""
+    return tuple((each.name, each.default) for each in inspect.signature(kind).parameters.values())
+
+
+def _text(value: Any) -> str:
+    """Empty for tensors, which have no values here, and for what cannot be told."""
+    if isinstance(value, torch.Tensor | nn.Module):
+        return ""
+    with suppress(ValueError):  # of a type of C's, which says nothing
+        return without_addresses(text_of(value))
+    return ""

@@ -1,0 +1,264 @@
+"""Call layers with user code, and the loss, on a few items, to refuse what a run cannot carry.
+
+These are gradients for tensors outside of the layers, forwards that change their own parameters,
+buffers that grow in swapped layers, and values that a layer or the loss keeps outside of parameters
+and buffers. The stages or the verification of a run refuse them too, but only when the run has
+begun.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.checks.sketched import SketchedLayers
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Elastic, Space
+from naspipe.jobs.losses import check_one_number, has_users_code, name_of_loss
+from naspipe.jobs.workload import Workload, field_of
+from naspipe.machine.determinism import layer_seed, seed_draws
+from naspipe.machine.staging import same_bits
+from naspipe.worker.blocks.guards import LossState, OutsideGradientError, check_loss_leaves
+from naspipe.worker.blocks.segment import Segment, autocast
+from naspipe.worker.blocks.specs import Tensors, spec_of
+from naspipe.worker.layers.bound_layer import BoundLayer, EditedParameterError
+from naspipe.worker.layers.kept_state import SwappedBufferError, buffer_bytes, check_sizes
+
+ITEMS = 4
+"""Of a batch; the whole batch where a layer does not take so few."""
+
+MOST_SECONDS = 2.0
+"""For all calls; the layers that are left then are not called."""
+
+Batch = Mapping[str, Any]
+Place = tuple[int, int]
+"""Block and candidate."""
+
+
+class NotRepeatedError(ConfigError):
+    """A layer or the loss gives something else for the same inputs, weights and draws."""
+
+
+def users_layers(space: Space, layers: SketchedLayers) -> list[Place]:
+    """The layers with user code; of blocks that are alike, those of the first one."""
+    known: dict[Hashable, Place] = {}
+    for block, each in enumerate(space.blocks):
+        for candidate in range(len(each.candidates)):
+            module = layers.module(block, candidate)
+            hooked = layers.has_tensor_hooks(block, candidate)
+            if module is None or hooked or has_users_code(each, module):
+                known.setdefault(layers.key(block, candidate), (block, candidate))
+    return list(known.values())
+
+
+@dataclass(slots=True)
+class TriedLayers:
+    """Calls layers and the loss of a workload, in a process that is kept for nothing else."""
+
+    workload: Workload
+    batch: Batch
+    wanted: set[Place]
+    """The layers that are to be called; a layer that was called is removed."""
+    wants_loss: bool
+    edit_obstacle: str = ""
+    """What in the run does not carry parameters that a forward changes."""
+    has_budget: bool = False
+    """Whether layers are swapped."""
+
+    def follow(self, chains: Iterable[Sequence[int]], go_on: Callable[[], None]) -> None:
+        """Call the layers of these subnets, while any are wanted and there is time.
+
+        Args:
+            chains: an option of each block.
+            go_on: called between layers.
+
+        Raises:
+            OutsideGradientError: for a gradient of a tensor outside of the layers.
+            EditedParameterError: for a layer whose forward changes its own parameters, if the run
+                does not carry that.
+            SwappedBufferError: for a layer whose buffers grow, if layers are swapped.
+            NotRepeatedError: for a layer or a loss that gives something else when it is called
+                again, and other items were computed in between.
+        """
+        end = time.monotonic() + MOST_SECONDS
+        for options in chains:
+            if not (self.wanted or self.wants_loss) or time.monotonic() > end:
+                return
+            for batch in _parts(self.batch):
+                try:
+                    self._follow(options, batch, end, go_on)
+                    break
+                except (
+                    OutsideGradientError, EditedParameterError, SwappedBufferError, NotRepeatedError
+                ):  # fmt: skip
+                    raise
+                except Exception:  # it cannot be called so; the run says what is wrong
+                    continue
+            self.wants_loss = False
+
+    def _follow(
+        self, options: Sequence[int], batch: Batch, end: float, go_on: Callable[[], None]
+    ) -> None:
+        workload, blocks = self.workload, self.workload.space.blocks
+        places = [(block, blocks[block].candidate(option)) for block, option in enumerate(options)]
+        wanted = [block for block, place in enumerate(places) if place in self.wanted]
+        count = len(places) if self.wants_loss else max(wanted, default=-1) + 1
+        has_loss = self.wants_loss and len(places) == len(blocks) and not workload.has_loss_layer
+
+        def called(other: Batch | None) -> Iterator[Tensors]:
+            tensors = others = workload.tapped(batch) if workload.tapped else ()
+            if other and workload.tapped:
+                others = workload.tapped(other)
+            for block, option in enumerate(options[:count]):
+                go_on()
+                module = self._made(block, option)
+                if other:  # what it keeps of this must make no difference
+                    kept = _Kept(module)
+                    self._call(module, (block, option), other, others)
+                    kept.put_back()
+                tensors = self._call(module, (block, option), batch, tensors)
+                if other:  # nor what another layer or the loss finds of this elsewhere
+                    module = self._made(block, option, is_original=True)
+                    others = self._call(module, (block, option), other, others)
+                yield tensors
+            if has_loss:
+                yield (self._call_loss(batch, tensors),)
+
+        first: list[Tensors] = []
+        for outputs in called(None):
+            if time.monotonic() > end:
+                return
+            first.append(outputs)
+        self.wanted.difference_update(places[:count])
+        for block, (before, after) in enumerate(zip(first, called(_other(batch)), strict=True)):
+            if not all(map(same_bits, before, after)):
+                raise self._refused(block, options)
+            if time.monotonic() > end:
+                return
+
+    def _refused(self, block: int, options: Sequence[int]) -> NotRepeatedError:
+        workload = self.workload
+        if block < len(options):
+            kind = type(self._made(block, options[block])).__name__
+            who = f"layer {workload.space.option_label(block, options[block])} ({kind})"
+            expected = "output for the same inputs, weights and draws"
+        else:
+            who = f"loss {name_of_loss(workload.loss)}"
+            expected = "number for the same outputs and batch"
+        return NotRepeatedError(
+            f"{who}: expected the same {expected}, but a second call returned something else "
+            f"after other items had been computed in between; a run keeps only parameters and "
+            f"buffers, so use register_buffer for what a call changes, return what another layer "
+            f"or the loss needs beside the output, and draw from torch's global generator"
+        )
+
+    def _made(self, block: int, option: int, is_original: bool = False) -> nn.Module:
+        """A new layer, or the module itself that its factory copies, if it copies one."""
+        workload, own = self.workload, self.workload.space.blocks[block]
+        candidate = own.candidate(option)
+        factory: Any = own.candidates[candidate]
+        seed_draws(layer_seed(workload.definition.seed, block, candidate))
+        has_original = is_original and getattr(factory, "original", None) is not None
+        module: nn.Module = factory.in_place() if has_original else factory()
+        own.set_mode(module, workload.runs_in_training_mode)
+        return module
+
+    def _call(
+        self, module: nn.Module, place: tuple[int, int], batch: Batch, inputs: Tensors
+    ) -> Tensors:
+        """The outputs of a layer by an option of its block."""
+        workload, space, (block, option) = self.workload, self.workload.space, place
+        own, candidate = space.blocks[block], space.blocks[block].candidate(option)
+        apply = own.apply if isinstance(own, Elastic) else None
+        call = module if apply is None else partial(apply, module)
+        layer = BoundLayer(module, call, dict(module.named_parameters()), is_first=True)
+        spec = spec_of(space, workload.recipe, block, option)._replace(
+            edit_obstacle=self.edit_obstacle,
+            fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
+        )
+        if spec.computes_loss:
+            spec = spec._replace(finish=partial(self._loss, module, batch))
+        made = buffer_bytes(module)
+        outputs = Segment(spec, layer, inputs, keeps_graph=True).forward()
+        if self.has_budget:
+            check_sizes(space.label(block, candidate), module, made)
+        return outputs
+
+    def _loss(self, module: nn.Module, batch: Batch, outputs: Tensors) -> Tensors:
+        workload = self.workload
+        fields = [field_of(batch, name, 0) for name in workload.loss_fields]
+        found = workload.objective_of(module)(*outputs, *fields)
+        check_one_number(f"loss {type(module).__name__}", found)
+        return (found,)
+
+    def _call_loss(self, batch: Batch, outputs: Tensors) -> torch.Tensor:
+        workload, loss = self.workload, self.workload.loss
+        fields = [field_of(batch, name, 0) for name in workload.loss_fields]
+        leaves = [each.detach().requires_grad_(each.requires_grad) for each in outputs]
+        seed_draws(0)
+        with torch.enable_grad(), autocast(workload.recipe.precision, "cpu"):
+            try:
+                with LossState(loss).left_as_it_is():
+                    found = workload.objective(*leaves, *fields)
+            except ConfigError as error:
+                raise NotRepeatedError(str(error)) from error
+            if isinstance(found, torch.Tensor):
+                check_loss_leaves(name_of_loss(loss), loss, (found,), (*leaves, *fields))
+        return found.detach()
+
+
+class _Kept:
+    """The parameters and buffers of a module, as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        slots: list[dict[str, Any]] = [
+            each for part in module.modules() for each in (part._parameters, part._buffers)
+        ]
+        self._slots = [(own, dict(own)) for own in slots]
+        tensors = (each for _, before in self._slots for each in before.values())
+        self._values = [(each, each.detach().clone()) for each in tensors if each is not None]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Undo what a forward has changed of them."""
+        for own, before in self._slots:
+            own.clear()
+            own.update(before)
+        for tensor, value in self._values:
+            if not same_bits(tensor, value):
+                tensor.copy_(value)
+
+
+def _parts(batch: Batch) -> Iterator[Batch]:
+    """A few items, if the batch has so many, and then all of them."""
+    tensors = {n: each for n, each in batch.items() if torch.is_tensor(each) and each.dim()}
+    counts = {len(each) for each in tensors.values()}
+    if len(counts) == 1 and min(counts) > ITEMS:
+        yield {**batch, **{name: each[:ITEMS] for name, each in tensors.items()}}
+    yield batch
+
+
+def _other(batch: Batch) -> Batch:
+    """The same items in another order, floating-point values halved.
+
+    Otherwise a mean over all items could be the same. A field of another length may be the same in
+    all batches.
+    """
+    lengths = [len(each) for each in batch.values() if torch.is_tensor(each) and each.dim()]
+    items = max(lengths, key=lengths.count, default=0)
+
+    def is_of_items(value: Any) -> bool:
+        return torch.is_tensor(value) and value.dim() > 0 and len(value) == items
+
+    def other(value: Any) -> Any:
+        if not is_of_items(value):
+            return value
+        return value.flip(0) * 0.5 if value.is_floating_point() else value.flip(0)
+
+    return {name: other(each) for name, each in batch.items()}

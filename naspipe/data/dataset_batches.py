@@ -1,0 +1,309 @@
+"""``naspipe.from_dataset``: a map-style torch ``Dataset`` as batches by number."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import full_name
+from naspipe.data.images import IntArray, keyed_random
+from naspipe.data.loaders import LoaderPool
+from naspipe.machine.determinism import kept_draws, one_thread, seed_all
+
+
+def item_key(seed: int, number: int, row: int) -> int:
+    """Where the draws of one item start; a public rule.
+
+    Args:
+        seed: of the run.
+        number: of the batch that the item is in.
+        row: of the item in the data set.
+    """
+    return _key(f"{seed}/item/{number}/{row}")
+
+
+def batch_key(seed: int, number: int) -> int:
+    """Where the draws of a ``collate_fn`` start; a public rule."""
+    return _key(f"{seed}/batch/{number}")
+
+
+def _key(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+_USUAL = ("input", "target")
+_RISES = 2
+"""How often in a process a number must follow a lower one before loader processes are started: who
+only looks at a batch or two needs none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How items become batches; see :func:`from_dataset`."""
+
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    fields: tuple[str, ...]
+    collate_fn: Callable[[list[Any]], Any] | None
+    transform: Callable[..., Any] | None
+    workers: int
+    timeout_seconds: float
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("workers", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigError(
+                    f"from_dataset: expected {name} as a whole number of {least} or more, found "
+                    f"{value!r:.80}"
+                )
+        if not self.timeout_seconds > 0:
+            raise ConfigError(
+                f"from_dataset: expected timeout_seconds above 0, found {self.timeout_seconds}"
+            )
+
+
+def from_dataset(
+    dataset: Any,
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    fields: Sequence[str] = _USUAL,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    transform: Callable[..., Any] | None = None,
+    workers: int = 0,
+    timeout_seconds: float = 300.0,
+) -> DatasetBatches:
+    """A map-style torch ``Dataset`` as data for :func:`naspipe.train`: ``data(seed, number)``.
+
+    Which items a batch has, and what is drawn at random in making it, follows from the seed and
+    the batch's number alone. So a resume, another number of stages or of workers changes no bit.
+
+    Args:
+        dataset: with ``__len__`` and ``__getitem__``. What it draws from the global generators of
+            torch, numpy and Python is keyed, item by item; they are put back afterwards.
+        batch_size: items of a batch; the last one of an epoch may have fewer.
+        shuffle: each epoch in an order of its own; otherwise in that of the data set.
+        drop_last: leave a last batch out that has fewer items.
+        fields: what the parts of an item are called, where items are tuples.
+        collate_fn: from a list of items to a dict of tensors by name, or a tuple of them;
+            ``torch.utils.data.default_collate`` by default. Its draws are keyed, too.
+        transform: called with each item as the data set gives it, and, where it has an argument
+            called ``generator``, with a ``torch.Generator`` that starts at the item's key.
+        workers: processes that make batches ahead, of each process that uses the data.
+        timeout_seconds: how long to wait for one batch of theirs.
+
+    Raises:
+        ConfigError: for what is no map-style data set, is empty, or cannot be batched so.
+    """
+    batching = Batching(
+        batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, fields=tuple(fields),
+        collate_fn=collate_fn, transform=transform, workers=workers,
+        timeout_seconds=timeout_seconds,
+    )  # fmt: skip
+    return DatasetBatches(dataset, batching)
+
+
+class DatasetBatches:
+    """What :func:`from_dataset` returns: the batch of a number, tensors by name, fresh each time.
+
+    Epoch e is the permutation ``RandomState([seed, seed >> 32, e, e >> 32])`` (each word of 32
+    bits) ``.permutation(len(dataset))``, cut into batches; :meth:`rows` says it. Before item i of
+    batch n is taken from the data set the global generators start at
+    ``blake2b(f"{seed}/item/{n}/{i}", digest_size=8) >> 1``, and its transform goes on with them;
+    before items are collated they start at that of ``{seed}/batch/{n}``. numpy's starts at the
+    key's lower 32 bits.
+    """
+
+    def __init__(self, dataset: Any, batching: Batching) -> None:
+        self._size = _size_of(dataset)
+        self._dataset = dataset
+        self._batching = batching
+        transform = batching.transform
+        self._gives_generator = transform is not None and "generator" in _arguments(transform)
+        size = batching.batch_size
+        self.batches_per_epoch = (
+            self._size // size if batching.drop_last else -(-self._size // size)
+        )
+        if not self.batches_per_epoch:
+            raise ConfigError(
+                f"from_dataset: expected batch_size of at most {self._size}, the items there are, "
+                f"with drop_last, found {size}"
+            )
+        self.record = self._record()
+        """What of it is part of a run's definition."""
+        self.made_of = [
+            each for each in (dataset, batching.collate_fn, transform) if each is not None
+        ]
+        """Objects whose code makes the batches."""
+        self._order: tuple[tuple[int, int], IntArray] | None = None
+        self._pool: LoaderPool | None = None
+        self._seen = (0, -1, 0)
+        """This process, the last number that it asked for, and how often numbers rose."""
+
+    def __len__(self) -> int:
+        """The number of items."""
+        return self._size
+
+    def rows(self, seed: int, number: int) -> list[int]:
+        """The items of a batch, as the data set counts them, in their order."""
+        if number < 0:
+            raise ConfigError(f"batches count from 0, got {number}")
+        epoch, place = divmod(number, self.batches_per_epoch)
+        first = place * self._batching.batch_size
+        end = min(first + self._batching.batch_size, self._size)
+        if not self._batching.shuffle:
+            return list(range(first, end))
+        if self._order is None or self._order[0] != (seed, epoch):
+            order = keyed_random(seed, epoch).permutation(self._size).astype(np.int64)
+            self._order = (seed, epoch), order
+        found: list[int] = self._order[1][first:end].tolist()
+        return found
+
+    def __call__(self, seed: int, number: int) -> dict[str, torch.Tensor]:
+        """The batch; a field has the batch's items first.
+
+        Raises:
+            ConfigError: when items cannot be made a batch.
+            TransportError: when a loader process has ended, or is too slow.
+        """
+        if self._batching.workers and self._goes_on(number):
+            if self._pool is None or not self._pool.is_open:
+                batching = self._batching
+                self._pool = LoaderPool(self.make, batching.workers, batching.timeout_seconds)
+            return self._pool.batch(seed, number)
+        return self.make(seed, number)
+
+    def make(self, seed: int, number: int) -> dict[str, torch.Tensor]:
+        """The batch, made in this process; see :meth:`__call__`."""
+        with kept_draws(), one_thread():
+            items = [self._keyed(seed, number, row) for row in self.rows(seed, number)]
+            seed_all(batch_key(seed, number))
+            if self._batching.collate_fn is None:
+                _check_fields(items, self.rows(seed, number))
+            collated = (self._batching.collate_fn or default_collate)(items)
+        return self._named(collated)
+
+    def item(self, seed: int, number: int, row: int) -> Any:
+        """One item as a batch has it, made in this process."""
+        with kept_draws(), one_thread():
+            return self._keyed(seed, number, row)
+
+    def close(self) -> None:
+        """End this process's loader processes, if there are any; the next batches start others."""
+        if self._pool is not None:
+            self._pool.close()
+        self._pool, self._seen = None, (0, -1, 0)
+
+    def _goes_on(self, number: int) -> bool:
+        """Whether this process goes through the batches, so that it is worth to make them ahead."""
+        process, last, rises = self._seen
+        if process != os.getpid():  # forked from the one that counted, or the first
+            self._pool, last, rises = None, number, 0
+        self._seen = os.getpid(), number, rises + (number > last)
+        return self._seen[2] >= _RISES
+
+    def _keyed(self, seed: int, number: int, row: int) -> Any:
+        key, transform = item_key(seed, number, row), self._batching.transform
+        seed_all(key)
+        item = self._dataset[row]
+        if transform is None:
+            return item
+        if not self._gives_generator:
+            return transform(item)
+        return transform(item, generator=torch.Generator().manual_seed(key))
+
+    def _named(self, collated: Any) -> dict[str, torch.Tensor]:
+        """Tensors by name, each contiguous: so they are the same from a loader process."""
+        fields = self._batching.fields
+        if isinstance(collated, torch.Tensor):
+            collated = (collated,)
+            fields = fields[:1]
+        if isinstance(collated, Mapping):
+            named = dict(collated)
+        elif isinstance(collated, tuple | list) and len(collated) == len(fields):
+            named = dict(zip(fields, collated, strict=True))
+        else:
+            parts = isinstance(collated, tuple | list)
+            found = f"{len(collated)} parts" if parts else type(collated).__name__
+            raise ConfigError(
+                f"from_dataset: expected batches of {len(fields)} parts, called "
+                f"{', '.join(fields)}, found {found}; name them, as in "
+                f"fields=('input', 'target', 'weight'), or have collate_fn return a dict"
+            )
+        tensors = {name: each for name, each in named.items() if isinstance(each, torch.Tensor)}
+        return {str(name): each.detach().contiguous() for name, each in tensors.items()}
+
+    def _record(self) -> dict[str, Any]:
+        batching, own = self._batching, dict(getattr(self._dataset, "record", None) or {})
+        found = {
+            "name": full_name(self._dataset), "items": self._size, **own,
+            "batch_size": batching.batch_size, "shuffle": batching.shuffle,
+        }  # fmt: skip
+        if batching.drop_last:
+            found["drop_last"] = True
+        for name in ("collate_fn", "transform"):
+            if (each := getattr(batching, name)) is not None:
+                found[name] = getattr(each, "record", None) or full_name(each)
+        return found
+
+
+def _check_fields(items: Sequence[Any], rows: Sequence[int]) -> None:
+    """Items that are mappings must have the fields of the first one.
+
+    Raises:
+        ConfigError: naming the first field that an item lacks.
+    """
+    if not isinstance(items[0], Mapping):
+        return
+    for item, row in zip(items, rows, strict=True):
+        missing = [name for name in items[0] if isinstance(item, Mapping) and name not in item]
+        if missing:
+            raise ConfigError(
+                f"from_dataset: expected the item in row {row} to have the field {missing[0]!r}, "
+                f"as the one in row {rows[0]} has, found {', '.join(map(str, item)) or 'none'}; "
+                f"give every item the same fields, or a collate_fn"
+            )
+
+
+def _size_of(dataset: Any) -> int:
+    """The number of items.
+
+    Raises:
+        ConfigError: when it is no map-style data set, or is empty.
+    """
+    what = "from_dataset: expected a map-style Dataset (with __getitem__ and __len__), found"
+    if isinstance(dataset, DataLoader):
+        raise ConfigError(
+            f"{what} a DataLoader; give npp.from_dataset(loader.dataset, batch_size=...)"
+        )
+    is_iterable = isinstance(dataset, IterableDataset)
+    if is_iterable or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise ConfigError(
+            f"{what} {type(dataset).__name__}; an item must be found by its number, or no batch "
+            f"could be made again after a resume"
+        )
+    size = len(dataset)
+    if not size:
+        raise ConfigError(f"from_dataset: expected items, found an empty {type(dataset).__name__}")
+    return size
+
+
+def _arguments(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """By name; none where Python cannot tell."""
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        return inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return {}

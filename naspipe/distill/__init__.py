@@ -1,0 +1,1 @@
+"""Teachers: streams and taps, momentum, blockwise students, and labels from files or teachers."""

@@ -1,0 +1,204 @@
+"""A momentum teacher: a network that follows the student, and whose output the student learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from naspipe.checks.sketched import buffered_layers
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId, StreamId
+from naspipe.config.rules import Follows, Frozen, MomentumUpdate
+from naspipe.config.space import AnyBlock, Block, Space
+from naspipe.config.text import knows_keywords
+from naspipe.config.wiring import Tap, TapRole
+from naspipe.data.views import Views
+from naspipe.distill.taught import Taught, only_student
+from naspipe.distill.teachers import lesson_pairs, weights_digest
+from naspipe.engine.policies import causal_policies, traits_of
+from naspipe.inputs.ends import network_length, teacher_chain
+from naspipe.jobs.workload import Workload
+from naspipe.worker.layers.layer_store import LayerStore
+from naspipe.worker.layers.stored_layer import check_pair
+
+PREDICTOR = "predictor"
+"""The block without a teacher, unless others are named."""
+
+_STUDENT, _TEACHER = StreamId(0), StreamId(1)
+
+
+@knows_keywords
+class Momentum:
+    """A teacher that moves towards the student behind each of its steps (BYOL, MoCo-v3).
+
+    It begins as a copy of the student. ``without`` names the student's last blocks that it has
+    not, such as a predictor. With ``lag=K`` the student's step y learns from the teacher as it was
+    K steps before: 0 is the ordinary loop; 1 is TSPipe's asymmetric update (ICML'22, section 4.2),
+    where the teacher's forwards need not wait for the student's last step.
+
+    Data with several views of each sample (:class:`naspipe.Views`) are crossed: each view's output
+    goes to the loss of the other ones.
+
+    Args:
+        tau: how much of the teacher stays in each step, from 0 to 1.
+        end: tau of the last step, reached by a half cosine; None for ``tau`` always.
+        lag: K, in steps.
+        without: labels of the last blocks of the student that have no teacher; by default the last
+            one, if it is called ``predictor``.
+        mode: ``train``, in which norms use the batch's statistics, or ``eval``.
+        buffers: ``own``, ``copied`` or ``averaged``: see
+            :class:`naspipe.config.rules.MomentumUpdate`.
+        network: modules to begin with, one for each block, in place of copies of the student's.
+
+    Raises:
+        ConfigError: for a value that cannot be.
+    """
+
+    def __init__(
+        self,
+        tau: float,
+        end: float | None = None,
+        *,
+        lag: int = 1,
+        without: Sequence[str] | None = None,
+        mode: str = "train",
+        buffers: str = "own",
+        network: Iterable[nn.Module] | None = None,
+    ) -> None:
+        if lag < 0:
+            raise ConfigError(f"momentum: expected a lag of 0 steps or more, found {lag}")
+        self.update = MomentumUpdate(tau=tau, end=end, mode=mode, buffers=buffers)
+        self._lag = lag
+        self._without = None if without is None else tuple(without)
+        self._network = None if network is None else teacher_chain(network)
+
+    def beside(self, students: Sequence[Workload]) -> Taught:
+        """The only student and this teacher, as streams that train together.
+
+        Raises:
+            ConfigError: for several students, or one that has no teacher like this.
+        """
+        student = only_student(students)
+        self._check(student)
+        space = self._space(student)
+        weights = weights_digest(self._network) if self._network else ""
+        said = {
+            **self.update.as_dict(), "lag": self._lag, "weights": weights,
+            "without": list(self._left_out(student.space)),
+        }  # fmt: skip
+        own = replace(student.definition, momentum=said)
+        rules = {name: str(rule) for name, rule in space.shared_rules.items()}
+        definition = replace(own, space=space.name, rules=rules)
+        window = (self._lag + 2) * student.recipe.steps.passes
+        rank = 0 if self._lag else -1  # the student then waits for it at once
+        teacher = replace(
+            student, space=space, definition=definition, make_strategy=None, held_out=None,
+            is_trained=False, follows=self.update, rank=rank, window=window, objectives={},
+            field_sources={},
+        )  # fmt: skip
+        student = replace(student, definition=own)
+        tap = Tap(
+            source=(_TEACHER, len(space) - 1),
+            sink=(_STUDENT, len(student.space) - 1),
+            role=TapRole.LESSON,
+            passes=lesson_pairs(student, are_crossed=True),
+        )
+        return Taught((student, teacher), (tap,), ("", "teacher"))
+
+    def _check(self, student: Workload) -> None:
+        definition = student.definition
+        if not traits_of(definition.policy).is_causal:
+            raise ConfigError(
+                f"momentum: expected the policy {causal_policies()}, found {definition.policy}, "
+                f"whose steps have no order that a teacher could follow"
+            )
+        if student.is_proposed:
+            raise ConfigError(
+                f"momentum: expected a sampler that is known from the beginning, found "
+                f"{definition.sampler}, probes={definition.recipe.probes}"
+            )
+
+        is_chosen = any(count > 1 for count in student.space.candidate_counts)
+        has_local = isinstance(student.data, Views) and student.data.local > 0
+        if has_local and is_chosen and student.recipe.steps.draws_each:
+            raise ConfigError(
+                f"momentum: expected one subnet a step with local views, as in "
+                f"passes=accumulate:N, found {student.recipe.passes}: layers that they alone use "
+                f"would have no teacher"
+            )
+
+    def _left_out(self, space: Space) -> tuple[str, ...]:
+        """Labels of the blocks without a teacher."""
+        if self._without is not None:
+            return self._without
+        last = space.labels[: network_length(space)][-1:]
+        return last if last == (PREDICTOR,) else ()
+
+    def _space(self, student: Workload) -> Space:
+        """The student's blocks without the last ones, each following its own."""
+        space, without = student.space, self._left_out(student.space)
+        count = network_length(space)
+        count, last = count - len(without), space.labels[count - len(without) : count]
+        if set(last) != set(without) or count < 1:
+            raise ConfigError(
+                f"momentum: expected the last blocks of {space.name}, such as {last[-1]!r}, as "
+                f"those without a teacher, found {', '.join(without)}"
+            )
+        if any(isinstance(block, Block) for block in space.blocks[count:]) and any(
+            many > 1 for many in space.candidate_counts
+        ):
+            raise ConfigError(
+                f"momentum: expected choice blocks to have a teacher, found {last[0]!r} without"
+            )
+        given: Sequence[AnyBlock] = space.blocks[:count]
+        if self._network is not None:
+            given = self._alike(student, given)
+        blocks = []
+        for position, block in enumerate(given):
+            is_fixed = isinstance(space.blocks[position].rule, Frozen)
+            rule = Frozen() if is_fixed else Follows(_STUDENT, position, self._lag)
+            blocks.append(replace(block, rule=rule))
+        found = Space(space.name, blocks, space.decisions)
+        self._check_norms(student, found)
+        return found
+
+    def _alike(self, student: Workload, blocks: Sequence[AnyBlock]) -> Sequence[AnyBlock]:
+        """The modules that the user gave, in the places of the student's layers."""
+        given = self._network.blocks if self._network else ()
+        if len(given) != len(blocks):
+            raise ConfigError(
+                f"momentum: expected a network of {len(blocks)} modules, one for each block that "
+                f"has a teacher, found {len(given)}"
+            )
+        made = []
+        for block, other in zip(blocks, given, strict=True):
+            if len(block.candidates) > 1:
+                raise ConfigError("momentum: expected no network of a supernet's, found one")
+            factory = other.candidates[0]
+            made.append(
+                replace(block, candidates=(factory,))
+                if isinstance(block, Block)
+                else replace(block, factory=factory)
+            )
+        stores = [
+            LayerStore(Space(student.space.name, each), 0, student.recipe)
+            for each in (made, blocks)
+        ]
+        for position in range(len(made)):
+            layer = LayerId(FIRST_STREAM, position, 0)
+            check_pair(stores[0][layer], stores[1][layer])
+        return made
+
+    def _check_norms(self, student: Workload, space: Space) -> None:
+        """Statistics may change at WRITEs only: readers of older versions are under way."""
+        if student.recipe.norms == "deferred" or (
+            self.update.mode == "eval" and self.update.buffers == "own"
+        ):
+            return
+        for layer in sorted(buffered_layers(space, defers_norms=False)):
+            raise ConfigError(
+                f"momentum: expected norms=deferred, as layer {space.label(*layer)} keeps running "
+                f"statistics, found norms={student.recipe.norms}"
+            )

@@ -1,0 +1,361 @@
+"""A run's own registry and its own teachers: one process that keeps both, and ends with the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import msgpack
+import zmq
+
+from naspipe.config.errors import ConfigError, TransportError
+from naspipe.distill.label_file import label_key
+from naspipe.distill.label_network import LabelNetwork
+from naspipe.distill.registry import (
+    ANNOUNCE,
+    CARDS,
+    HIRE,
+    MAX_CARDS,
+    RELEASE,
+    WITHDRAW,
+    OwnRegistry,
+)
+from naspipe.distill.teacher_card import MAX_CARD_BYTES, TeacherCard, numeric_class, read_card
+from naspipe.distill.teacher_server import (
+    TeacherSeat,
+    TeacherServer,
+    check_wanted,
+    end_with_parent,
+    stage_devices,
+    staged_network,
+)
+from naspipe.jobs.workload import Workload
+from naspipe.machine.determinism import deterministic_torch
+from naspipe.machine.forking import (
+    FORK,
+    end_all,
+    in_own_thread,
+    kept_heap,
+    leave_signals_to_launcher,
+    quiet_fork,
+)
+from naspipe.wire.endpoints import private_directory
+
+_MAX_TTL_SECONDS = 86_400.0
+_MOST_AT_ONCE = 256
+
+
+class _Shown(NamedTuple):
+    card: bytes
+    until: float
+    is_own: bool
+
+
+class CardTable:
+    """Cards by name, each until its time is over; answers what registries are asked.
+
+    Args:
+        clock: seconds of a monotonic clock.
+        hire: called with how many more teachers are wanted.
+        release: called with the name of one that may go.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        hire: Callable[[int], None] = lambda count: None,
+        release: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._clock, self._hire, self._release = clock, hire, release
+        self._cards: dict[str, _Shown] = {}
+
+    def answer(self, data: bytes, is_own: bool = True) -> Any:
+        """What to answer; what cannot be read, or is not for strangers, is answered with None.
+
+        Args:
+            data: what is asked.
+            is_own: whether a process of the run asks. Others hire and release nobody, and leave
+                the cards of the run's own teachers alone.
+        """
+        try:
+            words = msgpack.unpackb(data)
+            return self._answer(words, is_own)
+        except (TypeError, ValueError, TransportError, msgpack.UnpackException, RecursionError):
+            return None
+
+    def _answer(self, words: Any, is_own: bool) -> Any:
+        now = self._clock()
+        self._cards = {name: each for name, each in self._cards.items() if each.until > now}
+        match words:
+            case [kind, bytes(card), int(ttl) | float(ttl)] if kind == ANNOUNCE:
+                name = read_card(card).name
+                if not 0 < ttl <= _MAX_TTL_SECONDS:
+                    raise ValueError(f"a time of {ttl} seconds")
+                self._check(name, is_own)
+                if is_own or name in self._cards or len(self._cards) < MAX_CARDS:
+                    self._cards[name] = _Shown(card, now + ttl, is_own)
+            case [kind, str(name)] if kind == WITHDRAW:
+                self._check(name, is_own)
+                self._cards.pop(name, None)
+            case [kind] if kind == CARDS:
+                return [each.card for each in self._cards.values()]
+            case [kind, int(count)] if kind == HIRE and is_own:
+                self._hire(count)
+            case [kind, str(name)] if kind == RELEASE and is_own:
+                self._release(name)
+            case _:
+                raise ValueError("unknown words")
+        return []
+
+    def _check(self, name: str, is_own: bool) -> None:
+        shown = self._cards.get(name)
+        if shown is not None and shown.is_own and not is_own:
+            raise ValueError(f"{name:.80} is a teacher of the run")
+
+
+def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
+    """The socket of a registry, at ``ipc://`` or ``tcp://``.
+
+    What comes in over it introduces and nothing more, so anybody may come.
+
+    Raises:
+        TransportError: when it cannot listen there.
+    """
+    socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
+    socket.linger = 0
+    socket.setsockopt(zmq.MAXMSGSIZE, 4 * MAX_CARD_BYTES)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise TransportError(f"{address}: cannot listen there: {error}") from error
+    return socket
+
+
+def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: int) -> None:
+    """Answer what has come, or comes in so many milliseconds.
+
+    Args:
+        sockets: and of each whether only processes of the run reach it.
+        table: what is asked.
+        wait_ms: at most.
+    """
+    poller = zmq.Poller()
+    for socket in sockets:
+        poller.register(socket, zmq.POLLIN)
+    for socket, _ in poller.poll(wait_ms):
+        for _ in range(_MOST_AT_ONCE):
+            if not socket.poll(0):
+                break
+            frames = socket.recv_multipart()
+            if len(frames) == 3 and not frames[1]:  # of a REQ socket: who, nothing, what
+                answer = msgpack.packb(table.answer(frames[2], sockets[socket]))
+                socket.send_multipart([frames[0], b"", answer])
+
+
+_WAIT_MS = 200
+_START_SECONDS = 30.0
+_MOST_FAILED = 3
+"""Teachers that end with an error of their own: the next one would, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """How many teachers a run has of its own, and how they are."""
+
+    workload: Workload
+    """Of the teacher."""
+    device: str
+    count: int
+    most: int
+    """That may be hired."""
+    ttl_seconds: float
+    pace_seconds: float
+    stages: int = 1
+    """Processes of each teacher."""
+    listens_at: str = ""
+    """Where others find its registry, ``tcp://ADDRESS:PORT``; empty for nowhere."""
+
+
+@dataclass(slots=True)
+class TeacherPool:
+    """Processes beside the stages; a context manager. None is left when it ends, or this process.
+
+    Args:
+        settings: of the teachers.
+    """
+
+    settings: PoolSettings
+    directory: str = ""
+    """Private; holds the sockets."""
+    _folder: ExitStack = field(default_factory=ExitStack)
+    _process: BaseProcess | None = None
+    _lifeline: tuple[int, int] = field(default=(-1, -1))
+
+    @property
+    def private(self) -> str:
+        """What the addresses of its teachers begin with."""
+        return f"ipc://{self.directory or '/nowhere'}/"
+
+    @property
+    def registry_address(self) -> str:
+        """Where its registry listens."""
+        return f"ipc://{self.directory}/registry"
+
+    def __enter__(self) -> Self:
+        self.directory = str(self._folder.enter_context(private_directory()))
+        self._lifeline = os.pipe()
+        receiver, sender = FORK.Pipe(duplex=False)
+        with quiet_fork():
+            self._process = FORK.Process(
+                target=_pool_main, args=(self, sender), name="naspipe-teachers", daemon=False
+            )
+            self._process.start()
+        sender.close()
+        os.close(self._lifeline[0])
+        try:
+            with receiver:
+                problem = receiver.recv_bytes() if receiver.poll(_START_SECONDS) else b"no answer"
+        except EOFError:
+            problem = b"its end"
+        if problem:
+            self.__exit__(None, None, None)
+            said = problem.decode("utf-8", "replace")
+            raise ConfigError(f"teachers: expected the run's own registry to start, found {said}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._lifeline[1])
+        if self._process is not None:
+            self._process.join(10)
+            end_all([self._process])
+        self._folder.close()
+
+
+def _pool_main(pool: TeacherPool, sender: Any) -> None:
+    """Keep the registry, and as many teachers as were started or hired."""
+    leave_signals_to_launcher()
+    read_end, write_end = pool._lifeline
+    os.close(write_end)
+    settings, teachers = pool.settings, _Teachers(pool)
+    is_over = threading.Event()
+    threading.Thread(target=_wait_for_end, args=(read_end, is_over), daemon=True).start()
+    context: zmq.Context[Any] = zmq.Context()
+    table = CardTable(hire=teachers.hire, release=teachers.release)
+    try:
+        addresses = [pool.registry_address, *filter(None, [settings.listens_at])]
+        try:
+            sockets = {
+                listen(context, address): address == pool.registry_address for address in addresses
+            }
+        except TransportError as error:
+            sender.send_bytes(str(error).encode())
+            return
+        sender.send_bytes(b"")
+        sender.close()
+        teachers.start(settings.count)
+        while not is_over.is_set():
+            serve(sockets, table, _WAIT_MS)
+    finally:
+        teachers.end()
+        context.destroy(linger=0)
+        shutil.rmtree(pool.directory, ignore_errors=True)  # whoever made it may be gone
+
+
+def _wait_for_end(read_end: int, is_over: threading.Event) -> None:
+    """Until the only holder of the pipe's other end has closed it, or is gone."""
+    os.read(read_end, 1)
+    is_over.set()
+
+
+class _Teachers:
+    """The processes of the teachers, by name."""
+
+    def __init__(self, pool: TeacherPool) -> None:
+        self._pool = pool
+        self._lifeline = os.pipe()
+        self._processes: dict[str, BaseProcess] = {}
+        self._number = 0
+
+    def start(self, count: int) -> None:
+        for _ in range(count):
+            name = f"teacher-{self._number}"
+            self._number += 1
+            process = FORK.Process(
+                target=_teacher_main,
+                args=(self._pool, name, self._lifeline),
+                name=f"naspipe-{name}",
+            )
+            with quiet_fork():
+                process.start()
+            self._processes[name] = process
+
+    def hire(self, count: int) -> None:
+        """Start so many, as far as the settings go; none when they fail one after the other."""
+        failed = sum((process.exitcode or 0) > 0 for process in self._processes.values())
+        if failed >= _MOST_FAILED:
+            return
+        alive = sum(process.is_alive() for process in self._processes.values())
+        self.start(max(0, min(count, self._pool.settings.most - alive)))
+
+    def release(self, name: str) -> None:
+        process = self._processes.get(name)
+        if process is not None and process.pid is not None and process.is_alive():
+            os.kill(process.pid, signal.SIGTERM)
+
+    def end(self) -> None:
+        end_all(list(self._processes.values()))
+
+
+def _teacher_main(pool: TeacherPool, name: str, lifeline: tuple[int, int]) -> None:
+    read_end, write_end = lifeline
+    os.close(write_end)
+    is_over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
+    threading.Thread(target=end_with_parent, args=(read_end,), daemon=True).start()
+    threads = pool.settings.workload.recipe.threads
+    in_own_thread(threads, lambda: _serve_labels(pool, name, is_over))
+
+
+def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> None:
+    settings = pool.settings
+    threads = settings.workload.recipe.threads
+    with ExitStack() as stack:
+        stack.enter_context(deterministic_torch(threads))
+        stack.enter_context(kept_heap())
+        devices = stage_devices(settings.device, settings.stages)
+        network = staged_network(settings.workload, devices, stack)
+        own = label_key(settings.workload.definition)
+
+        def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
+            check_wanted(own, wanted)
+            return network
+
+        card = TeacherCard(
+            name=name,
+            address=f"ipc://{pool.directory}/{name}",
+            public_key="",
+            digest=settings.workload.definition.teacher,
+            numeric_class=numeric_class(settings.device, threads),
+        )
+        seat = TeacherSeat(
+            card=card,
+            registry=OwnRegistry(pool.registry_address),
+            ttl_seconds=settings.ttl_seconds,
+            pace_seconds=settings.pace_seconds,
+        )
+        TeacherServer(seat, open_network, is_over=is_over).run()

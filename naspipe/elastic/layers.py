@@ -1,0 +1,433 @@
+"""Self-attention of many heads and widths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def chosen(name: str | None, settings: Mapping[str, Any], largest: int) -> int:
+    """The value of a setting, or the largest where the size is fixed."""
+    if name is None:
+        return largest
+    size = int(settings[name])
+    if not 0 < size <= largest:
+        raise ValueError(f"{name}={size}: expected 1 to {largest}, as large as the layer is")
+    return size
+
+
+def named(*names: str | None) -> tuple[str, ...]:
+    """The settings that a module takes: those of its sizes that are not fixed."""
+    return tuple(dict.fromkeys(name for name in names if name is not None))
+
+
+@torch.no_grad()
+def fill(module: nn.Module, **tensors: torch.Tensor | None) -> None:
+    """Copy tensors into a module's parameters and buffers of these names."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            getattr(module, name).copy_(tensor)
+
+
+def _taken(modules: Iterable[nn.Module]) -> tuple[str, ...]:
+    return named(*(name for each in modules for name in getattr(each, "takes", ())))
+
+
+def _cut(module: nn.Module, settings: dict[str, Any]) -> nn.Module:
+    cut: nn.Module = module.cut(**settings) if hasattr(module, "takes") else module  # type: ignore[operator]
+    return cut
+
+
+class Sequential(nn.Sequential):
+    """Modules one behind the other, elastic or plain; settings go to those that take them."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__(*modules)
+        self.takes = _taken(modules)
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Through all of them."""
+        for module in self:
+            own = settings if hasattr(module, "takes") else {}
+            input = module(input, **own)
+        return input
+
+    def cut(self, **settings: Any) -> nn.Sequential:
+        """The plain modules of one setting."""
+        return nn.Sequential(*(_cut(module, settings) for module in self))
+
+
+class Residual(Sequential):
+    """The same, added to the input."""
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """The input and what they make of it."""
+        return input + super().forward(input, **settings)
+
+    def cut(self, **settings: Any) -> nn.Sequential:
+        """One of fixed sizes."""
+        return Residual(*(_cut(module, settings) for module in self))
+
+
+class Depth(nn.Module):
+    """A module that is left out where the network is not as deep.
+
+    Args:
+        module: elastic or plain.
+        place: how many such modules come before it: the first has 0.
+        depth: the setting that is how many of them are used.
+    """
+
+    def __init__(self, module: nn.Module, place: int, depth: str = "depth") -> None:
+        super().__init__()
+        self.module, self.place, self.depth = module, place, depth
+        self.takes = named(depth, *_taken([module]))
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """The input as it is, where it is left out."""
+        if settings[self.depth] <= self.place:
+            return input
+        found: torch.Tensor = self.module(
+            input, **(settings if hasattr(self.module, "takes") else {})
+        )
+        return found
+
+    def cut(self, **settings: Any) -> nn.Module:
+        """The plain module of one setting, or none."""
+        if settings[self.depth] <= self.place:
+            return nn.Identity()
+        return _cut(self.module, settings)
+
+
+class Conv2d(nn.Conv2d):
+    """The first filters of a convolution, and the middle of each where the kernel is smaller.
+
+    It is padded so that every odd kernel gives as many rows and columns.
+
+    Args:
+        in_channels: the most.
+        out_channels: the most.
+        kernel_size: the largest.
+        stride: of the kernel.
+        bias: whether there is one.
+        inputs: the setting that is the input's channels; None where they are always the most.
+        outputs: the setting that is the output's.
+        kernel: the setting that is the kernel's size.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        bias: bool = True,
+        *,
+        inputs: str | None = None,
+        outputs: str | None = None,
+        kernel: str | None = None,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, bias=bias)
+        self.inputs, self.outputs, self.kernel = inputs, outputs, kernel
+        self.takes = named(inputs, outputs, kernel)
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Of a width the first channels, of a kernel the middle."""
+        weight, bias = self._part(input.shape[1], settings)
+        return functional.conv2d(input, weight, bias, self.stride, weight.shape[-1] // 2)
+
+    def cut(self, **settings: Any) -> nn.Conv2d:
+        """The plain layer of one setting."""
+        weight, bias = self._part(chosen(self.inputs, settings, self.in_channels), settings)
+        found = nn.Conv2d(
+            weight.shape[1], len(weight), weight.shape[-1], self.stride[0], weight.shape[-1] // 2,
+            bias=bias is not None, device=weight.device,
+        )  # fmt: skip
+        fill(found, weight=weight, bias=bias)
+        return found
+
+    def _part(
+        self, channels: int, settings: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows = chosen(self.outputs, settings, self.out_channels)
+        middle = _middle(chosen(self.kernel, settings, self.kernel_size[0]), self.kernel_size[0])
+        bias = None if self.bias is None else self.bias[:rows]
+        return self.weight[:rows, :channels, middle, middle], bias
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """A filter for each channel; as many as the input has, and the middle of each.
+
+    Args:
+        channels: the most.
+        kernel_size: the largest.
+        stride: of the kernel.
+        bias: whether there is one.
+        inputs: the setting that is the input's channels; None where they are always the most.
+        kernel: the setting that is the kernel's size.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        bias: bool = True,
+        *,
+        inputs: str | None = None,
+        kernel: str | None = None,
+    ) -> None:
+        super().__init__(channels, channels, kernel_size, stride, groups=channels, bias=bias)
+        self.inputs, self.kernel, self.takes = inputs, kernel, named(inputs, kernel)
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Of a width the first channels, of a kernel the middle."""
+        weight, bias = self._part(input.shape[1], settings)
+        padding, groups = weight.shape[-1] // 2, len(weight)
+        return functional.conv2d(input, weight, bias, self.stride, padding, groups=groups)
+
+    def cut(self, **settings: Any) -> nn.Conv2d:
+        """The plain layer of one setting."""
+        weight, bias = self._part(chosen(self.inputs, settings, self.in_channels), settings)
+        found = nn.Conv2d(
+            len(weight), len(weight), weight.shape[-1], self.stride[0], weight.shape[-1] // 2,
+            groups=len(weight), bias=bias is not None, device=weight.device,
+        )  # fmt: skip
+        fill(found, weight=weight, bias=bias)
+        return found
+
+    def _part(
+        self, channels: int, settings: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        middle = _middle(chosen(self.kernel, settings, self.kernel_size[0]), self.kernel_size[0])
+        bias = None if self.bias is None else self.bias[:channels]
+        return self.weight[:channels, :, middle, middle], bias
+
+
+def _middle(size: int, largest: int) -> slice:
+    begin = largest // 2 - size // 2
+    return slice(begin, begin + size)
+
+
+class _ElasticBatchNorm(_BatchNorm):
+    """A batch norm of which an input uses as much as it has channels.
+
+    Its statistics are those of the layer: of each channel, over all widths that have it, as usual
+    loops keep them. Before a subnet is judged they are taken anew.
+
+    Args:
+        num_features: the most.
+        eps: as torch has it.
+        momentum: as torch has it.
+        inputs: the setting that is the input's channels; None where they are always the most.
+    """
+
+    plain: type[_BatchNorm]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        *,
+        inputs: str | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum)
+        self.inputs, self.takes = inputs, named(inputs)
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Whatever torch's function takes."""
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Of an input, its channels."""
+        size = input.shape[1]
+        mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
+        assert mean is not None and var is not None and count is not None
+        momentum = self.momentum
+        if self.training:
+            count.add_(1)
+            momentum = 1.0 / float(count) if momentum is None else momentum
+        return functional.batch_norm(
+            input, mean[:size], var[:size], self.weight[:size], self.bias[:size], self.training,
+            momentum or 0.0, self.eps,
+        )  # fmt: skip
+
+    def cut(self, **settings: Any) -> _BatchNorm:
+        """The plain layer of one setting."""
+        size = chosen(self.inputs, settings, self.num_features)
+        found = self.plain(size, self.eps, self.momentum, device=self.weight.device)
+        parts = {name: each[:size] if each.dim() else each for name, each in self.named_buffers()}
+        fill(found, weight=self.weight[:size], bias=self.bias[:size], **parts)
+        return found
+
+
+class BatchNorm1d(_ElasticBatchNorm):
+    """Of inputs with no or one dimension beside batch and channels."""
+
+    plain = nn.BatchNorm1d
+
+
+class BatchNorm2d(_ElasticBatchNorm):
+    """Of images."""
+
+    plain = nn.BatchNorm2d
+
+
+class LayerNorm(nn.LayerNorm):
+    """A layer norm over as many features as the input has.
+
+    Args:
+        features: the most.
+        eps: as torch has it.
+        inputs: the setting that is the input's size; None where that is always the most.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-5, *, inputs: str | None = None) -> None:
+        super().__init__(features, eps)
+        self.inputs, self.takes = inputs, named(inputs)
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Of an input, its features."""
+        size = input.shape[-1]
+        return functional.layer_norm(input, (size,), self.weight[:size], self.bias[:size], self.eps)
+
+    def cut(self, **settings: Any) -> nn.LayerNorm:
+        """The plain layer of one setting."""
+        size = chosen(self.inputs, settings, self.normalized_shape[0])
+        found = nn.LayerNorm(size, self.eps, device=self.weight.device)
+        fill(found, weight=self.weight[:size], bias=self.bias[:size])
+        return found
+
+
+class Linear(nn.Linear):
+    """The first rows of a Linear's weight, and as many columns as the input has.
+
+    Args:
+        in_features: the most.
+        out_features: the most.
+        bias: whether there is one.
+        inputs: the setting that is the input's size; None where that is always ``in_features``.
+        outputs: the setting that is the output's.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        inputs: str | None = None,
+        outputs: str | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.inputs, self.outputs = inputs, outputs
+        self.takes = named(inputs, outputs)
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Of a width, the first outputs."""
+        size = chosen(self.outputs, settings, self.out_features)
+        bias = None if self.bias is None else self.bias[:size]
+        return functional.linear(input, self.weight[:size, : input.shape[-1]], bias)
+
+    def cut(self, **settings: Any) -> nn.Linear:
+        """The plain layer of one setting."""
+        columns = chosen(self.inputs, settings, self.in_features)
+        rows = chosen(self.outputs, settings, self.out_features)
+        device = self.weight.device
+        found = nn.Linear(columns, rows, self.bias is not None, device, self.weight.dtype)
+        bias = None if self.bias is None else self.bias[:rows]
+        fill(found, weight=self.weight[:rows, :columns], bias=bias)
+        return found
+
+
+class Embedding(nn.Embedding):
+    """The first columns of an Embedding's weight.
+
+    Args:
+        num_embeddings: how many there are.
+        embedding_dim: the most features.
+        outputs: the setting that is the output's size; None where that is always the most.
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, *, outputs: str | None = None
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim)
+        self.outputs, self.takes = outputs, named(outputs)
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Of a width, the first features."""
+        size = chosen(self.outputs, settings, self.embedding_dim)
+        return functional.embedding(input, self.weight[:, :size])
+
+    def cut(self, **settings: Any) -> nn.Embedding:
+        """The plain layer of one setting."""
+        size = chosen(self.outputs, settings, self.embedding_dim)
+        found = nn.Embedding(self.num_embeddings, size, device=self.weight.device)
+        fill(found, weight=self.weight[:, :size])
+        return found
+
+
+class Attention(nn.Module):
+    """The first heads of a self-attention, of inputs ``[batch, length, features]``.
+
+    Args:
+        features: the most of input and output.
+        num_heads: the most.
+        head_size: of each head; it does not change.
+        inputs: the setting that is the size of input and output; None where it is always the most.
+        heads: the setting that is the number of heads.
+        causal: whether a place sees none behind it.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        num_heads: int,
+        head_size: int,
+        *,
+        inputs: str | None = None,
+        heads: str | None = None,
+        causal: bool = False,
+    ) -> None:
+        super().__init__()
+        size = num_heads * head_size
+        self.features, self.num_heads, self.head_size = features, num_heads, head_size
+        self.inputs, self.heads, self.causal = inputs, heads, causal
+        self.takes = named(inputs, heads)
+        self.query, self.key, self.value = (
+            Linear(features, size, inputs="inputs", outputs="size") for _ in range(3)
+        )
+        self.output = Linear(size, features, inputs="size", outputs="inputs")
+
+    def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
+        """Of a number of heads, the first."""
+        batch, length, width = input.shape
+        heads = chosen(self.heads, settings, self.num_heads)
+        shape = (batch, length, heads, self.head_size)
+        query, key, value = (
+            part(input, size=heads * self.head_size, inputs=width).view(shape).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        scores = query @ key.transpose(2, 3) / self.head_size**0.5
+        if self.causal:
+            later = torch.ones(length, length, dtype=torch.bool, device=input.device).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, -1)
+        found: torch.Tensor = self.output(mixed, inputs=width)
+        return found
+
+    def cut(self, **settings: Any) -> Attention:
+        """One of fixed sizes."""
+        heads = chosen(self.heads, settings, self.num_heads)
+        width = chosen(self.inputs, settings, self.features)
+        found = Attention(width, heads, self.head_size, causal=self.causal)
+        for name in ("query", "key", "value", "output"):
+            part = getattr(self, name).cut(inputs=width, size=heads * self.head_size)
+            getattr(found, name).load_state_dict(part.state_dict())
+        return found.to(self.output.weight.device).train(self.training)

@@ -1,0 +1,1 @@
+"""Events, commands, the controller, versions and residency: every decision of a stage. Pure."""

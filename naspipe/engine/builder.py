@@ -1,0 +1,237 @@
+"""The only place where names become classes: policies, their admission, and dispatch orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from naspipe.config.errors import ConfigError
+from naspipe.config.execution import ORDERS as ORDER_NAMES
+from naspipe.config.ids import LayerId, StageId
+from naspipe.config.rules import BlockRule, untrained
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import PLAIN, Wiring
+from naspipe.engine.admission import Absence, AdmissionWindow, BulkAdmission, StepAdmission
+from naspipe.engine.controller import StageController
+from naspipe.engine.gates import NORMS, EndLaunch, PartitionLaunch, StepGate, WriteGate
+from naspipe.engine.history import History
+from naspipe.engine.orders import (
+    CriticalPathOrder,
+    LatestStartOrder,
+    PaperOrder,
+    RankedOrder,
+    ReadyTasks,
+    StreamsCriticalPathOrder,
+)
+from naspipe.engine.policies import (
+    AsynchronousPolicy,
+    BulkPolicy,
+    CausalPolicy,
+    causal_policies,
+    traits_of,
+)
+from naspipe.engine.ports import Admission, DispatchOrder, Residency, SyncPolicy
+from naspipe.engine.residency import AllResident
+
+POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
+    "csp": lambda bulk, steps: CausalPolicy(steps),
+    "bsp": lambda bulk, steps: BulkPolicy(bulk),
+    "asp": lambda bulk, steps: AsynchronousPolicy(),
+    "sequential": lambda bulk, steps: CausalPolicy(steps),
+}
+"""Synchronisation policies; they are given the size of a bulk, and how passes form steps."""
+
+ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
+    "paper": lambda streams: PaperOrder(),
+    "critical-path": lambda streams: (
+        CriticalPathOrder() if streams == 1 else StreamsCriticalPathOrder()
+    ),
+    "latest-start": lambda streams: LatestStartOrder(),
+}
+"""Dispatch orders; they are given how many streams share the pipeline."""
+
+MakesReadyTasks = Callable[[DispatchOrder, Sequence[int], Wiring, Steps], ReadyTasks]
+"""Makes the ready tasks of a stage, given the order, the blocks of each stream's chain, how the
+streams that the stage takes part in are joined, and how passes form steps."""
+
+READY_TASKS: dict[str, MakesReadyTasks] = {}
+"""Ready tasks of the orders that hold back tasks that could run, by the order's name."""
+
+GATES: dict[str, Callable[[Steps], WriteGate]] = {NORMS: StepGate}
+"""What WRITEs can be made to wait for, by the exchange that a gate is named after."""
+
+LAUNCHES: dict[str, tuple[Callable[[Steps], WriteGate], ...]] = {
+    "layer": (),
+    "partition": (PartitionLaunch,),
+    "end": (EndLaunch,),
+}
+"""What the sums of a step wait for beside their layer's last pass, by ``reduction_launch``."""
+
+
+def register_order(
+    name: str, make: Callable[[int], DispatchOrder], ready: MakesReadyTasks | None = None
+) -> None:
+    """Let a dispatch order be chosen by a name; see :data:`ORDERS`.
+
+    Args:
+        name: of the order.
+        make: makes the order, given how many streams share the pipeline.
+        ready: makes the ready tasks of a stage where the order holds tasks back; see
+            :data:`READY_TASKS`.
+    """
+    ORDERS[name] = make
+    READY_TASKS.pop(name, None)
+    if ready is not None:
+        READY_TASKS[name] = ready
+    if name not in ORDER_NAMES:
+        ORDER_NAMES.append(name)
+
+
+def build_policy(policy: str, bulk: int = 1, steps: Steps = ONE_PASS) -> SyncPolicy:
+    """A synchronisation policy by name.
+
+    Raises:
+        ConfigError: for a name that is not registered, or one that takes no such steps.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"unknown policy {policy!r}: expected {' or '.join(POLICIES)}")
+    if steps != ONE_PASS and not traits_of(policy).takes_steps:
+        raise ConfigError(
+            f"policy {policy}: expected {causal_policies()} with steps of several passes and with "
+            f"clip_global_norm; what a step is means nothing to the others"
+        )
+    return POLICIES[policy](bulk, steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """How the streams of a pipeline are scheduled, by names."""
+
+    policy: str = "csp"
+    """``csp``, ``bsp``, ``asp`` or ``sequential``."""
+    bulk: int = 1
+    """Subnets that ``bsp`` trains at the same versions."""
+    order: str = "paper"
+    """One of :data:`ORDERS`."""
+    starts_partly_clear: bool = False
+    """Begin a forward before all of the stage's blocks are clear."""
+    steps: Steps = ONE_PASS
+    """How passes form steps, in every stream."""
+    wiring: Wiring = PLAIN
+    """How the streams are joined."""
+    buffered: Collection[LayerId] | None = None
+    """Layers whose forwards leave something for the next one; None for all."""
+    streams: Collection[int] | None = None
+    """Those that the stage takes part in; None for all."""
+    reduction_launch: str = "layer"
+    """When sums of gradients leave for the next group: ``layer``, ``partition`` or ``end``."""
+    splits: bool = False
+    """Backwards may be split, so that a WRITE first computes the gradients that one has left."""
+
+
+def build_controller(
+    stage: StageId,
+    rules: Sequence[Sequence[BlockRule]],
+    *,
+    residency: Residency | None = None,
+    history: History | None = None,
+    **how: Any,
+) -> StageController:
+    """Make a stage's controller from names; without a ``residency`` every layer is on the device.
+
+    Args:
+        stage: which one.
+        rules: of each stream, the rule of each block of its chain.
+        residency: what is on the device.
+        history: shared by the stages of one process; by default one for this stage alone.
+        how: the fields of :class:`Scheduling`.
+
+    Raises:
+        ConfigError: for a name that is not registered, or blocks that a stream does not have.
+    """
+    way = Scheduling(**how)
+    wiring, steps = way.wiring, way.steps
+    streams = range(len(rules)) if way.streams is None else way.streams
+    if way.order not in ORDERS:
+        raise ConfigError(f"unknown order {way.order!r}: expected {' or '.join(ORDERS)}")
+    if unknown := [name for name in wiring.exchanges if name not in GATES]:
+        raise ConfigError(f"unknown exchange {unknown[0]!r}: expected {' or '.join(GATES)}")
+    ranks = [wiring.of(stream).rank for stream in range(len(rules))]
+    order = ORDERS[way.order](len(rules))
+    if any(ranks) or not all(wiring.of(stream).is_trained for stream in range(len(rules))):
+        order = RankedOrder(order, ranks)
+    lengths = list(map(len, rules))
+    completed = wiring.completed(lengths, steps).among(streams)
+    if (ready := READY_TASKS.get(way.order)) is not None:
+        tasks = ready(order, lengths, completed, steps)
+    else:
+        tasks = ReadyTasks(order, way.starts_partly_clear)
+    gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
+    launches = LAUNCHES[way.reduction_launch] if steps.passes > 1 else ()
+    return StageController(
+        stage,
+        history or new_history(rules, wiring, [stage], steps, way.buffered),
+        build_policy(way.policy, way.bulk, steps),
+        tasks,
+        residency or AllResident(),
+        [make(steps) for make in (*(GATES[name] for name in gated), *launches)],
+        completed,
+        way.splits,
+    )
+
+
+def new_history(
+    rules: Sequence[Sequence[BlockRule]],
+    wiring: Wiring,
+    asking: Collection[StageId] | None = None,
+    steps: Steps = ONE_PASS,
+    buffered: Collection[LayerId] | None = None,
+) -> History:
+    """What stages share of streams of these rules.
+
+    Of a stream that is not trained, nothing changes but layers that follow others.
+
+    Args:
+        rules: of each stream, the rule of each block of its chain.
+        wiring: how the streams are joined.
+        asking: see :class:`naspipe.engine.history.Whereabouts`.
+        steps: how passes form steps, in every stream.
+        buffered: layers whose forwards leave something for the next one; None for all.
+    """
+    own = [
+        [rule if wiring.of(stream).is_trained else untrained(rule) for rule in chain]
+        for stream, chain in enumerate(rules)
+    ]
+    if buffered is None:
+        return History.of(own, asking, steps=steps)
+    return History.of(own, asking, steps=steps, has_buffers=buffered.__contains__)
+
+
+def build_admission(
+    policy: str,
+    num_subnets: int,
+    *,
+    window: int,
+    bulk: int = 1,
+    stages: int = 1,
+    first: int = 0,
+    steps: Steps = ONE_PASS,
+    takes_part: bool = True,
+) -> Admission:
+    """Which subnets of a stream may be under way on a stage.
+
+    ``asp`` has as many under way as there are stages, which is what its one-forward-
+    one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one. ``first`` is the
+    sequence ID to begin with. Steps of several passes are admitted whole; their probes, which keep
+    nothing, do not count. A stage that does not take part hears of none.
+    """
+    if not takes_part:
+        return Absence(num_subnets)
+    traits = traits_of(policy)
+    under_way = traits.under_way(window, stages)
+    if steps.passes > 1:
+        return StepAdmission(steps, under_way, num_subnets, first)
+    if traits.has_bulks:
+        return BulkAdmission(bulk, num_subnets, first)
+    return AdmissionWindow(under_way, num_subnets, first)

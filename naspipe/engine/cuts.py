@@ -1,0 +1,167 @@
+"""Checkpoints: one more reader of versions, of every layer, at a cut through the stream.
+
+The checkpoint at cut n holds every WRITE of the subnets below n and none of the others. It takes
+its place in the stream between the subnets n - 1 and n, and asks for the versions that any subnet
+from n on can ask for. The pipeline goes on meanwhile: a layer is captured before the first
+command that would change it (the forward of a later user, because of its buffers; a WRITE of a
+layer that is read from copies; a push), and otherwise when the stage is idle. Where there was not
+enough idle time, the rest is captured a few layers at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.engine.commands import (
+    CaptureLayer,
+    Command,
+    DropVersion,
+    FinishCut,
+    PushVersion,
+    RetireSubnet,
+    RunTask,
+    WriteLayer,
+)
+from naspipe.engine.events import CutAdmitted
+from naspipe.engine.history import Whereabouts
+from naspipe.engine.versions import VersionBook
+
+_AT_ONCE = 4
+"""Layers that are captured with one event, where it is time, so that no event takes long."""
+
+
+@dataclass(slots=True, eq=False)
+class _Cut:
+    stream: StreamId
+    cut: SequenceId
+    unretired: set[SequenceId]
+    """Earlier subnets that are under way here."""
+    patience: int
+    """Later subnets that may still retire before captures wait for idle time no more."""
+    uncaptured: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing but captures is left to be done for it, and it is time for them."""
+        return not self.unretired and self.patience <= 0
+
+
+class _Capture(NamedTuple):
+    cut: _Cut
+    versions: tuple[Version, ...]
+
+
+class Cuts:
+    """The layers of one stage that belong to each checkpoint under way.
+
+    Args:
+        stage: which one.
+        book: holds the versions until they are captured.
+        whereabouts: which layers this stage wrote last.
+    """
+
+    def __init__(self, stage: StageId, book: VersionBook, whereabouts: Whereabouts) -> None:
+        self._stage = stage
+        self._book = book
+        self._whereabouts = whereabouts
+        self._open: list[_Cut] = []
+        self._waiting: dict[LayerId, list[_Capture]] = {}
+        """Their version is not written yet."""
+        self._ready: dict[LayerId, list[_Capture]] = {}
+
+    def admit(
+        self, event: CutAdmitted, under_way: Iterable[tuple[StreamId, SequenceId]]
+    ) -> list[Command]:
+        """A cut takes its place in the stream, behind the subnets that are under way here.
+
+        Returns the captures of layers that nobody has used since the run was resumed.
+        """
+        commands = self._catch_up()
+        stream, cut = event.stream, event.cut
+        earlier = {y for its_stream, y in under_way if its_stream == stream}
+        opened = _Cut(stream, cut, earlier, event.patience)
+        self._open.append(opened)
+        held, kept = self._whereabouts.cut(self._stage, stream, cut)
+        for layer in held:
+            versions = self._book.hold(layer)
+            exists = self._book.exists(layer, versions[-1])
+            place = self._ready if exists else self._waiting
+            place.setdefault(layer, []).append(_Capture(opened, versions))
+            opened.uncaptured += 1
+        return commands + [CaptureLayer(layer, self._book.readable(layer), cut) for layer in kept]
+
+    @property
+    def is_idle_work(self) -> bool:
+        """Whether :meth:`use_idle_time` would do something."""
+        return bool(self._ready)
+
+    def use_idle_time(self) -> list[Command]:
+        """Captures that nothing waits for."""
+        return self._capture_first(_AT_ONCE)
+
+    def wrote(self, layer: LayerId, version: Version) -> None:
+        """A WRITE was applied: what waits for this version can be captured."""
+        waiting = self._waiting.pop(layer, ())
+        if ready := [each for each in waiting if each.versions[-1] == version]:
+            self._ready.setdefault(layer, []).extend(ready)
+        if left := [each for each in waiting if each.versions[-1] != version]:
+            self._waiting[layer] = left
+
+    def guard(self, commands: list[Command]) -> list[Command]:
+        """The commands, and before each of them the captures that it would come too late for."""
+        if not self._open:
+            return commands
+        guarded: list[Command] = []
+        for command in commands:
+            for layer in _changed(command):
+                guarded += self._capture(layer)
+            if isinstance(command, RetireSubnet):
+                self._retire(command)
+            guarded.append(command)
+        is_late = any(each.is_late for each in self._open)
+        return guarded + self._capture_first(_AT_ONCE if is_late else 0) + self._finish()
+
+    def _retire(self, command: RetireSubnet) -> None:
+        for opened in self._open:
+            if opened.stream == command.stream:
+                opened.unretired.discard(command.sequence_id)
+                opened.patience -= command.sequence_id >= opened.cut
+
+    def _capture(self, layer: LayerId) -> list[Command]:
+        commands: list[Command] = []
+        for opened, versions in self._ready.pop(layer, ()):
+            commands.append(CaptureLayer(layer, versions, opened.cut))
+            opened.uncaptured -= 1
+            for version in versions:
+                dropped = self._book.release(layer, version)
+                commands += [DropVersion(layer, each) for each in dropped]
+        return commands
+
+    def _capture_first(self, count: int) -> list[Command]:
+        layers = list(islice(self._ready, count))
+        return [command for layer in layers for command in self._capture(layer)]
+
+    def _catch_up(self) -> list[Command]:
+        """Everything that is ready: another cut begins, and they must not pile up."""
+        return self._capture_first(len(self._ready)) + self._finish()
+
+    def _finish(self) -> list[Command]:
+        """End the cuts that are captured whole, and whose earlier subnets are all retired."""
+        ended = [each for each in self._open if not each.unretired and each.uncaptured == 0]
+        for each in ended:
+            self._open.remove(each)
+        return [FinishCut(each.stream, each.cut) for each in ended]
+
+
+def _changed(command: Command) -> list[LayerId]:
+    """The layers whose bytes a command changes, or whose bytes leave with it."""
+    match command:
+        case RunTask(reads=reads):
+            return [layer for layer, _ in reads]
+        case WriteLayer() | PushVersion():
+            return [command.layer]
+    return []

@@ -1,0 +1,345 @@
+"""When the WRITEs of a step may begin, and when its sums may leave for the next group.
+
+WRITEs: when every stage has told what it knows of the step. Sums: with their layer, as a rule;
+later ones are there to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.partition import Partition
+from naspipe.config.steps import Steps
+from naspipe.engine.commands import Command, Contribute
+from naspipe.engine.events import SUM, ContributionArrived
+from naspipe.engine.history import Moves
+from naspipe.engine.work import Progress
+
+
+class WriteGate(Protocol):
+    """Decides when the WRITEs of a step may begin, or its sums leave, beside their own order.
+
+    It waits for the contributions of other stages to an exchange, named after it. Several may
+    hold a pass back: each counts once in ``Progress.holds`` and in ``Progress.unsettled``.
+    """
+
+    @property
+    def exchange(self) -> str:
+        """The name of what stages contribute to."""
+        ...
+
+    def admit(self, progress: Progress, moves: Moves) -> None:
+        """A pass is under way, also one that has no blocks on this stage.
+
+        Args:
+            progress: of the pass.
+            moves: with the last pass of a step: what goes to other stages, and comes from them.
+        """
+        ...
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """Such gradients, of the passes up to ``version``, are with this stage's."""
+        ...
+
+    def finish(self, progress: Progress) -> list[Command]:
+        """A pass's backwards are through on this stage."""
+        ...
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """A contribution is here; returns the passes that this gate holds back no longer."""
+        ...
+
+    def holds_sum(self, layer: LayerId, version: Version) -> bool:
+        """Whether a layer's gradients, added up to the pass ``version``, have to stay here.
+
+        They are asked for again when a pass is through here, or released.
+        """
+        ...
+
+
+NORMS = "norms"
+"""The exchange of ``clip_global_norm``: the norms of a step's gradients, by layer."""
+
+LAUNCH = "launch"
+"""The exchange of sums that leave at the end: nothing is told but that a stage is through."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """One that is not released yet."""
+
+    members: list[Progress] = field(default_factory=list)
+    """Its passes that have blocks on this stage, in sequence order."""
+    stages: set[StageId] = field(default_factory=set)
+    """Those that compute a part of it, in any group."""
+    num_open: int = 0
+    """Passes whose backwards are not through here, and sums that have not joined."""
+    lent: tuple[LayerId, ...] = ()
+    """Layers that this stage uses and another one writes."""
+    arrived: set[StageId] = field(default_factory=set)
+    """Stages whose contributions are here."""
+
+
+class StepGate:
+    """The WRITEs that end a step wait until every stage has contributed to an exchange.
+
+    A stage contributes when the backwards of its own passes are through, and the gradients of
+    earlier groups have joined them. Nothing here waits for a younger step, so the oldest is never
+    held up.
+
+    Args:
+        steps: how passes form steps.
+        exchange: what the contributions are to.
+    """
+
+    def __init__(self, steps: Steps, exchange: str = NORMS) -> None:
+        self._steps = steps
+        self._exchange = exchange
+        self._held: dict[tuple[StreamId, SequenceId], _Step] = {}
+
+    @property
+    def exchange(self) -> str:
+        """See :class:`naspipe.engine.gates.WriteGate`."""
+        return self._exchange
+
+    def admit(self, progress: Progress, moves: Moves) -> None:
+        """Hold a pass back; it is not retired before it is released."""
+        key = self._key(progress)
+        step = self._held.setdefault(key, _Step())
+        step.stages |= set(contributors(progress.partition))
+        if progress.tickets:
+            step.members.append(progress)
+            step.num_open += 1
+            progress.holds += 1
+            progress.unsettled += 1
+        step.num_open += len(moves.sums)
+        step.lent += tuple(each.layer for each in moves.departures if each.parcel == SUM)
+        if not step.members and self._steps.end(key[1]) == progress.subnet.sequence_id + 1:
+            del self._held[key]
+
+    def finish(self, progress: Progress) -> list[Command]:
+        """A pass's backwards are through here: behind the last of its step, contribute."""
+        return self._close_one(*self._key(progress))
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """The gradients of another group's passes are with this stage's."""
+        return self._close_one(layer.stream, self._steps.first(version))
+
+    def _close_one(self, stream: StreamId, first: SequenceId) -> list[Command]:
+        step = self._held[stream, first]
+        step.num_open -= 1
+        if step.num_open:
+            return []
+        receivers = tuple(sorted(step.stages))
+        return [Contribute(self._exchange, stream, first, receivers, step.lent)]
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """A contribution is here; returns the passes that are released, behind the last one.
+
+        Raises:
+            InvariantError: when nobody waits for it.
+        """
+        key = (event.stream, event.sequence_id)
+        step = self._held.get(key)
+        if step is None or event.sender in step.arrived:
+            raise InvariantError(
+                f"{event.stream}.{event.sequence_id}: nobody waits for the {event.exchange} of "
+                f"stage {event.sender}"
+            )
+        step.arrived.add(event.sender)
+        if len(step.arrived) < len(step.stages):
+            return []
+        del self._held[key]
+        for progress in step.members:
+            progress.holds -= 1
+        return step.members
+
+    def holds_sum(self, layer: LayerId, version: Version) -> bool:
+        """See :class:`naspipe.engine.gates.WriteGate`: no sum is held, the stages wait for them."""
+        return False
+
+    def _key(self, progress: Progress) -> tuple[StreamId, SequenceId]:
+        stream, sequence_id = progress.subnet[:2]
+        return stream, self._steps.first(sequence_id)
+
+
+class PartitionLaunch:
+    """A sum leaves when its last pass's backward is through all blocks of the stage.
+
+    It waits for backwards alone. None of them needs a sum of its step, so nothing waits in a
+    circle. No WRITE is held.
+
+    Args:
+        steps: how passes form steps.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._under_way: set[tuple[StreamId, int]] = set()
+
+    @property
+    def exchange(self) -> str:
+        """See :class:`naspipe.engine.gates.WriteGate`."""
+        return LAUNCH
+
+    def admit(self, progress: Progress, moves: Moves) -> None:
+        """Its sums wait for the pass."""
+        if progress.tickets:
+            self._under_way.add((progress.subnet.stream, progress.subnet.sequence_id))
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """See :class:`naspipe.engine.gates.WriteGate`."""
+        return []
+
+    def finish(self, progress: Progress) -> list[Command]:
+        """The pass's sums may leave."""
+        self._under_way.remove((progress.subnet.stream, progress.subnet.sequence_id))
+        return []
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """See :class:`naspipe.engine.gates.WriteGate`."""
+        raise InvariantError(f"stage {event.sender} told of its end, and nobody waits for it")
+
+    def holds_sum(self, layer: LayerId, version: Version) -> bool:
+        """See :class:`naspipe.engine.gates.WriteGate`."""
+        return (layer.stream, version) in self._under_way
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A step whose backwards are not through on every stage of this group."""
+
+    members: list[Progress] = field(default_factory=list)
+    num_open: int = 0
+    awaited: set[StageId] = field(default_factory=set)
+    """The group's stages that have not told of their end."""
+
+
+class EndLaunch:
+    """The sums of a step leave when all its backwards are through, on every stage of the group.
+
+    Each stage tells the others of its group. It waits for backwards alone, as
+    :class:`PartitionLaunch` does. No WRITE is held, but no pass is retired before.
+
+    Args:
+        steps: how passes form steps.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._held: dict[tuple[StreamId, SequenceId], _Ending] = {}
+
+    @property
+    def exchange(self) -> str:
+        """See :class:`naspipe.engine.gates.WriteGate`."""
+        return LAUNCH
+
+    def admit(self, progress: Progress, moves: Moves) -> None:
+        """One more pass of the step, if it is this group's."""
+        if progress.tickets:
+            stream, sequence_id = progress.subnet[:2]
+            step = self._held.setdefault((stream, self._steps.first(sequence_id)), _Ending())
+            step.members.append(progress)
+            step.num_open += 1
+            step.awaited |= set(contributors(progress.partition))
+            progress.unsettled += 1
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """See :class:`naspipe.engine.gates.WriteGate`."""
+        return []
+
+    def finish(self, progress: Progress) -> list[Command]:
+        """Behind the last pass of the step: the stages of the group are told."""
+        stream, sequence_id = progress.subnet[:2]
+        first = self._steps.first(sequence_id)
+        step = self._held[stream, first]
+        step.num_open -= 1
+        if step.num_open:
+            return []
+        receivers = contributors(progress.partition)
+        return [Contribute(LAUNCH, stream, first, receivers)]
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """A stage of the group is through; returns the passes of the step, behind the last one.
+
+        Raises:
+            InvariantError: when nobody waits for it.
+        """
+        key = (event.stream, event.sequence_id)
+        step = self._held.get(key)
+        if step is None or event.sender not in step.awaited:
+            raise InvariantError(
+                f"{event.stream}.{event.sequence_id}: nobody waits for the end of stage "
+                f"{event.sender}"
+            )
+        step.awaited.remove(event.sender)
+        if step.awaited:
+            return []
+        del self._held[key]
+        return step.members
+
+    def holds_sum(self, layer: LayerId, version: Version) -> bool:
+        """See :class:`naspipe.engine.gates.WriteGate`."""
+        return (layer.stream, self._steps.first(version)) in self._held
+
+
+class Gates:
+    """All gates of a stage: whatever one of them holds back is held back.
+
+    Args:
+        gates: of different exchanges.
+    """
+
+    def __init__(self, gates: Sequence[WriteGate]) -> None:
+        self._gates = {gate.exchange: gate for gate in gates}
+        self._trained: set[StreamId] = set()
+        """Streams with WRITEs of their own. A momentum teacher's sums concern no gate: its layers
+        follow those of the student, whose WRITEs the gates hold back."""
+
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing is ever held back."""
+        return not self._gates
+
+    def admit(self, progress: Progress, moves: Moves, is_trained: bool) -> None:
+        """A subnet is under way; only one that is trained has WRITEs."""
+        if is_trained:
+            self._trained.add(progress.subnet.stream)
+            for gate in self._gates.values():
+                gate.admit(progress, moves)
+
+    def passed(self, progress: Progress) -> list[Command]:
+        """The backwards of a subnet are through here: every gate is told."""
+        return [command for gate in self._gates.values() for command in gate.finish(progress)]
+
+    def joined(self, layer: LayerId, version: Version) -> list[Command]:
+        """The gradients of another group's passes, up to ``version``, are with this stage's."""
+        gates = self._gates.values() if layer.stream in self._trained else ()
+        return [command for gate in gates for command in gate.joined(layer, version)]
+
+    def hold_sum(self, layer: LayerId, version: Version) -> bool:
+        """Whether a layer's gradients, added up to the pass ``version``, have to stay here."""
+        return any(gate.holds_sum(layer, version) for gate in self._gates.values())
+
+    def arrive(self, event: ContributionArrived) -> list[Progress]:
+        """See :class:`naspipe.engine.gates.WriteGate`.
+
+        Raises:
+            InvariantError: when no gate waits for the exchange.
+        """
+        gate = self._gates.get(event.exchange)
+        if gate is None:
+            raise InvariantError(
+                f"stage {event.sender} contributed to {event.exchange!r:.80}, but the gates here "
+                f"are {sorted(self._gates)}"
+            )
+        return gate.arrive(event)
+
+
+def contributors(partition: Partition) -> tuple[StageId, ...]:
+    """The stages that have blocks of a subnet, in their order."""
+    stages = (StageId(number) for number in range(partition.num_stages))
+    return tuple(stage for stage in stages if partition.blocks(stage))

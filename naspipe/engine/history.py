@@ -1,0 +1,375 @@
+"""What is known of a pipeline's subnets from their admissions alone, the same for every stage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Subnet, Version
+from naspipe.config.partition import Partition
+from naspipe.config.rules import BlockRule, Exact, Frozen, rule_of
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import Wiring
+from naspipe.engine.events import BUFFERS, COPY, LAYER, STATE, SUM, KeptLayer, Parcel
+from naspipe.engine.policies import causal_policies, traits_of
+
+_LONG = 64
+"""Users of a layer that a single reader may leave unread."""
+
+
+class Uses:
+    """The users of every layer of every stream.
+
+    Args:
+        is_shared: whether several stages read it. A single one takes users out as it reads them,
+            so that what is kept does not grow with the stream.
+    """
+
+    __slots__ = ("_is_shared", "_long", "_next", "_users")
+
+    def __init__(self, is_shared: bool = True) -> None:
+        self._is_shared = is_shared
+        self._users: dict[LayerId, list[Version]] = {}
+        self._next: dict[StreamId, int] = {}
+        self._long: list[LayerId] = []
+
+    def note(self, subnet: Subnet, writes: bool = True) -> None:
+        """Note a subnet's layers, in sequence order; one that was noted already changes nothing.
+
+        Of one that writes none of them, nothing is noted but that it came.
+        """
+        stream, sequence_id, chain, candidates = subnet
+        if sequence_id < self._next.get(stream, 0):
+            return
+        self._next[stream] = sequence_id + 1
+        users, version = self._users, Version(sequence_id)
+        for block, candidate in enumerate((candidates or chain) if writes else ()):
+            layer = LayerId(stream, block, candidate)
+            known = users.get(layer)
+            if known is None:
+                users[layer] = [version]
+            else:
+                known.append(version)
+                if len(known) == _LONG and not self._is_shared:
+                    self._long.append(layer)
+
+    def of(self, layer: LayerId) -> Sequence[Version]:
+        """The users of a layer, a list that grows; not all need to be admitted where one asks."""
+        return self._users.setdefault(layer, [])
+
+    def take(self, layer: LayerId, count: int) -> int:
+        """The first users of a layer were read; returns how many of them are still listed."""
+        if self._is_shared:
+            return count
+        del self._users[layer][:count]
+        return 0
+
+    def unread(self) -> list[LayerId]:
+        """Layers that a single reader should read now: nobody did for many of their users."""
+        long, self._long = self._long, []
+        return long
+
+
+class Departure(NamedTuple):
+    """A user of a layer runs on ``stage``: what it needs leaves from here.
+
+    Of a sum and of buffers, ``version`` is the last pass that uses the layer here.
+    """
+
+    layer: LayerId
+    version: Version
+    stage: StageId
+    parcel: Parcel = LAYER
+    skips_buffers: bool = False
+
+
+class ExpectedSum(NamedTuple):
+    """Gradients of a layer's passes, up to ``version``, come from another stage."""
+
+    layer: LayerId
+    version: Version
+    base: Version | None
+    """The layer's version from before the step, from where on this stage's own gradients follow
+    the sum. None in a tree: it is added whenever it comes."""
+
+
+class Preceded(NamedTuple):
+    """Other stages compute a layer's passes of a step up to ``version``, this one those behind."""
+
+    layer: LayerId
+    version: Version
+    base: Version | None
+    """In a tree: what this stage's gradients follow instead, the version from before the step."""
+    has_buffers: bool
+    """Whether what the earlier forwards left comes."""
+
+
+class Moves(NamedTuple):
+    """What leaves a stage, and what comes to it, for a step that was admitted whole."""
+
+    departures: list[Departure]
+    sums: list[ExpectedSum]
+    preceded: list[Preceded]
+
+
+_NO_MOVES = Moves([], [], [])
+
+
+class AtCut(NamedTuple):
+    """The layers of one stage at a cut, in chain order.
+
+    ``kept`` are those of a checkpoint that nobody has used since the run was resumed.
+    """
+
+    held: list[LayerId]
+    kept: list[LayerId]
+
+
+class Whereabouts:
+    """Follows every layer over the stages, from the admissions alone.
+
+    Each subnet is followed once, by the first stage that admits it; stages of one process may
+    share one of these.
+
+    Args:
+        rules: of each stream, the rule of each block of its chain.
+        asking: the stages that will ask; nothing is kept for others. None for every stage.
+        steps: how passes form steps, in every stream.
+        has_buffers: whether forwards through a layer leave something for the next one.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Sequence[BlockRule]],
+        asking: Collection[StageId] | None = None,
+        steps: Steps = ONE_PASS,
+        has_buffers: Callable[[LayerId], bool] = lambda layer: True,
+    ) -> None:
+        self._rules = tuple(map(tuple, rules))
+        self._asking = asking
+        self._steps = steps
+        self.has_buffers = has_buffers
+        self._newest: dict[LayerId, tuple[Version, StageId]] = {}
+        self._next: dict[StreamId, int] = {}
+        self._moves: dict[tuple[StreamId, SequenceId, StageId], Moves] = {}
+        """By the last pass of the step that layers move for, and the stage that has to know of it,
+        until it has asked."""
+        self._users: dict[LayerId, dict[StageId, Version]] = {}
+        """Of the step that is being followed: where a layer is used, and the last pass there."""
+        self._frozen: dict[LayerId, StageId] = {}
+        """The stage of their first user."""
+        self._kept: dict[LayerId, tuple[Version, StageId]] = {}
+        """Layers of a checkpoint that nobody has used since."""
+        self._cuts: dict[tuple[StreamId, SequenceId], dict[StageId, AtCut]] = {}
+        """What belongs to each stage at a cut, until it has asked: where several will."""
+
+    def resume(self, layers: Iterable[KeptLayer]) -> None:
+        """Go on behind a checkpoint, from which every stage reads what it uses first."""
+        self._kept |= {layer: (versions[-1], keeper) for layer, versions, keeper in layers}
+
+    def cut(self, stage: StageId, stream: StreamId, cut: SequenceId) -> AtCut:
+        """The layers that belong to a stage at a cut, before subnet ``cut`` is followed.
+
+        A layer belongs to the stage of its last user; a frozen one, which nobody changes, to
+        that of its first. Each stage asks once.
+        """
+        found = self._cuts.pop((stream, cut), None)
+        if found is None:
+            found = self._at_cut(stream)
+        own = found.pop(stage, AtCut([], []))
+        if self._asking is None or len(self._asking) > 1:
+            self._cuts[stream, cut] = found
+        return own
+
+    def _at_cut(self, stream: StreamId) -> dict[StageId, AtCut]:
+        found: dict[StageId, AtCut] = defaultdict(lambda: AtCut([], []))
+        used = {layer: stage for layer, (_, stage) in self._newest.items()} | self._frozen
+        for layer in sorted(each for each in used if each.stream == stream):
+            found[used[layer]].held.append(layer)
+        for layer in sorted(each for each in self._kept if each.stream == stream):
+            found[self._kept[layer][1]].kept.append(layer)
+        return {stage: layers for stage, layers in found.items() if self._asks(stage)}
+
+    def _asks(self, stage: StageId) -> bool:
+        return self._asking is None or stage in self._asking
+
+    def admit(self, stage: StageId, subnet: Subnet, partition: Partition) -> Moves:
+        """What moves for a step, told with its last pass; each stage asks once, in sequence order.
+
+        Raises:
+            InvariantError: when the subnet moves a layer whose rule is not ``exact``; such
+                layers stay on one stage, because readers of several versions share them.
+        """
+        stream, sequence_id = subnet[:2]
+        if sequence_id >= self._next.get(stream, 0):
+            self._next[stream] = sequence_id + 1
+            self._follow(subnet, partition)
+        return self._moves.pop((stream, sequence_id, stage), _NO_MOVES)
+
+    def _follow(self, subnet: Subnet, partition: Partition) -> None:
+        stream, sequence_id, chain, candidates = subnet
+        chain = candidates or chain
+        rules, users, version = self._rules[stream], self._users, Version(sequence_id)
+        newest, is_step = self._newest, self._steps.passes == 1
+        is_probe = self._steps.is_probe(sequence_id)
+        for number in range(0 if is_probe else partition.num_stages):
+            stage = StageId(number)
+            here = (version, stage)
+            for block in partition.blocks(stage):
+                layer = LayerId(stream, block, chain[block])
+                if is_step and (before := newest.get(layer)) and before[1] == stage:
+                    newest[layer] = here  # most often: it stays
+                elif isinstance(rule_of(rules, layer), Frozen):
+                    self._kept.pop(layer, None)
+                    self._frozen.setdefault(layer, stage)
+                elif layer in users:
+                    users[layer][stage] = version
+                else:
+                    users[layer] = {stage: version}
+        if self._steps.end(sequence_id) == sequence_id + 1:
+            self._users = {}
+            for layer, stages in users.items():
+                self._move(layer, stages, sequence_id)
+
+    def _move(self, layer: LayerId, users: dict[StageId, Version], last: SequenceId) -> None:
+        """A step uses a layer on these stages, in the order of its passes."""
+        stages = list(users)
+        owner = stages[-1]
+        before = self._newest.get(layer)
+        self._newest[layer] = (users[owner], owner)
+        base, home = before or (self._kept.pop(layer, (INITIAL, owner))[0], None)
+        if len(stages) == 1 and home in (None, owner):
+            return
+        rule = rule_of(self._rules[layer.stream], layer)
+        if home not in (None, owner) and not isinstance(rule, Exact):
+            raise InvariantError(
+                f"layer {layer}: rule {rule} stays on stage {home}, but subnet "
+                f"{layer.stream}.{users[owner]} uses it on stage {owner}"
+            )
+        has_buffers = len(stages) > 1 and self.has_buffers(layer)
+        for place, stage in enumerate(stages):
+            if home is not None and stage != home:
+                skips_buffers = place > 0 and has_buffers
+                moved = STATE if home in stages else LAYER
+                parcel = moved if stage == owner else COPY
+                self._leave(home, last, Departure(layer, base, stage, parcel, skips_buffers))
+        is_tree = self._steps.is_tree
+        for stage, following in pairwise(stages):
+            version = users[stage]
+            if has_buffers:
+                self._leave(stage, last, Departure(layer, version, following, BUFFERS))
+            if self._asks(following):
+                preceded = Preceded(layer, version, base if is_tree else None, has_buffers)
+                self._moves_of(layer.stream, last, following).preceded.append(preceded)
+        for giver, receiver in self._steps.handed_on(list(users.values())):
+            version, taker = users[stages[giver]], stages[receiver]
+            self._leave(stages[giver], last, Departure(layer, version, taker, SUM))
+            if self._asks(taker):
+                expected = ExpectedSum(layer, version, None if is_tree else base)
+                self._moves_of(layer.stream, last, taker).sums.append(expected)
+
+    def _leave(self, stage: StageId, last: SequenceId, departure: Departure) -> None:
+        if self._asks(stage):
+            moves = self._moves_of(departure.layer.stream, last, stage)
+            moves.departures.append(departure)
+
+    def _moves_of(self, stream: StreamId, last: SequenceId, stage: StageId) -> Moves:
+        return self._moves.setdefault((stream, last, stage), Moves([], [], []))
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Noted once per subnet in a process: O(blocks), however many stages ask.
+
+    A stage's own process has one; the simulator's stages share one.
+    """
+
+    rules: Sequence[Sequence[BlockRule]]
+    """Of each stream, the rule of each block of its chain."""
+    whereabouts: Whereabouts
+    uses: Uses
+
+    @classmethod
+    def of(
+        cls,
+        rules: Sequence[Sequence[BlockRule]],
+        asking: Collection[StageId] | None = None,
+        **how: Any,
+    ) -> History:
+        """A new one, for chains of these rules; see :class:`Whereabouts` for what else."""
+        uses = Uses(is_shared=asking is None or len(asking) > 1)
+        return cls(rules, Whereabouts(rules, asking, **how), uses)
+
+
+def check_groups(groups: int, policy: str, steps: Steps) -> None:
+    """Each group must have a pass of every step.
+
+    Raises:
+        ConfigError: when one has none, or where a step means nothing.
+    """
+    if groups == 1:
+        return
+    if not traits_of(policy).takes_steps:
+        raise ConfigError(
+            f"groups={groups}: expected the policy {causal_policies()}, found {policy}, which has "
+            f"no steps of several passes"
+        )
+    if groups > steps.passes:
+        raise ConfigError(
+            f"groups={groups}: expected a pass of every step for each group, found steps of "
+            f"{steps.passes}; use --set passes=accumulate:{groups} or subnets:{groups}, or fewer "
+            f"groups"
+        )
+
+
+def grouped_cuts(
+    subnets: Sequence[Subnet], cutter: Callable[[Subnet], Partition], steps: Steps, groups: int
+) -> tuple[Partition, ...]:
+    """The partition of each pass, over the stages of all groups.
+
+    All passes of a step are cut like its first one, so that no layer moves within a group.
+    """
+    made: dict[Partition, list[Partition]] = {}
+    cuts: list[Partition] = []
+    for start in range(0, len(subnets), steps.passes):
+        step = subnets[start : start + steps.passes]
+        cut = cutter(next(subnet for subnet in step if subnet.chain))
+        if cut not in made:
+            made[cut] = [cut.in_group(group, groups) for group in range(groups)]
+        for number in range(steps.passes):
+            own = made[cut][steps.group(number, groups)]
+            cuts.append(own if number >= len(step) or step[number].chain else own.without_blocks)
+    return tuple(cuts)
+
+
+def participants(
+    partitions: Sequence[Iterable[Partition]], wiring: Wiring, num_stages: int
+) -> list[frozenset[StageId]]:
+    """Of each stream, the stages that take part in it.
+
+    They have blocks of some subnet of it, or of one that takes its outputs or hands it some; of one
+    that is not trained and hands it some, any block: what a checkpoint relies on is logged there.
+
+    Args:
+        partitions: of each stream, all that its subnets have; none where they are not known, so
+            that every stage takes part.
+        wiring: how the streams are joined.
+        num_stages: of the pipeline.
+    """
+    every = frozenset(map(StageId, range(num_stages)))
+    known = [frozenset(each) for each in partitions]
+    found = [
+        {stage for stage in every for each in own if each.blocks(stage)} if own else set(every)
+        for own in known
+    ]
+    for tap in wiring.taps:
+        for (stream, _), (other, block) in ((tap.source, tap.sink), (tap.sink, tap.source)):
+            found[stream] |= {each.stage_of(block) for each in known[other] if each.num_blocks}
+        if not wiring.of(tap.source[0]).is_trained:
+            source = known[tap.source[0]]
+            found[tap.sink[0]] |= {s for s in every for each in source if each.blocks(s)}
+    return [frozenset(stages) for stages in found]

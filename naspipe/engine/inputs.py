@@ -1,0 +1,303 @@
+"""The named inputs of the tasks on one stage: who waits for which, and who has it by now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.rules import Exact
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import CHAIN, CREDIT, InputName, Wiring, field_input
+from naspipe.engine.commands import RequestField, SendOutput
+from naspipe.engine.events import Task
+from naspipe.engine.ports import SyncPolicy
+from naspipe.engine.versions import Ticket, VersionBook
+from naspipe.engine.work import Progress, Work
+
+_Written = tuple[LayerId, Version]
+_Passed = tuple[StreamId, SequenceId, int]
+"""The forward of a subnet through a block."""
+_Input = tuple[Task, InputName]
+"""What a block waits for beside the chain."""
+
+
+class Clearance:
+    """Follows what the forwards under way on a stage wait for.
+
+    Args:
+        book: the versions of this stage.
+        policy: which of them are read, and how passes form steps.
+        has_buffers: whether forwards through a layer leave something for the next one.
+    """
+
+    def __init__(
+        self, book: VersionBook, policy: SyncPolicy, has_buffers: Callable[[LayerId], bool]
+    ) -> None:
+        self._book = book
+        self._steps = policy.steps
+        self._has_buffers = has_buffers
+        self._waiting: dict[_Written | _Passed | _Input, list[tuple[Work, int]]] = {}
+        self._open: Counter[tuple[Task, int]] = Counter()
+        """How many things a block waits for."""
+
+    def admit(self, progress: Progress) -> None:
+        """Note what each block of a forward waits for; a step's passes come together, in order."""
+        work, stream = progress.forward, progress.subnet.stream
+        for block, ticket in progress.tickets.items():
+            if not self._book.is_clear(ticket):
+                self._await_read(work, block, (ticket.layer, ticket.reads))
+            if self._steps.passes > 1:
+                for before in self._before(ticket, work.task.sequence_id):
+                    self._await_read(work, block, (stream, before, block))
+
+    def written(self, layer: LayerId, version: Version) -> Iterator[Work]:
+        """A version exists here now; returns the forwards that it may make ready."""
+        return self._wake_readers((layer, version))
+
+    def passed(self, stream: StreamId, sequence_id: int, block: int) -> Iterator[Work]:
+        """A forward is through a block; returns the forwards that it may make ready."""
+        return self._wake_readers((stream, SequenceId(sequence_id), block))
+
+    def _before(self, ticket: Ticket, sequence_id: SequenceId) -> set[SequenceId]:
+        """The passes of the same step whose forward through this block comes first."""
+        layer, base = ticket.layer, ticket.base
+        if base < self._steps.first(sequence_id) or not self._has_buffers(layer):
+            return set()
+        return {SequenceId(base)} if isinstance(self._book.rule(layer), Exact) else set()
+
+    def await_input(self, work: Work, block: int, name: InputName) -> None:
+        """A block of a forward needs an input that is not here yet."""
+        work.missing.add(name)
+        self._wait(work, block, (work.task, name))
+
+    def arrived(self, task: Task, name: InputName) -> Iterator[Work]:
+        """An input is here; returns the forward, for each of its blocks that became clear."""
+        return (work for work, is_clear in self._arrive((task, name)) if is_clear)
+
+    def _await_read(self, work: Work, block: int, what: _Written | _Passed) -> None:
+        work.num_unread += 1
+        self._wait(work, block, what)
+
+    def _wake_readers(self, what: _Written | _Passed) -> Iterator[Work]:
+        for work, is_clear in self._arrive(what):
+            work.num_unread -= 1
+            if is_clear or not work.num_unread:
+                yield work
+
+    def _wait(self, work: Work, block: int, what: _Written | _Passed | _Input) -> None:
+        work.unclear.add(block)
+        self._open[work.task, block] += 1
+        self._waiting.setdefault(what, []).append((work, block))
+
+    def _arrive(self, what: _Written | _Passed | _Input) -> Iterator[tuple[Work, bool]]:
+        """Something is there: each forward that waited for it, and whether a block became clear."""
+        for work, block in self._waiting.pop(what, ()):
+            self._open[work.task, block] -= 1
+            is_clear = not self._open[work.task, block]
+            if is_clear:
+                del self._open[work.task, block]
+                work.unclear.discard(block)
+            yield work, is_clear
+
+
+@dataclass(slots=True)
+class _Pair:
+    """A tapped output and the pass that takes it, as far as they are known here."""
+
+    source: Progress | None = None
+    sink: Progress | None = None
+    is_through: bool = False
+    """Whether the source is through the tapped block, on this stage."""
+
+
+_Key = tuple[int, SequenceId, SequenceId]
+"""A tap, the source's and the sink's sequence ID."""
+
+Sent = tuple[Progress | None, SendOutput | None]
+"""A subnet with one thing less to settle, and what goes out, if there is anything."""
+
+
+class Taps:
+    """One stage's part of all taps.
+
+    An output waits on its stage until the subnet that takes it is admitted there: only then is its
+    partition known.
+
+    A subnet is a *guest* on a stage where it has no block. One that takes an output from there
+    stays under way there until its own stage says that it is through (a credit). So its window
+    bounds how many outputs are on their way to it. One that hands an output to a stage where it is
+    a guest stays under way there until the taker is through; so does any subnet of a stream that
+    lingers, on every stage. A taker is not through before it knows whom it takes from.
+
+    Args:
+        stage: which one.
+        wiring: how the streams are joined that this stage takes part in.
+        steps: how passes form steps, in every stream.
+    """
+
+    def __init__(self, stage: StageId, wiring: Wiring, steps: Steps) -> None:
+        self._stage = stage
+        self._taps = wiring.taps
+        self._steps = steps
+        self._lingering = wiring.lingering
+        self._pairs: dict[_Key, _Pair] = {}
+
+    def awaited(self, task: Task, blocks: range) -> Iterator[tuple[int, InputName]]:
+        """What the blocks of a forward wait for on this stage."""
+        number = self._steps.pass_of(task.sequence_id)
+        for tap in self._taps:
+            stream, block = tap.sink
+            if stream == task.stream and block in blocks and tap.sources(number):
+                yield block, tap.name
+
+    def admit(self, progress: Progress) -> list[Sent]:
+        """A subnet is under way; returns what waited for it, and who need not wait for it."""
+        sent: list[Sent] = []
+        blocks = progress.partition.blocks(self._stage)
+        for key in self._keys_of_source(progress):
+            self._pairs.setdefault(key, _Pair()).source = progress
+            is_here = self._taps[key[0]].source[1] in blocks
+            progress.unsettled += is_here or not blocks or self._lingers(key)
+            sent += self._meet(key)
+        for key in self._keys_of_sink(progress):
+            self._pairs.setdefault(key, _Pair()).sink = progress
+            progress.unsettled += 1
+            sent += self._meet(key)
+        return sent
+
+    def passed(self, progress: Progress, block: int) -> list[Sent]:
+        """A forward is through a block; returns what goes out now."""
+        sent: list[Sent] = []
+        for key in self._keys_of_source(progress):
+            if self._taps[key[0]].source[1] == block:
+                self._pairs[key].is_through = True
+                sent += self._send(key)
+        return sent
+
+    def credited(self, progress: Progress, name: InputName) -> list[Sent]:
+        """A guest is through on its own stage, if that is what arrived."""
+        return [(progress, None)] if name.startswith(CREDIT) else []
+
+    def retired(self, progress: Progress) -> list[Sent]:
+        """A subnet is through here; returns the credits for what it took."""
+        sent: list[Sent] = []
+        for key in self._keys_of_sink(progress):
+            pair = self._pairs.pop(key, None)
+            if pair is None or pair.source is None:  # sent, and nobody waits for it
+                continue
+            source, (here, there) = pair.source, self._ends(key, pair.source, progress)
+            holds = self._lingers(key) or not source.partition.blocks(self._stage)
+            credit = None
+            if there == self._stage != here and not progress.partition.blocks(here):
+                guest = progress.forward.task.at(here)
+                credit = SendOutput(guest, name=InputName(CREDIT + self._taps[key[0]].name))
+            sent.append((source if holds else None, credit))
+        return sent
+
+    def _meet(self, key: _Key) -> list[Sent]:
+        """Both may be known by now: whom to tell, and where to; whoever is not concerned goes."""
+        pair = self._pairs[key]
+        source, sink = pair.source, pair.sink
+        if source is None or sink is None:
+            return []
+        here, there = self._ends(key, source, sink)
+        gets_credit = here == self._stage and not sink.partition.blocks(here)
+        sent: list[Sent] = [] if gets_credit else [(sink, None)]
+        if here == self._stage:
+            return sent + self._send(key)
+        if there != self._stage and not self._lingers(key):
+            del self._pairs[key]
+            if not source.partition.blocks(self._stage):
+                sent.append((source, None))
+        return sent
+
+    def _send(self, key: _Key) -> list[Sent]:
+        pair, tap = self._pairs[key], self._taps[key[0]]
+        source, sink = pair.source, pair.sink
+        if source is None or sink is None or not pair.is_through:
+            return []
+        task = sink.forward.task.at(sink.partition.stage_of(tap.sink[1]))
+        output = SendOutput(task, name=tap.name, source=source.forward.task)
+        if self._lingers(key):
+            return [(None, output)]
+        del self._pairs[key]
+        return [(source, output)]
+
+    def _lingers(self, key: _Key) -> bool:
+        return self._taps[key[0]].source[0] in self._lingering
+
+    def _ends(self, key: _Key, source: Progress, sink: Progress) -> tuple[StageId, StageId]:
+        """The stages of the tapped block, and of the one that takes it."""
+        tap = self._taps[key[0]]
+        return source.partition.stage_of(tap.source[1]), sink.partition.stage_of(tap.sink[1])
+
+    def _keys_of_source(self, progress: Progress) -> Iterator[_Key]:
+        stream, sequence_id = progress.subnet[:2]
+        number = self._steps.pass_of(sequence_id)
+        for index, tap in enumerate(self._taps):
+            if tap.source[0] == stream:
+                for sink in tap.sinks(number):
+                    yield index, sequence_id, self._steps.trained_pass(sequence_id, sink)
+
+    def _keys_of_sink(self, progress: Progress) -> Iterator[_Key]:
+        stream, sequence_id = progress.subnet[:2]
+        number = self._steps.pass_of(sequence_id)
+        for index, tap in enumerate(self._taps):
+            if tap.sink[0] == stream:
+                for source in tap.sources(number):
+                    yield index, self._steps.trained_pass(sequence_id, source), sequence_id
+
+
+class Inputs:
+    """What blocks need beside the versions of their layers: the chain's, taps, late fields.
+
+    Args:
+        wiring: how the streams are joined.
+        taps: which outputs go to which blocks.
+        clearance: knows what each block waits for.
+    """
+
+    def __init__(self, wiring: Wiring, taps: Taps, clearance: Clearance) -> None:
+        self._wiring = wiring
+        self._taps = taps
+        self._clearance = clearance
+
+    def admit(self, progress: Progress, blocks: range) -> list[RequestField]:
+        """Note what the blocks of a forward wait for; returns what has to be asked for."""
+        forward = progress.forward
+        for block, name in self._taps.awaited(forward.task, blocks):
+            self._clearance.await_input(forward, block, name)
+        asked = []
+        for block, field in self._wiring.of(progress.subnet.stream).late_fields:
+            if block in blocks:
+                name = field_input(field)
+                if name not in forward.missing:
+                    asked.append(RequestField(forward.task, field))
+                self._clearance.await_input(forward, block, name)
+        return asked
+
+    def arrive(self, progress: Progress, task: Task, name: InputName) -> Iterable[Work]:
+        """An input is here; returns the tasks that it may make ready. A credit makes none so.
+
+        Raises:
+            InvariantError: when nobody waits for it.
+        """
+        if name.startswith(CREDIT):
+            return ()
+        work = progress.work(task)
+        if work is None or name not in work.missing:
+            there = "no such task" if work is None else ", ".join(sorted(work.missing)) or "nothing"
+            raise InvariantError(f"{task}: its input {name} arrived, expected {there}")
+        work.missing.remove(name)
+        return (work,) if name == CHAIN else self._clearance.arrived(task, name)
+
+    @staticmethod
+    def begun(progress: Progress, block: int) -> Iterator[Work]:
+        """The backward that begins at a block of this stage, whose forward is through."""
+        for backward in progress.backwards.values():
+            if backward.begins_here and backward.todo[-1:] == [block]:
+                backward.missing.discard(CHAIN)
+                yield backward

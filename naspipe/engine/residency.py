@@ -1,0 +1,521 @@
+"""The residency manager of one stage: which layers to load, save and evict, and when.
+
+Theory of operation
+-------------------
+
+Layers live in host memory. A layer must be *resident* on the device while one of its blocks is
+computed or its update is applied. The manager is the context manager of NASPipe (ASPLOS 2022) as
+decisions only: it returns ``LoadLayer``, ``SaveLayer`` and ``EvictLayer``, and the worker or the
+simulator carries them out.
+
+**States of a layer** (kept by ``Ledger``). *Absent*, *loading* (its bytes count from the command
+on) and *resident*. A resident layer may be *pinned* by the blocks and the update that use it,
+*dirty* if its device copy is newer than the host copy, and *being saved*. Only a layer that is
+resident, clean and held by nothing may be evicted. Shared layers may be *permanent*: once loaded,
+they stay. A layer that lives on another stage is *away* and is never loaded.
+
+**Invariants.**
+
+- The bytes of all layers that are loading or resident never exceed the budget, at no moment.
+- No update is lost: a dirty layer is saved before it is evicted or handed over.
+- Loads finish in the order of their commands, and so do saves.
+- If the stage stands still for a layer, something is under way that will make room for it.
+  Otherwise the budget is below the least one that works, and ``plan`` raises ``InvariantError``.
+
+**Why this way.** The scheduler knows the future better than a cache can guess it. The predictor
+(``engine/predictor``) lists the layers of the tasks that will run next, in order. Loads follow
+that list, and the victim is the layer whose next use is furthest ahead (Belady's rule), which is
+optimal if the list is right. The list changes with each event, so only the next few layers are
+loaded ahead (``Prefetcher``), and fewer if the stage has not waited lately.
+
+**What was tried and rejected.** Least-recently-used eviction (still used with ``prefetch=false``)
+evicts what the next subnet needs, because subnets do not repeat. Loading as far ahead as room
+allows evicts layers before their use. More than two saves at a time keep a layer waiting until it
+is written again before its bytes are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import NamedTuple
+
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import AccessKind, LayerId
+from naspipe.engine.commands import EvictLayer, LoadLayer, SaveLayer
+from naspipe.engine.ledger import LayerState, Ledger, choose_victims, enough_of, eviction_order
+from naspipe.engine.ports import Ahead, Size, Sizes
+
+REACH = 128
+"""Layers of a forecast that are looked at; what lies beyond counts as not mentioned. Twice as many
+save three loads in a thousand, simulated for ``nlp.c2`` with 1.5 subnets of memory."""
+
+LEAST_AHEAD, MOST_AHEAD = 4, 10
+"""How many of the next layers are loaded ahead of their use. A forecast changes with every message,
+so what is loaded further ahead is mostly evicted unused."""
+
+FAR = 8
+"""How many layers behind those are looked at, to know how long nothing has to be loaded."""
+
+CALM_LOADS = 64
+"""Whenever the stage stands still for a layer, :data:`MOST_AHEAD` are loaded ahead from then on,
+and one less with every so many loads. Simulated beside always 8, with memory for 1.5 subnets:
+``nlp.c1``, ``nlp.c2``, ``cv.c1`` and ``cv.c3`` at tiny scale, whose loads are short, have 2 to 25 %
+fewer loads and as many hits; ``cv.c1`` at the paper's costs, whose loads are long, has 0.05 % more
+hits."""
+
+
+class _Settled(NamedTuple):
+    """Nothing can be loaded while the token is this, and neither count changes as it says."""
+
+    token: Hashable
+    gains: int | None = None
+    """Until the ledger's count is another; None for any."""
+    uses_over: int | None = None
+    """Until the ledger's count is this; None for any."""
+
+
+class Prefetcher:
+    """Chooses loads, and the evictions that make room for them.
+
+    The next layers of a forecast are taken in order. One that has no room ends the round, so that
+    none needed later takes the room it waits for. Room is what is free and what layers occupy
+    that are clean, held by nothing and not needed sooner.
+
+    Args:
+        ledger: where loads and evictions are entered.
+        size_of: bytes of a layer on the device.
+        away: layers that live on another stage at present: never loaded.
+        max_loads: loads that may be under way at a time.
+        reach: layers of a forecast to look at.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        size_of: Callable[[LayerId], int],
+        away: Collection[LayerId],
+        max_loads: int,
+        reach: int = REACH,
+    ) -> None:
+        self._ledger = ledger
+        self._size_of = size_of
+        self._away = away
+        self._max_loads = max_loads
+        self._reach = reach
+        self._ahead = LEAST_AHEAD
+        self._calm_loads = 0
+        """Since the stage stood still, or since ``_ahead`` became less."""
+        self._settled: _Settled | None = None
+
+    def reset(self) -> None:
+        """Look anew at the next forecast, whatever its token says."""
+        self._settled = None
+
+    def is_settled(self, token: Hashable) -> bool:
+        """Whether it is known, without a look at the forecast, that nothing can be loaded.
+
+        Without a token (None) that is known only while the loads under way are enough.
+        """
+        if self._ledger.num_loading >= self._max_loads:
+            return True
+        if token is None or self._settled is None:
+            return False
+        settled, ledger = self._settled, self._ledger
+        return (
+            (settled.gains is None or settled.gains == ledger.gains)
+            and (settled.uses_over is None or settled.uses_over > ledger.uses_over)
+            and settled.token == token
+        )
+
+    def plan(
+        self, ahead: Ahead, is_demanded: bool, token: Hashable
+    ) -> tuple[list[LoadLayer | EvictLayer], list[LayerId] | None]:
+        """The commands to give, and None; or, while a demanded layer has no room, a list.
+
+        It holds the dirty layers that would make room once saved, the best to evict first.
+        At least one more load must be allowed, as :meth:`is_settled` tells.
+
+        Raises:
+            InvariantError: when the demanded layer is away.
+        """
+        ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
+        room = ledger.free_bytes + ledger.evictable_bytes
+        self._settled = None
+        if is_demanded:
+            self._ahead, self._calm_loads = MOST_AHEAD, 0
+        layers = islice(ahead, self._reach)
+        for place, layer in enumerate(islice(layers, self._ahead)):
+            is_awaited = is_demanded and place == 0
+            if kept_bytes := ledger.evictable_size(layer):
+                room -= kept_bytes
+            elif ledger.state(layer) is not LayerState.ABSENT:
+                continue
+            elif layer not in self._away:
+                size_bytes = self._size_of(layer)
+                if size_bytes > room:
+                    if is_awaited:
+                        return commands, self._worth_saving(ahead)
+                    break
+                commands += self._load(layer, size_bytes, ahead)
+                room -= size_bytes
+                if ledger.num_loading >= self._max_loads:
+                    return commands, None
+            elif is_awaited:
+                raise InvariantError(f"layer {layer} to be loaded: it lives on another stage now")
+            if room <= 0:
+                break
+        else:
+            self._settled = _Settled(token, uses_over=self._next_look(layers))
+            return commands, None
+        self._settled = _Settled(token, gains=ledger.gains)
+        return commands, None
+
+    def _next_look(self, beyond: Iterator[LayerId]) -> int | None:
+        """All that is near is there: how many uses will be over when one comes near that is not.
+
+        None when there is none. A use that is over brings what follows nearer by one place.
+        """
+        ledger, away = self._ledger, self._away
+        for place, layer in enumerate(islice(beyond, FAR)):
+            if ledger.state(layer) is LayerState.ABSENT and layer not in away:
+                return ledger.uses_over + place + 1
+        return None if next(beyond, None) is None else ledger.uses_over + FAR + 1
+
+    def _load(self, layer: LayerId, size_bytes: int, ahead: Ahead) -> list[LoadLayer | EvictLayer]:
+        """Load a layer, after the eviction of what has to give way.
+
+        None of that is needed sooner than the layer: there is room enough without.
+        """
+        ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
+        if size_bytes > ledger.free_bytes:
+            for victim in self._victims(ahead, size_bytes - ledger.free_bytes):
+                ledger.evict(victim)
+                commands.append(EvictLayer(victim))
+        ledger.load(layer)
+        commands.append(LoadLayer(layer))
+        self._calm_loads += 1
+        if self._calm_loads >= CALM_LOADS and self._ahead > LEAST_AHEAD:
+            self._ahead, self._calm_loads = self._ahead - 1, 0
+        return commands
+
+    def _victims(self, ahead: Ahead, missing_bytes: int) -> list[LayerId]:
+        """What to evict: where that is enough, only what nobody will use.
+
+        Who does not look ahead does not know that either.
+        """
+        if self._reach > 1:
+            unused = (row for row in self._ledger.evictable() if not ahead.may_use(row.layer))
+            if victims := enough_of(unused, missing_bytes):
+                return victims
+        evictable = list(self._ledger.evictable())
+        next_uses = ahead.next_uses([row.layer for row in evictable], self._reach)
+        return choose_victims(evictable, next_uses, missing_bytes)
+
+    def _worth_saving(self, ahead: Ahead) -> list[LayerId]:
+        unsaved = self._ledger.unsaved()
+        next_uses = ahead.next_uses([row.layer for row in unsaved], self._reach)
+        return [row.layer for row in eviction_order(unsaved, next_uses)]
+
+
+MemoryCommand = LoadLayer | SaveLayer | EvictLayer
+
+MAX_SAVES = 2
+"""Saves under way at a time: the next is at hand when one ends, and none waits so long that
+the layer is written again before its bytes are read."""
+
+
+class ResidencyManager:
+    """Keeps the layers in use on the device, and those that will be used soon.
+
+    Loads are told back in the order given, and so are saves. A layer of no bytes is always
+    resident, and never loaded, saved or evicted. Every method raises :class:`InvariantError`
+    when what it is told does not fit the state.
+
+    Args:
+        budget_bytes: a hard limit; see :func:`naspipe.engine.residency.check_budget`.
+        sizes: what each layer takes.
+        permanent: streams and blocks whose layers stay once loaded (shared layers).
+        prefetches: load ahead of need; without, only what the stage waits for is loaded, and
+            the least recently used layers are evicted.
+        max_loads: loads that may be under way at a time.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        sizes: Sizes,
+        permanent: Collection[tuple[int, int]] = (),
+        *,
+        prefetches: bool = True,
+        max_loads: int = 2,
+    ) -> None:
+        if max_loads < 1:
+            raise ConfigError(f"max_loads: expected 1 or more loads at a time, found {max_loads}")
+        self._permanent = frozenset(permanent)
+
+        @cache
+        def size(layer: LayerId) -> Size:
+            return sizes.of(layer.block, layer.candidate, layer.stream)
+
+        def size_of(layer: LayerId) -> int:
+            return size(layer).state_bytes
+
+        self._size = size
+        self._prefetches = prefetches
+        self._away: set[LayerId] = set()
+        self._overtaken: set[LayerId] = set()
+        """Layers being loaded whose bytes were out of date before they were there."""
+        self._evicted: list[EvictLayer] = []
+        """Evictions that the ledger knows of and that are not commanded yet."""
+        self._first_to_save: set[LayerId] = set()
+        self._ledger = Ledger(budget_bytes, size_of, lambda layer: layer[:2] in self._permanent)
+        self._prefetcher = Prefetcher(
+            self._ledger, size_of, self._away, max_loads, REACH if prefetches else 1
+        )
+
+    limits_memory = True
+    """See :class:`naspipe.engine.ports.Residency`."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that layers occupy now, loads under way included."""
+        return self._ledger.used_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that ``used_bytes`` has been."""
+        return self._ledger.peak_bytes
+
+    @property
+    def resident(self) -> tuple[LayerId, ...]:
+        """The layers on the device, in order of their IDs; layers of no bytes left out."""
+        return self._ledger.resident
+
+    def is_resident(self, layer: LayerId) -> bool:
+        """Whether the layer can be used now."""
+        return self._ledger.is_resident(layer)
+
+    def acquire(self, layers: Sequence[LayerId]) -> int:
+        """Pin the leading layers that are resident, each once; returns how many they are."""
+        for count, layer in enumerate(layers):
+            if not self._ledger.is_resident(layer):
+                return count
+            self._ledger.pin(layer)
+        return len(layers)
+
+    def release(self, layer: LayerId, kind: AccessKind) -> None:
+        """Unpin a layer once, after an access of this kind.
+
+        A WRITE makes it dirty. So do both passes of a layer whose forward writes: a recompute
+        changes the buffers and puts them back, and a save under way may have seen them between.
+        """
+        wrote = kind is AccessKind.WRITE or self._size(layer).writes_forward
+        self._ledger.unpin(layer, wrote)
+
+    def needs_save(self, layer: LayerId) -> bool:
+        """Whether the layer cannot leave the device yet: the host copy is older, or being written.
+
+        A permanent one never leaves it.
+        """
+        return layer[:2] not in self._permanent and self._ledger.needs_save(layer)
+
+    def save_first(self, layer: LayerId) -> None:
+        """Save this layer before other dirty ones, because another stage waits for it."""
+        if self._ledger.needs_save(layer):
+            self._first_to_save.add(layer)
+
+    def on_loaded(self, layer: LayerId) -> None:
+        """The oldest load under way has finished."""
+        self._ledger.loaded(layer)
+        if layer in self._overtaken:
+            self._overtaken.remove(layer)
+            self._evicted.append(self._evict(layer))
+
+    def on_saved(self, layer: LayerId) -> None:
+        """The oldest save under way has finished."""
+        self._ledger.saved(layer)
+        if not self._ledger.needs_save(layer):
+            self._first_to_save.discard(layer)
+
+    def forget(self, layer: LayerId) -> Sequence[MemoryCommand]:
+        """The layer lives on another stage now; returns the commands to carry out at once.
+
+        It is not loaded again before :meth:`arrive`. A load under way is evicted as soon as
+        it has finished, by the next :meth:`plan`. A permanent layer stays: its next version is
+        put in its place.
+
+        Raises:
+            InvariantError: when the layer is in use, dirty or being saved.
+        """
+        if layer[:2] in self._permanent:
+            return ()
+        self._away.add(layer)
+        return self._discard(layer)
+
+    def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
+        """The layer came from another stage into host memory; anything older goes.
+
+        Returns the commands to carry out at once. A permanent layer has it on the device.
+
+        Raises:
+            InvariantError: when the layer is in use, dirty or being saved.
+        """
+        if layer[:2] in self._permanent:
+            return ()
+        self._away.discard(layer)
+        return self._discard(layer)
+
+    def plan(
+        self,
+        look_ahead: Callable[[], Ahead],
+        is_demanded: bool = False,
+        token: Hashable = None,
+    ) -> Sequence[MemoryCommand]:
+        """What to start now, in order; asked again without news, nothing.
+
+        Args:
+            look_ahead: makes the forecast; called only where it can matter. Layers that are away
+                are passed over.
+            is_demanded: the stage is idle and waits for the first of them.
+            token: differs whenever the forecast does, except for uses that are over by now;
+                None when that is not known.
+
+        Raises:
+            InvariantError: when the demanded layer is away, or when nothing is under way that
+                could make room for it: the budget is below the least one.
+        """
+        commands: list[MemoryCommand] = []
+        if self._evicted:
+            commands += self._evicted
+            self._evicted.clear()
+        worth_saving: list[LayerId] | None = None
+        # The demand may be the next of a run: the same token, but another first layer.
+        known = None if is_demanded else token
+        if (is_demanded or self._prefetches) and not self._prefetcher.is_settled(known):
+            loads, worth_saving = self._prefetcher.plan(look_ahead(), is_demanded, token)
+            commands += loads
+        if self._ledger.has_unsaved:
+            commands += self._start_saves(worth_saving)
+        if worth_saving is not None:
+            self._check_progress()
+        return commands
+
+    def _start_saves(self, wanted: list[LayerId] | None) -> list[SaveLayer]:
+        """Save what another stage waits for, then what is wanted, then the oldest first."""
+        ledger = self._ledger
+        count = MAX_SAVES - ledger.num_saving
+        if count <= 0:
+            return []
+        order = wanted if wanted is not None else [row.layer for row in ledger.unsaved()]
+        if self._first_to_save:
+            order = sorted(order, key=lambda layer: layer not in self._first_to_save)
+        for layer in order[:count]:
+            ledger.save(layer)
+        return [SaveLayer(layer) for layer in order[:count]]
+
+    def _check_progress(self) -> None:
+        ledger = self._ledger
+        if not (ledger.num_loading or ledger.num_saving or ledger.num_pinned):
+            raise InvariantError(
+                f"no room for the layer that the stage waits for: expected it within "
+                f"{ledger.budget_bytes} bytes, found {ledger.used_bytes} that cannot be evicted"
+            )
+
+    def _discard(self, layer: LayerId) -> list[EvictLayer]:
+        self._prefetcher.reset()
+        state = self._ledger.state(layer)
+        if state is LayerState.LOADING:
+            self._overtaken.add(layer)
+        if state is not LayerState.RESIDENT or self._ledger.is_empty(layer):
+            return []
+        return [self._evict(layer)]
+
+    def _evict(self, layer: LayerId) -> EvictLayer:
+        self._ledger.evict(layer)
+        self._prefetcher.reset()
+        return EvictLayer(layer)
+
+
+class AllResident:
+    """Answers as :class:`ResidencyManager` would if nothing were ever loaded or evicted."""
+
+    __slots__ = ()
+
+    used_bytes = 0
+    """Not counted."""
+    peak_bytes = 0
+    """Not counted."""
+    resident: tuple[LayerId, ...] = ()
+    """Not listed."""
+
+    limits_memory = False
+    """So gradients may wait for their WRITEs until a run is over."""
+
+    def is_resident(self, layer: LayerId) -> bool:
+        """Always."""
+        return True
+
+    def acquire(self, layers: Sequence[LayerId]) -> int:
+        """All of them."""
+        return len(layers)
+
+    def release(self, layer: LayerId, kind: AccessKind) -> None:
+        """Nothing to do."""
+
+    def needs_save(self, layer: LayerId) -> bool:
+        """Never: there is one copy."""
+        return False
+
+    def save_first(self, layer: LayerId) -> None:
+        """Nothing to do."""
+
+    def on_loaded(self, layer: LayerId) -> None:
+        """Nothing to do."""
+
+    def on_saved(self, layer: LayerId) -> None:
+        """Nothing to do."""
+
+    def forget(self, layer: LayerId) -> Sequence[MemoryCommand]:
+        """No commands."""
+        return ()
+
+    def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
+        """No commands."""
+        return ()
+
+    def plan(
+        self,
+        look_ahead: Callable[[], Ahead],
+        is_demanded: bool = False,
+        token: Hashable = None,
+    ) -> Sequence[MemoryCommand]:
+        """No commands; nobody looks ahead."""
+        return ()
+
+
+_LEAST_MEANT, _FEW = 1024, 100
+"""A budget of fewer bytes has lost its unit: a large one, where there are few of it."""
+
+
+def check_budget(budget_bytes: int, permanent_bytes: int, largest_bytes: int) -> None:
+    """Check that every layer of a stage can be made resident, one at a time if need be.
+
+    Args:
+        budget_bytes: what the stage's layers may occupy on the device.
+        permanent_bytes: all of the stage's shared layers, with their optimizer state.
+        largest_bytes: the largest of its other layers, with its optimizer state.
+
+    Raises:
+        ConfigError: when the budget is below the sum of the two.
+    """
+    least_bytes = permanent_bytes + largest_bytes
+    if budget_bytes < least_bytes:
+        meant = f"{budget_bytes}{'GiB' if budget_bytes < _FEW else 'MiB'}"
+        hint = f"; write a unit, as in {meant}" if budget_bytes < _LEAST_MEANT else ""
+        raise ConfigError(
+            f"memory budget: expected at least {least_bytes} bytes per stage ({permanent_bytes} "
+            f"for its shared layers and {largest_bytes} for its largest layer, optimizer state "
+            f"included), found {budget_bytes}{hint}"
+        )

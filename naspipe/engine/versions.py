@@ -1,0 +1,351 @@
+"""The version book of one stage: who reads and who writes which version of each layer.
+
+Theory of operation
+-------------------
+
+A *version* of a layer is named by the sequence ID of the subnet whose update made it. When a subnet
+is admitted, each of its layers gets a *ticket*: the version that the subnet reads, and the version
+that its update builds on. Admissions have no gaps, so all earlier users of the layer are known
+then, and the rule of the layer decides the ticket for good: ``exact`` reads the version of the user
+before, ``lag(K)`` that of K steps earlier, ``frozen`` the first one. A ticket is clear when the
+version that it reads exists on this stage.
+
+**States of a version.** It is *promised* when its writer is admitted, it *exists* from the update
+(``write``) or from its arrival from another stage (``arrive``) on, and it is *dropped* when no
+admitted subnet reads it and no later one can ask for it (``_floor``). Readers are counted: a ticket
+is a reader until its last use of the layer is over. With several passes per step, the updates of a
+step's earlier passes only add gradients. These versions (``parts``) are links in the order of
+updates, and nobody reads them.
+
+**Invariants.**
+
+- An update follows the newest version, which must be the base of its ticket; anything else raises
+  ``InvariantError``.
+- The newest version is written over only if nobody reads it, or if readers of older versions have
+  copies (``may_replace``).
+- A layer has one home. When it moves, the version that arrives is newer than any that is here.
+
+**Why this way.** Waiting for one version is enough to respect every dependency of the layer: the
+version itself can only exist after all earlier updates. So a subnet never has to be compared with
+the others that are under way, and what it costs to admit one does not depend on how many there are.
+Policies that are not causal (``bsp``, ``asp``) use the same book. ``asp`` binds a ticket only when
+the forward begins (``LATEST``).
+
+**What was tried and rejected.** A lock per layer serialises the readers of one version, which may
+run at the same time. A version counter instead of sequence IDs cannot name a version whose writer
+has not been admitted on this stage yet, as with layers that arrive from another one.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import INITIAL, LATEST, LayerId, SequenceId, StreamId, Subnet, Version
+from naspipe.config.rules import BlockRule, Rule, rule_of
+from naspipe.config.steps import Steps
+from naspipe.engine.events import KeptLayer
+from naspipe.engine.history import Uses
+from naspipe.engine.ports import SyncPolicy
+
+
+@dataclass(slots=True)
+class LayerVersions:
+    """Kept by :class:`naspipe.engine.versions.VersionBook`."""
+
+    known: Sequence[Version]
+    """Its users, see :class:`naspipe.engine.history.Uses`."""
+    users: list[Version] = field(default_factory=lambda: [INITIAL])
+    """Promised WRITEs that later readers may ask for, oldest first, of each step the last one."""
+    existing: set[Version] = field(default_factory=lambda: {INITIAL})
+    readers: dict[Version, int] = field(default_factory=dict)
+    newest: Version = INITIAL
+    seen: int = 0
+    """How many of ``known`` were taken over."""
+    parts: set[Version] = field(default_factory=set)
+    """Promised WRITEs behind which another pass of their step writes too: nobody reads them."""
+    num_owed: int = 0
+    """WRITEs of this stage that are promised and not applied."""
+
+    def promise(self, writers: Iterable[Version], steps: Steps) -> None:
+        """Note that subnets will write it.
+
+        Where this stage owes no WRITE, nobody asks for parts of earlier steps any more.
+        """
+        if steps.passes == 1:
+            self.users.extend(writers)
+            return
+        if self.parts and not self.num_owed:
+            first = steps.first(self.users[-1])
+            self.parts = {part for part in self.parts if part >= first or part == self.newest}
+        for writer in writers:
+            if self.users[-1] >= steps.first(writer):
+                self.parts.add(self.users.pop())
+            self.users.append(writer)
+
+
+_NEVER = Version(sys.maxsize)
+"""Older than this: every version."""
+
+
+class Ticket(NamedTuple):
+    """What one subnet may do with one layer: read ``reads``, then write on top of ``base``.
+
+    Either is LATEST until it is known, where the policy binds late.
+    """
+
+    layer: LayerId
+    reads: Version
+    base: Version
+    is_writer: bool
+
+
+class VersionBook:
+    """Versions of the layers of one stage, under one synchronisation policy.
+
+    Args:
+        rules: of each stream, the rule of each block of its chain.
+        policy: which version an access asks for.
+        uses: who uses each layer; stages of one process may share it.
+    """
+
+    def __init__(
+        self, rules: Sequence[Sequence[BlockRule]], policy: SyncPolicy, uses: Uses | None = None
+    ) -> None:
+        self.rules = tuple(map(tuple, rules))
+        """Of each stream, of each block of its chain."""
+        self._policy = policy
+        self._uses = uses if uses is not None else Uses(is_shared=False)
+        self._layers: dict[LayerId, LayerVersions] = {}
+        self._next: dict[StreamId, int] = {}
+
+    def resume(self, stream: StreamId, first: SequenceId, layers: Iterable[KeptLayer]) -> None:
+        """Go on behind a checkpoint: its versions exist here, and subnet ``first`` is the next."""
+        self._next[stream] = first
+        for layer, versions, _ in layers:
+            known = self._uses.of(layer)
+            self._layers[layer] = LayerVersions(
+                known, list(versions), set(versions), {}, versions[-1]
+            )
+
+    def admit(self, subnet: Subnet, blocks: Iterable[int]) -> dict[int, Ticket]:
+        """Hand out the tickets of a subnet for this stage's blocks.
+
+        Its other layers are noted too: one that it writes elsewhere may come here next.
+
+        Raises:
+            InvariantError: when a sequence ID is missing or comes twice; without it
+                "no earlier writer" could not be known.
+        """
+        expected = self._next.get(subnet.stream, 0)
+        if subnet.sequence_id != expected:
+            raise InvariantError(
+                f"subnet {subnet.stream}.{subnet.sequence_id} admitted out of order: "
+                f"expected sequence ID {expected}"
+            )
+        rules = self.rules[subnet.stream]
+        if self._policy.binds_late:
+            self._next[subnet.stream] = expected + 1
+            layers = {block: subnet.layer(block) for block in blocks}
+            return {
+                block: Ticket(layer, LATEST, LATEST, self._policy.is_writer(rule_of(rules, layer)))
+                for block, layer in layers.items()
+            }
+        is_probe = self._policy.steps.is_probe(subnet.sequence_id)
+        self._uses.note(subnet, writes=not is_probe)
+        tickets = {block: self._ticket(subnet, block) for block in blocks}
+        self._next[subnet.stream] = expected + 1
+        for layer in self._uses.unread():
+            self._state(layer)
+        return tickets
+
+    def is_admitted(self, stream: StreamId, sequence_id: int) -> bool:
+        """Whether a subnet has its tickets here."""
+        return sequence_id < self._next.get(stream, 0)
+
+    def begin(self, tickets: dict[int, Ticket]) -> None:
+        """A forward begins: fill in what it reads, where the policy binds late."""
+        if not self._policy.binds_late:
+            return
+        for block, ticket in tickets.items():
+            if ticket.reads == LATEST:
+                state = self._state(ticket.layer)
+                state.readers[state.newest] = state.readers.get(state.newest, 0) + 1
+                tickets[block] = ticket._replace(reads=state.newest)
+
+    def queue_write(self, ticket: Ticket, writer: SequenceId) -> Ticket:
+        """A gradient is there: fill in what its WRITE follows, where the policy binds late."""
+        if ticket.base != LATEST:
+            return ticket
+        state = self._state(ticket.layer)
+        ticket = ticket._replace(base=state.users[-1])
+        self._promise(ticket.layer, state, (Version(writer),))
+        return ticket
+
+    def is_clear(self, ticket: Ticket) -> bool:
+        """Whether what it reads can be read here now."""
+        return ticket.reads == LATEST or self.exists(ticket.layer, ticket.reads)
+
+    def exists(self, layer: LayerId, version: Version) -> bool:
+        """Whether a version can be read here now."""
+        return version in self._state(layer).existing
+
+    def newest(self, layer: LayerId) -> Version:
+        """The newest version that was written or arrived here."""
+        return self._state(layer).newest
+
+    def may_replace(self, layer: LayerId) -> bool:
+        """Whether the newest version may be written over: copied, or read by nobody."""
+        state = self._state(layer)
+        return self.has_copies(layer) or not state.readers.get(state.newest)
+
+    def has_copies(self, layer: LayerId) -> bool:
+        """Whether a layer's older versions are read from copies."""
+        return self._policy.keeps_versions(self.rule(layer))
+
+    def ends_step(self, layer: LayerId, version: Version) -> bool:
+        """Whether a WRITE is the last one of its step; it is admitted with all of its step."""
+        return version not in self._state(layer).parts
+
+    def keeps(self, layer: LayerId, version: Version) -> bool:
+        """Whether a version will be read again, by an admitted subnet or by a later one."""
+        state = self._state(layer)
+        is_known = version >= self._floor(layer, state) and version not in state.parts
+        is_made = self._policy.makes_version(self.rule(layer), version)
+        return (is_known and is_made) or state.readers.get(version, 0) > 0
+
+    def readable(self, layer: LayerId) -> tuple[Version, ...]:
+        """The versions that subnets not yet admitted can ask for, oldest first, and the newest."""
+        state, rule = self._state(layer), self.rule(layer)
+        floor, newest = self._floor(layer, state), state.users[-1]
+        known = (version for version in state.users if version >= floor)
+        return tuple(v for v in known if v == newest or self._policy.makes_version(rule, v))
+
+    def hold(self, layer: LayerId) -> tuple[Version, ...]:
+        """Be a reader of every readable version, until it is released; returns them."""
+        versions = self.readable(layer)
+        readers = self._state(layer).readers
+        for version in versions:
+            readers[version] = readers.get(version, 0) + 1
+        return versions
+
+    def release(self, layer: LayerId, version: Version) -> list[Version]:
+        """One reader is done with a version; returns the versions nobody will read again."""
+        state = self._state(layer)
+        left = state.readers.get(version, 0) - 1
+        if left < 0:
+            raise InvariantError(f"layer {layer}: version {version} released more than read")
+        if left:
+            state.readers[version] = left
+            return []
+        del state.readers[version]
+        return self._drop(layer, state)
+
+    def write(self, layer: LayerId, ticket: Ticket, version: Version) -> list[Version]:
+        """A WRITE was applied; returns the versions nobody will read again.
+
+        Raises:
+            InvariantError: when the WRITE was built on any but the newest version.
+        """
+        state = self._state(layer)
+        if state.newest != ticket.base:
+            raise InvariantError(
+                f"layer {layer}: WRITE {version} was to follow version {ticket.base}, "
+                f"found version {state.newest}"
+            )
+        state.newest = version
+        state.num_owed -= 1
+        state.existing.add(version)
+        if state.parts and version not in state.parts:
+            state.parts = {part for part in state.parts if part > version}
+        return self._drop(layer, state)
+
+    def arrive(self, layer: LayerId, version: Version) -> None:
+        """Another stage handed its newest version over; what was here before is stale.
+
+        Of a layer with copies, older versions are read on.
+
+        Raises:
+            InvariantError: when it is not newer than what is here, or that is still read.
+        """
+        state = self._state(layer)
+        if version <= state.newest or not self.may_replace(layer):
+            raise InvariantError(
+                f"layer {layer}: version {version} arrived, found version {state.newest} with "
+                f"{state.readers.get(state.newest, 0)} readers"
+            )
+        if not self.has_copies(layer):
+            state.existing.clear()
+        elif state.newest in state.parts:
+            state.existing.remove(state.newest)
+        state.newest = version
+        state.existing.add(version)
+        state.parts = {part for part in state.parts if part > version}
+
+    def join(self, layer: LayerId, base: Version, version: Version) -> list[Version] | None:
+        """Gradients of other stages' passes, up to ``version``, precede those of this stage.
+
+        Returns the versions nobody will read again; None while it is too early, because ``base``,
+        the version from before the step, is not here or still read.
+        """
+        state = self._state(layer)
+        if state.newest != base or not self.may_replace(layer):
+            return None
+        state.newest = version
+        state.existing.add(version)
+        return self._drop(layer, state)
+
+    def _ticket(self, subnet: Subnet, block: int) -> Ticket:
+        layer = subnet.layer(block)
+        state = self._state(layer)
+        rule = self.rule(layer)
+        is_probe = self._policy.steps.is_probe(subnet.sequence_id)
+        is_writer = self._policy.is_writer(rule) and not is_probe
+        state.num_owed += is_writer
+        reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
+        state.readers[reads] = state.readers.get(reads, 0) + 1
+        return Ticket(layer, reads, state.users[-1], is_writer)
+
+    def _promise(self, layer: LayerId, state: LayerVersions, writers: Iterable[Version]) -> None:
+        """Note that subnets will write a layer."""
+        if self._policy.is_writer(self.rule(layer)):
+            state.promise(writers, self._policy.steps)
+            oldest = self._floor(layer, state)
+            del state.users[: min(bisect_left(state.users, oldest), len(state.users) - 1)]
+
+    def _state(self, layer: LayerId) -> LayerVersions:
+        """A layer's state, with every use by a subnet that was admitted here."""
+        state = self._layers.get(layer)
+        if state is None:
+            state = self._layers[layer] = LayerVersions(self._uses.of(layer))
+        known, seen = state.known, state.seen
+        if len(known) > seen:
+            admitted = self._next.get(layer.stream, 0)
+            stop = bisect_left(known, admitted, seen)
+            if stop > seen:
+                self._promise(layer, state, known[seen:stop])
+                state.seen = self._uses.take(layer, stop)
+        return state
+
+    def _floor(self, layer: LayerId, state: LayerVersions) -> Version:
+        """The oldest version that a subnet not yet admitted can ask for."""
+        reader = SequenceId(self._next.get(layer.stream, 0))
+        version = self._policy.version_to_read(self.rule(layer), state.users, reader)
+        return _NEVER if version == LATEST else version
+
+    def rule(self, layer: LayerId) -> Rule:
+        """How a layer's READs follow its WRITEs."""
+        return rule_of(self.rules[layer.stream], layer)
+
+    def _drop(self, layer: LayerId, state: LayerVersions) -> list[Version]:
+        if len(state.existing) == 1:
+            return []
+        floor, rule = self._floor(layer, state), self.rule(layer)
+        unread = (v for v in sorted(state.existing - {state.newest}) if not state.readers.get(v))
+        dropped = [v for v in unread if v < floor or not self._policy.makes_version(rule, v)]
+        state.existing.difference_update(dropped)
+        return dropped

@@ -1,0 +1,164 @@
+"""What a controller keeps of each subnet that is under way on its stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from naspipe.config.ids import LayerId, StageId, Subnet, Version
+from naspipe.config.partition import Partition
+from naspipe.config.wiring import CHAIN, InputName
+from naspipe.engine.commands import RunTask
+from naspipe.engine.events import SubnetAdmitted, Task, TaskKind
+from naspipe.engine.versions import Ticket
+
+
+@dataclass(slots=True)
+class Work:
+    """One task's progress: blocks not yet run, and what is not there yet."""
+
+    task: Task
+    subnet: Subnet
+    tickets: dict[int, Ticket]
+    todo: list[int]
+    """Blocks not yet finished, the next one last."""
+    unclear: set[int] = field(default_factory=set)
+    """Blocks whose version, or whose own input, is not there. One set for a subnet's forward and
+    backwards, so that none is loaded too early."""
+    num_unread: int = 0
+    """Versions and earlier passes that blocks of a forward still wait for. Inputs do not count: an
+    input may be made by another pass of the same step, which may in turn need this one's output."""
+    missing: set[InputName] = field(default_factory=lambda: {CHAIN})
+    """Inputs that have not arrived. Without the chain's nothing can begin."""
+    begins_here: bool = False
+    """Of a backward: the block where it begins is on this stage."""
+    receiver: Task | None = None
+    """What takes its output on another stage; None where the chain, or the part that a backward
+    goes through, ends here."""
+    priorities: tuple[int, ...] = ()
+    """By block of the chain; empty where the order asks for none."""
+    is_queued: bool = False
+
+    @property
+    def priority(self) -> int:
+        """Of the next block."""
+        return self.priorities[self.todo[-1]] if self.priorities else 0
+
+    def clear_reads(self, limit: int | None) -> list[tuple[LayerId, Version]]:
+        """Layers and versions of the next blocks that are clear, ``limit`` at most."""
+        reads = []
+        for block in self.todo[: -(limit or len(self.todo)) - 1 : -1]:
+            if block in self.unclear:
+                break
+            ticket = self.tickets[block]
+            reads.append((ticket.layer, ticket.reads))
+        return reads
+
+    def run(self, reads: tuple[tuple[LayerId, Version], ...]) -> RunTask:
+        """The command to compute some of its blocks."""
+        return RunTask(self.task, reads, self.subnet.options(layer for layer, _ in reads))
+
+    def clear_layers(self) -> list[LayerId]:
+        """Layers of all its blocks that are clear, in the order in which they will run."""
+        tickets, unclear = self.tickets, self.unclear
+        return [tickets[block].layer for block in reversed(self.todo) if block not in unclear]
+
+    def explain(self) -> str:
+        """What it waits for, for error messages."""
+        if CHAIN in self.missing:
+            return f"{self.task} has no input"
+        if self.unclear:
+            layers = [self.tickets[block] for block in sorted(self.unclear)]
+            needed = [f"{ticket.layer}v{ticket.reads}" for ticket in layers]
+            return f"{self.task} waits for " + ", ".join([*needed, *sorted(self.missing)])
+        return f"{self.task} is clear"
+
+
+@dataclass(slots=True)
+class Progress:
+    """One subnet on this stage."""
+
+    subnet: Subnet
+    partition: Partition
+    tickets: dict[int, Ticket]
+    forward: Work
+    backwards: dict[int, Work]
+    """By the section of the chain; empty where the subnet is not trained."""
+    unsettled: int = 0
+    """Tasks whose layers are still needed, WRITEs still owed, gates that hold it, outputs still
+    to be taken: the last of them retires the subnet."""
+    holds: int = 0
+    """Gates that its WRITEs wait for."""
+    write_priorities: tuple[int, ...] = ()
+    """By block of the chain; empty where each WRITE goes before all tasks."""
+    writing: set[int] = field(default_factory=set)
+    """Blocks whose WRITE was commanded and has not finished."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a backward follows the forward."""
+        return bool(self.backwards)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its WRITEs may begin as soon as nothing else is in their way."""
+        return not self.holds
+
+    def work(self, task: Task) -> Work | None:
+        """What is kept of one of its tasks on this stage; None for any other."""
+        is_forward = task.kind is TaskKind.FORWARD
+        found = self.forward if is_forward else self.backwards.get(task.section)
+        return found if found is not None and found.task == task else None
+
+    def works(self) -> list[Work]:
+        """Its tasks, the forward first."""
+        return [self.forward, *self.backwards.values()]
+
+    def explain(self) -> str:
+        """What it waits for, for error messages."""
+        for work in self.works():
+            if work.todo:
+                return work.explain()
+        held = " and for the contributions to its step" if self.holds else ""
+        last = self.works()[-1].task
+        return f"{last} waits for {self.unsettled - self.holds} WRITEs before its own{held}"
+
+
+def begin_subnet(
+    event: SubnetAdmitted, stage: StageId, tickets: dict[int, Ticket], sections: Sequence[range]
+) -> Progress:
+    """What a stage keeps of a subnet, which has one thing to settle until its admission is over.
+
+    ``sections`` are the blocks that each of its backwards goes through.
+    """
+    subnet, partition = event.subnet, event.partition
+    blocks = partition.blocks(stage)
+    task = Task(subnet.stream, subnet.sequence_id, TaskKind.FORWARD, stage)
+    forward = Work(task, subnet, tickets, list(reversed(blocks)))
+    if blocks.stop < partition.num_blocks:
+        forward.receiver = task.at(partition.stage_of(blocks.stop))
+    if blocks.start == 0:
+        forward.missing.remove(CHAIN)
+    progress = Progress(subnet, partition, tickets, forward, {})
+    for number, section in enumerate(sections if event.is_trained else ()):
+        here = range(max(section.start, blocks.start), min(section.stop, blocks.stop))
+        if here:
+            back = task._replace(kind=TaskKind.BACKWARD, section=number)
+            goes_on = here.start > section.start
+            backward = Work(
+                back,
+                subnet,
+                tickets,
+                list(here),
+                forward.unclear,
+                begins_here=here.stop == section.stop,
+                receiver=back.at(partition.stage_of(here.start - 1)) if goes_on else None,
+            )
+            progress.backwards[number] = backward
+    if event.priorities:
+        forward.priorities, backwards, progress.write_priorities = event.priorities
+        for backward in progress.backwards.values():
+            backward.priorities = backwards
+    num_tasks = len(progress.backwards) or bool(blocks)
+    progress.unsettled = 1 + num_tasks + sum(ticket.is_writer for ticket in tickets.values())
+    return progress

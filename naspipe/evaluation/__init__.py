@@ -1,0 +1,1 @@
+"""Forward-only runs: scores of subnets with inherited weights, calibration, proxies."""

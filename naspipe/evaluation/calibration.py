@@ -1,0 +1,285 @@
+"""Running statistics for a subnet whose weights were trained as parts of others.
+
+What batch normalisation remembers of training is a mixture over all subnets that used the layer.
+Before a subnet is judged its statistics are taken anew, from batches that go through it alone.
+
+Which statistics a layer takes, and how, is the layer's own business: a module may call torch's
+functions with the buffers of another one, with parts of them, or with buffers of its own. So each
+layer is run once in training mode, and what takes statistics there takes them here, through
+torch's ``batch_norm`` and ``instance_norm``, whoever calls them and in whatever mode it is. What
+does not take any in training mode, as a frozen norm, keeps those that it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.overrides import TorchFunctionMode
+
+from naspipe.checks.sketched import sketch
+from naspipe.config.errors import ConfigError
+from naspipe.config.space import Space
+from naspipe.machine.staging import same_bits
+from naspipe.plan.costs import first_of_kind
+from naspipe.worker.layers.kept_state import buffer_slots
+
+_RUNNING = ("running_mean", "running_var")
+
+_FUNCTIONAL = ("input", *_RUNNING, "weight", "bias", "", "momentum", "eps")
+_NATIVE = ("input", "weight", "bias", *_RUNNING, "", "momentum", "eps", "cudnn_enabled")
+
+_TAKING = {
+    functional.batch_norm: ("training", _FUNCTIONAL),
+    functional.instance_norm: ("use_input_stats", _FUNCTIONAL),
+    torch.batch_norm: ("training", _NATIVE),
+    torch.instance_norm: ("use_input_stats", _NATIVE),
+}
+"""What computes norms: the argument that has them take statistics, and all others in order."""
+
+
+def may_keep_statistics(module: nn.Module) -> bool:
+    """Whether a layer has buffers that are called as running statistics are."""
+    return any(key in _RUNNING for _, _, key in buffer_slots(module))
+
+
+class Norm(NamedTuple):
+    """Running statistics that a layer takes in training mode: whose buffers, and what those are
+    called there."""
+
+    owner: nn.Module
+    mean: str
+    var: str
+
+
+class _Watched(TorchFunctionMode):
+    """Told of each norm that is computed with buffers of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._places = [
+            (range(buffer.data_ptr(), buffer.data_ptr() + buffer.nbytes), (owner, key))
+            for _, owner, key in buffer_slots(module)
+            if (buffer := owner._buffers[key]) is not None
+        ]
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Called for every function of torch."""
+        given = dict(kwargs or {})
+        if func in _TAKING:
+            switch, order = _TAKING[func]
+            names = [name or switch for name in order]
+            given |= dict(zip(names, args, strict=False))
+            places = [self._place(given.get(name)) for name in _RUNNING]
+            if (mean := places[0]) is not None and (var := places[1]) is not None:
+                self.change(Norm(mean[0], mean[1], var[1]), switch, given)
+            args = ()
+            if order is _NATIVE:  # which takes no names
+                args, given = tuple(given[name] for name in names), {}
+        return func(*args, **given)
+
+    def _place(self, tensor: Any) -> tuple[nn.Module, str] | None:
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        address = tensor.data_ptr()
+        return next((place for memory, place in self._places if address in memory), None)
+
+    def change(self, norm: Norm, switch: str, given: dict[str, Any]) -> None:
+        """Look at what torch is called with, and change it."""
+        raise NotImplementedError
+
+
+class _Seen(_Watched):
+    """Which norms take statistics."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.norms: dict[tuple[int, str], Norm] = {}
+
+    def change(self, norm: Norm, switch: str, given: dict[str, Any]) -> None:
+        if given.get(switch, switch == "use_input_stats"):
+            self.norms.setdefault((id(norm.owner), norm.mean), norm)
+
+
+class _Taken(_Watched):
+    """Has norms average over all batches alike."""
+
+    def __init__(self, module: nn.Module, norms: Sequence[Norm]) -> None:
+        super().__init__(module)
+        self.missing = {(id(norm.owner), norm.mean): norm for norm in norms}
+        self._known = set(self.missing)
+        self._counts: Counter[tuple[Any, ...]] = Counter()
+
+    def change(self, norm: Norm, switch: str, given: dict[str, Any]) -> None:
+        key = id(norm.owner), norm.mean
+        if key not in self._known:
+            return
+        self.missing.pop(key, None)
+        mean = given["running_mean"]
+        part = *key, mean.data_ptr(), mean.shape
+        self._counts[part] += 1
+        given[switch], given["momentum"] = True, 1.0 / self._counts[part]
+
+
+@torch.no_grad()
+def find_norms(
+    label: str,
+    module: nn.Module,
+    forward: Callable[[], object],
+    otherwise: str = "use calibrate=0",
+) -> list[Norm]:
+    """The running statistics that a layer takes in training mode; it is left as it was.
+
+    Args:
+        label: what messages call the layer.
+        module: the layer's.
+        forward: calls it with a batch.
+        otherwise: what a message advises where statistics cannot be taken.
+
+    Raises:
+        ConfigError: when it takes some in a way that cannot be followed.
+    """
+    if not may_keep_statistics(module):
+        return []
+    slots = [(part, dict(part._buffers), part.training) for part in module.modules()]
+    named = [(name, owner, key) for name, owner, key in buffer_slots(module)]
+    copies = {name: _buffer(owner, key).clone() for name, owner, key in named}
+    try:
+        module.train()
+        with _Seen(module) as seen:
+            forward()
+        for name, owner, key in named:
+            is_seen = any(each.owner is owner and key in each[1:] for each in seen.norms.values())
+            now = owner._buffers.get(key)
+            if (
+                key in _RUNNING
+                and not is_seen
+                and now is not None
+                and not same_bits(now, copies[name])
+            ):
+                raise ConfigError(
+                    f"layer {label}: expected running statistics that are taken by "
+                    f"torch.nn.functional.batch_norm or instance_norm, found {name} of "
+                    f"{type(owner).__name__}, which its own code takes, so that it cannot be taken "
+                    f"anew for a subnet; call those functions, or {otherwise}"
+                )
+        return list(seen.norms.values())
+    finally:
+        for part, buffers, training in slots:
+            part._buffers.clear()
+            part._buffers.update(buffers)
+            part.training = training
+        for name, owner, key in named:
+            _buffer(owner, key).copy_(copies[name])
+
+
+class FreshStatistics:
+    """Statistics that are being taken anew; see :func:`fresh_statistics`."""
+
+    def __init__(self, label: str, taken: _Taken, mode: ExitStack) -> None:
+        self._label, self._taken, self._mode = label, taken, mode
+
+    def settle(self) -> None:
+        """Use the statistics from now on instead of taking them.
+
+        Raises:
+            ConfigError: when no batch has gone through one of the norms.
+        """
+        self._mode.close()
+        for norm in self._taken.missing.values():
+            raise ConfigError(
+                f"layer {self._label}: expected batches to calibrate with that go through each of "
+                f"its norms, found none that goes through one {type(norm.owner).__name__}, whose "
+                f"statistics would be mean 0 and variance 1; calibrate with more batches, or use "
+                f"calibrate=0"
+            )
+
+
+@contextmanager
+def fresh_statistics(
+    label: str, module: nn.Module, norms: Sequence[Norm], *, keeps: bool = False
+) -> Iterator[FreshStatistics]:
+    """Statistics that start anew and average over all batches alike; put back afterwards.
+
+    They are taken until :meth:`FreshStatistics.settle`, or until the end. With ``keeps`` the new
+    statistics stay, unless something raises.
+
+    Args:
+        label: what messages call the layer.
+        module: the layer's.
+        norms: what :func:`find_norms` found.
+        keeps: whether the new statistics stay.
+    """
+    owners = list(dict.fromkeys(norm.owner for norm in norms))
+    before = [
+        (owner, getattr(owner, "momentum", None), owner.training,
+         {n: b.clone() for n, b in owner._buffers.items() if b is not None})
+        for owner in owners
+    ]  # fmt: skip
+    taken, mode = _Taken(module, norms), ExitStack()
+
+    @mode.callback
+    def _settle() -> None:
+        for owner, momentum, training, _ in before:
+            if isinstance(owner, _NormBase):
+                owner.momentum = momentum
+            owner.training = training
+
+    fresh = FreshStatistics(label, taken, mode)
+    try:
+        for norm in norms:
+            _reset(norm)
+        if norms:
+            mode.enter_context(taken)
+        yield fresh
+        fresh.settle()
+    except BaseException:
+        keeps = False
+        raise
+    finally:
+        mode.close()
+        for owner, _, _, buffers in before:
+            for name, buffer in () if keeps else buffers.items():
+                here = owner._buffers[name]
+                if isinstance(here, torch.Tensor):
+                    here.copy_(buffer)
+
+
+def _reset(norm: Norm) -> None:
+    owner = norm.owner
+    _buffer(owner, norm.mean).zero_()
+    _buffer(owner, norm.var).fill_(1)
+    if isinstance(owner, _BatchNorm):
+        owner.reset_running_stats()
+        owner.momentum = None
+        owner.train()
+
+
+def _buffer(owner: nn.Module, key: str) -> torch.Tensor:
+    buffer = owner._buffers[key]
+    assert buffer is not None, "it was there"
+    return buffer
+
+
+def blocks_to_calibrate(space: Space) -> int:
+    """Blocks up to the last one that may keep running statistics: batches need go no further."""
+    keeps = {
+        twin: any(
+            may_keep_statistics(sketch(space, twin, candidate))
+            for candidate in range(len(space.blocks[twin].candidates))
+        )
+        for twin in set(first_of_kind(space))
+    }
+    return max((b + 1 for b, twin in enumerate(first_of_kind(space)) if keeps[twin]), default=0)

@@ -1,0 +1,346 @@
+"""Subnets with the weights that their layers begin with, as ordinary modules in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.space import Space
+from naspipe.config.user_code import users_code
+from naspipe.evaluation.calibration import Norm, find_norms, fresh_statistics
+from naspipe.machine.determinism import block_seed, deterministic_torch, seed_draws
+from naspipe.machine.forking import done_fit
+from naspipe.worker.layers.layer_store import LayerStore
+
+Tensors = tuple[torch.Tensor, ...]
+
+Around = Callable[[str, nn.Module, Callable[[], object]], AbstractContextManager[object]]
+
+
+def _bare(label: str, module: nn.Module, call: Callable[[], object]) -> nullcontext[None]:
+    return nullcontext()
+
+
+class FirstLayers:
+    """The layers of a space as a run of a seed makes them; each is made once.
+
+    What the run learnt, and weights that it was given to begin with, have no part in them.
+
+    Args:
+        space: whose layers.
+        seed: of the run; each layer has its own.
+        prepare: is called with each module that was made, and may change it.
+        way: what messages say of how the layers are computed, as in ``in float64``.
+    """
+
+    def __init__(
+        self, space: Space, seed: int, prepare: Callable[[nn.Module], object], way: str
+    ) -> None:
+        self._space, self._seed, self._way = space, seed, way
+        self._prepare = prepare
+        self._store = LayerStore(space, seed, Recipe(), trains=False)
+        self._prepared: set[LayerId] = set()
+
+    def modules(self, choices: Sequence[int]) -> list[nn.Module]:
+        """The layers of a subnet in order.
+
+        Raises:
+            ConfigError: when the choices do not fit the space, or a factory fails.
+        """
+        chain = enumerate(self._space.chain(choices))
+        return [self._module(block, self._candidate(block, option)) for block, option in chain]
+
+    def fields(self, choices: Sequence[int]) -> tuple[str, ...]:
+        """Batch fields that a subnet's layers name, each once."""
+        blocks = range(len(self._space.chain(choices)))
+        return tuple(dict.fromkeys(name for block in blocks for name in self._space.fields(block)))
+
+    def forward(
+        self, choices: Sequence[int], batch: Mapping[str, torch.Tensor], around: Around = _bare
+    ) -> Tensors:
+        """What a subnet returns for a batch; draws are keyed by the block.
+
+        Args:
+            choices: of the subnet.
+            batch: what its layers read.
+            around: makes the context in which a layer is called, from its label, its module, and a
+                function that calls it in training or in evaluation mode, as the module is.
+
+        Raises:
+            ConfigError: when a layer fails, or returns anything but tensors.
+        """
+        state: Tensors = ()
+        for block, option in enumerate(self._space.chain(choices)):
+            module = self._module(block, self._candidate(block, option))
+            fields = [batch[name].clone() for name in self._space.fields(block)]
+            label = self._space.option_label(block, option)
+            expected = f"layer {label}: expected a layer that computes tensors {self._way}, found"
+            forward = self._space.blocks[block].forward_of(module, option)
+            call = partial(self._call, forward, block, (*state, *fields), expected)
+            with around(label, module, call):
+                result = call()
+            state = result if isinstance(result, tuple) else (result,)
+            if not all(isinstance(each, torch.Tensor) for each in state):
+                raise ConfigError(f"{expected} {type(result).__name__}")
+        return state
+
+    def _call(self, forward: Callable[..., Any], block: int, inputs: Tensors, expected: str) -> Any:
+        seed_draws(block_seed(self._seed, 0, block))
+        with users_code(expected):
+            return forward(*(each.view_as(each) for each in inputs))
+
+    def _candidate(self, block: int, option: int) -> int:
+        return self._space.blocks[block].candidate(option)
+
+    def _module(self, block: int, candidate: int) -> nn.Module:
+        layer = LayerId(FIRST_STREAM, block, candidate)
+        label = self._space.label(block, candidate)
+        with users_code(f"layer {label}: expected a torch.nn.Module, found"):
+            module = self._store[layer].module
+        if layer not in self._prepared:
+            self._prepare(module)
+            self._prepared.add(layer)
+        return module
+
+
+_ATEN = torch.ops.aten
+
+_RECTIFIERS = {_ATEN.relu, _ATEN.relu_, _ATEN.leaky_relu, _ATEN.leaky_relu_}
+_CLIPPED = {_ATEN.hardtanh, _ATEN.hardtanh_}
+"""ReLU6, where the least is 0."""
+
+
+class Naswot:
+    """Scores subnets by log \\|K\\|; more is better.
+
+    Each rectified unit says of each sample whether its input is above 0: one bit of the sample's
+    code. K has a row and a column for each sample, and says in how many bits two samples agree.
+    Units of ReLU count, also of functions, and as an extension those of ReLU6 and leaky ReLU.
+
+    Args:
+        space: whose subnets.
+        seed: of the run, whose first weights they have.
+        threads: of the compute.
+        batch: of B samples, in the first dimension of each field.
+    """
+
+    def __init__(
+        self, space: Space, seed: int, threads: int, batch: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._layers = FirstLayers(space, seed, nn.Module.eval, "of the batch")
+        self._norms: dict[str, Sequence[Norm]] = {}
+        """By the label of a layer with its option."""
+        self._threads = threads
+        self._batch = batch
+
+    def __call__(self, choices: Sequence[int]) -> float:
+        """The score of a subnet; -inf where no units tell all samples apart.
+
+        Raises:
+            ConfigError: when a layer fails, or rectifies something else than B samples.
+        """
+        kernel, units = self._kernel(choices)
+        with deterministic_torch(self._threads):
+            return log_determinant(kernel, units)
+
+    def units(self, choices: Sequence[int]) -> int:
+        """How many units of one sample are rectified; raises as a call."""
+        return self._kernel(choices)[1]
+
+    def _kernel(self, choices: Sequence[int]) -> tuple[torch.Tensor, int]:
+        samples = self._batch[self._layers.fields(choices)[0]].shape[0]
+        with deterministic_torch(self._threads), torch.no_grad():
+            self._layers.forward(choices, self._batch, self._finding_norms)
+            with _Codes(samples) as codes:
+                self._layers.forward(choices, self._batch, self._with_batch_statistics)
+        return codes.kernel, codes.units
+
+    @contextmanager
+    def _finding_norms(
+        self, label: str, module: nn.Module, call: Callable[[], object]
+    ) -> Iterator[None]:
+        if label not in self._norms:
+            self._norms[label] = find_norms(label, module, call, "use another score")
+        yield
+
+    def _with_batch_statistics(
+        self, label: str, module: nn.Module, call: Callable[[], object]
+    ) -> AbstractContextManager[object]:
+        """Norms use those of the batch, as in a training step; all else is evaluated."""
+        return fresh_statistics(label, module, self._norms[label])
+
+
+def log_determinant(kernel: torch.Tensor, units: int) -> float:
+    """Of a kernel of codes, of shape (B, B) and whole numbers; -inf where it is singular.
+
+    That it is, when two samples have one code, or when there are fewer units than B - 1: it is
+    the sum of a matrix of that rank and one of rank 1.
+    """
+    samples = len(kernel)
+    others = kernel - units * torch.eye(samples, dtype=kernel.dtype)
+    if units + 1 < samples or bool((others == units).any()):
+        return -math.inf
+    sign, found = torch.linalg.slogdet(kernel)
+    return float(found) if sign > 0 else -math.inf
+
+
+class _Codes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts, for each two samples, the units that code them alike."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernel = torch.zeros(samples, samples, dtype=torch.float64)
+        self.units = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if _rectifies(func.overloadpacket, args, given):
+            self._add(args[0])
+        return func(*args, **given)
+
+    def _add(self, inputs: torch.Tensor) -> None:
+        samples = len(self.kernel)
+        if inputs.dim() < 1 or inputs.shape[0] != samples:
+            raise ConfigError(
+                f"score naswot: expected layers that rectify {samples} samples in the first "
+                f"dimension, found a tensor of shape {tuple(inputs.shape)}; use another score"
+            )
+        codes = (inputs > 0).reshape(samples, -1).double()
+        self.units += codes.shape[1]
+        self.kernel += codes @ codes.T + (1 - codes) @ (1 - codes).T
+
+
+def _rectifies(operation: Any, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    if operation in _CLIPPED:
+        least = args[1] if len(args) > 1 else given.get("min_val", -1)
+        return float(least) == 0.0
+    return operation in _RECTIFIERS
+
+
+_NAMES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
+
+_NORMS = {getattr(where, name) for where in (functional, torch) for name in _NAMES}
+"""What computes norms, whoever calls it."""
+
+
+class Synflow:
+    """Scores subnets by the logarithm of their synaptic flow; more is better.
+
+    With every weight and bias replaced by its absolute value, norms left out and R the sum of what
+    the network returns for one input of ones, the flow is the sum of \\|w dR/dw\\| over the
+    entries w of all weights of two or more dimensions. All of it in 64 bits. The logarithm leaves
+    the ranking as it is: flows of deep networks differ by many powers of ten.
+
+    Args:
+        space: whose subnets.
+        seed: of the run, whose first weights they have.
+        threads: of the compute.
+        batch: whose fields' shapes the input has; floats, of shape (B, ...).
+    """
+
+    def __init__(
+        self, space: Space, seed: int, threads: int, batch: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._layers = FirstLayers(space, seed, _make_positive, "in float64")
+        self._threads = threads
+        self._batch = batch
+
+    def check(self, choices: Sequence[int]) -> None:
+        """An input of ones must be one that the layers can read.
+
+        Raises:
+            ConfigError: naming the field that is not of floats.
+        """
+        for name in self._layers.fields(choices):
+            if not (field := self._batch[name]).is_floating_point():
+                raise ConfigError(
+                    f"score synflow: expected layers that read floats, as its input is ones, found "
+                    f"the field {name} of {str(field.dtype).removeprefix('torch.')}, as of tokens; "
+                    f"use --score naswot where layers have ReLU, or loss"
+                )
+
+    def __call__(self, choices: Sequence[int]) -> float:
+        """The score of a subnet; -inf where nothing flows.
+
+        Raises:
+            ConfigError: when a layer fails in 64 bits, or the flow is no number of 64 bits.
+        """
+        found = done_fit(lambda: {"flow": self._flow(choices)}, "the score synflow")["flow"]
+        if not math.isfinite(found):
+            raise ConfigError(
+                f"score synflow: expected a flow that 64 bits hold, found {found} for subnet "
+                f"{','.join(map(str, choices))}; use another score for networks as deep as this"
+            )
+        return math.log(found) if found else -math.inf
+
+    def _flow(self, choices: Sequence[int]) -> float:
+        self.check(choices)
+        ones = {
+            name: torch.ones_like(self._batch[name][:1], dtype=torch.float64)
+            for name in self._layers.fields(choices)
+        }
+        with deterministic_torch(self._threads), torch.enable_grad():
+            weights = _weights_of(self._layers.modules(choices))
+            with _WithoutNorms():
+                outputs = self._layers.forward(choices, ones)
+            total = torch.stack([each.sum() for each in outputs if each.requires_grad] or [_ZERO])
+            if not weights or not total.requires_grad:
+                return 0.0
+            gradients = torch.autograd.grad(total.sum(), weights, allow_unused=True)
+            return _flow_through(weights, gradients)
+
+
+_ZERO = torch.zeros((), dtype=torch.float64)
+
+
+def _make_positive(module: nn.Module) -> None:
+    """In 64 bits, absolute, and without a trace of training mode."""
+    module.double().eval()
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                tensor.abs_()
+        for parameter in module.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+
+
+def _weights_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Those of products and convolutions: norms' and biases have one dimension."""
+    return [each for module in modules for each in module.parameters() if each.dim() > 1]
+
+
+def _flow_through(
+    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> float:
+    flows = [
+        float((weight.detach() * gradient).abs().sum())
+        for weight, gradient in zip(weights, gradients, strict=True)
+        if gradient is not None
+    ]
+    return sum(flows)
+
+
+class _WithoutNorms(TorchFunctionMode):
+    """Has every norm of torch's return its input."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func in _NORMS:
+            return args[0] if args else given["input"]
+        return func(*args, **given)

@@ -1,1 +1,0 @@
-"""What users touch from Python."""

@@ -1,1 +1,0 @@
-"""What a user handed over, checked before anything is written: one clear line if it is wrong."""

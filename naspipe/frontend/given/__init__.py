@@ -1,1 +1,0 @@
-"""What a user names or hands over, made into what a run needs."""

@@ -1,1 +1,0 @@
-"""From a run to its best subnets."""

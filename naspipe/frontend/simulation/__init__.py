@@ -1,1 +1,0 @@
-"""Schedules on a virtual clock: scenarios that do not exist yet, and recorded runs again."""

@@ -1,0 +1,1 @@
+"""What users name or hand over, made into what a run needs."""

@@ -1,0 +1,133 @@
+"""Data that a run was not trained on, to judge its subnets by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import search_spaces
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.inputs.named import find_data, is_own_data
+from naspipe.jobs.workload import Batches
+
+BATCHES = 8
+"""That subnets are judged by, where there are as many."""
+
+_OWN = "a function of (seed, number) that returns batches the run was not trained on"
+
+
+def find_held_out(
+    space: str,
+    scale: str,
+    data: str,
+    *,
+    root: Path | None = None,
+    split: str = "valid",
+    own: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Batches:
+    """The held-out batches that belong to a run's data.
+
+    Args:
+        space: what the run trained, by name or as ``module:attribute``.
+        scale: of the space.
+        data: what the run was trained on, by name or as ``module:function``.
+        root: where prepared data is kept.
+        split: of a data set by name.
+        own: ``module:function``, instead of those of the run's data.
+        sizes: ``max_tokens`` or ``batch_size``, where they are not the space's.
+
+    Raises:
+        ConfigError: when there are none.
+    """
+    if own is not None:
+        return find_data(own, root, {})
+    if is_own_data(data):
+        return held_out_of(find_data(data, root, {}))
+    usual: dict[str, int | None] = {}
+    if ":" not in space:
+        defaults = search_spaces.defaults(space, scale)
+        usual = {"max_tokens": defaults.max_tokens, "batch_size": defaults.batch_size}
+    return find_data(data, root, {**usual, **(sizes or {})}, split)
+
+
+def held_out_for(
+    execution: Execution, source: Mapping[str, Any], root: Path | None
+) -> Batches | None:
+    """The held-out batches that a run is validated by, where it is.
+
+    Args:
+        execution: which says whether.
+        source: what the command line called the run's space and data.
+        root: where prepared data is kept.
+
+    Raises:
+        ConfigError: when there are none.
+    """
+    if not execution.validation.every_steps:
+        return None
+    space, scale = source["space"], source["scale"]
+    data = source["data"]
+    if data is None and source["validation"] is None:
+        data = search_spaces.defaults(space, scale).data
+    sizes, own = source.get("sizes"), source["validation"]
+    return find_held_out(space, scale, data or "", root=root, own=own, sizes=sizes)
+
+
+def held_out_of(data: Batches) -> Batches:
+    """What data of a user's own name as held out: their attribute ``validation``.
+
+    Raises:
+        ConfigError: when they name none.
+    """
+    validation: Callable[..., Any] | None = getattr(data, "validation", None)
+    if not callable(validation):
+        raise ConfigError(
+            f"held-out data: expected {_OWN}, found none; give --validation MODULE:FUNCTION, or "
+            f"your data an attribute validation"
+        )
+    return validation
+
+
+def judged_by(data: Batches, held_out: Batches | None, count: int | None) -> tuple[Batches, int]:
+    """The batches that subnets are judged by, and how many: by default as the data name them.
+
+    Args:
+        data: what a run was trained on.
+        held_out: batches to judge by.
+        count: of them; None for 8, or all where there are fewer; 0 for all.
+
+    Raises:
+        ConfigError: when there are none, or fewer than asked for.
+    """
+    chosen = held_out_of(data) if held_out is None else held_out
+    there = batches_there(chosen, BATCHES if count is None else count)
+    if count is not None and count > there:
+        raise ConfigError(
+            f"validate: expected at most {there}, the held-out batches there are, found {count}"
+        )
+    return chosen, there
+
+
+def batches_there(held_out: Batches, count: int) -> int:
+    """So many batches, or as many different ones as there are, as far as the data say; 0 for all.
+
+    Raises:
+        ConfigError: when all are asked for, and the data do not say how many there are.
+    """
+    there: int | None = getattr(held_out, "batches_per_epoch", None)
+    if there is None and not count:
+        raise ConfigError(
+            "validate: expected a number of held-out batches, as these data do not say how many "
+            "there are (batches_per_epoch), found 0, which is all of them"
+        )
+    return min(count or int(there or 0), int(there or count))
+
+
+def part_of(held_out: Batches, count: int) -> str:
+    """As in ``8 of 38 held-out batches``; without how many there are where the data do not say."""
+    there = getattr(held_out, "batches_per_epoch", count)
+    part = f"{count} of {there}" if there > count else str(count)
+    return f"{part} held-out batch{'es' * (there > 1)}"

@@ -1,0 +1,131 @@
+"""Batches for whoever starts a run, made in processes that end before the stages begin.
+
+What a data set opens at its first item (a file, a connection, a library's state) would otherwise
+be opened in the launcher, and shared by all stages that are forked from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import current_process
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from naspipe.config.errors import ConfigError, StageFailedError, TransportError
+from naspipe.config.user_code import users_traceback
+from naspipe.data.loaders import receive_batch, send_batch
+from naspipe.jobs.workload import Workload
+from naspipe.machine.determinism import deterministic_torch
+from naspipe.machine.forking import (
+    FORK,
+    SILENCE_SECONDS,
+    end_all,
+    in_own_thread,
+    obituary,
+    quiet_fork,
+)
+
+Data = Callable[[int, int], Mapping[str, Any]]
+
+_KEPT: dict[tuple[int, int, int], tuple[Data, Mapping[str, Any]]] = {}
+"""Batches by the id of their data, seed and number; with the data, so that the id stays theirs."""
+_KEEPING: list[None] = []
+"""An entry for each :func:`batches_kept` that is under way."""
+
+
+@contextmanager
+def batches_kept() -> Iterator[None]:
+    """Make each batch once while a run is checked: a data set may take long to its first item."""
+    _KEEPING.append(None)
+    try:
+        yield
+    finally:
+        _KEEPING.pop()
+        if not _KEEPING:
+            _KEPT.clear()
+
+
+def batch_apart(data: Data, seed: int, number: int, threads: int = 1) -> Mapping[str, Any]:
+    """The tensors of a batch, made in a process of their own.
+
+    What is no tensor, or one that cannot be sent as bytes, is left out. A daemon, which may start
+    no process, makes the batch itself.
+
+    Args:
+        data: of a run.
+        seed: of the batch.
+        number: of the batch.
+        threads: for torch, in that process.
+
+    Raises:
+        ConfigError: the data's own, or for what is no mapping.
+        UsersCodeError: with the traceback of anything else that the data raise.
+        StageFailedError: when the process ends without an answer.
+        TransportError: when there is no batch for too long.
+    """
+    if current_process().daemon:
+        return data(seed, number)
+    key = id(data), seed, number
+    if key not in _KEPT:
+        found = _made(data, seed, number, threads)
+        if not _KEEPING:
+            return found
+        _KEPT[key] = data, found
+    return dict(_KEPT[key][1])
+
+
+def first_batch(workload: Workload) -> Mapping[str, Any]:
+    """The first batch of a run's data; see :func:`batch_apart`."""
+    definition = workload.definition
+    return batch_apart(workload.data, definition.seed, 0, definition.recipe.threads)
+
+
+def _made(data: Data, seed: int, number: int, threads: int) -> Mapping[str, Any]:
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(
+        target=_main, args=(data, seed, number, threads, sender), name="naspipe-batch"
+    )
+    with receiver, quiet_fork():
+        process.start()
+        sender.close()
+        try:
+            if not receiver.poll(SILENCE_SECONDS):
+                raise TransportError(
+                    f"data({seed}, {number}): expected a batch within {SILENCE_SECONDS:g} s, found "
+                    f"none; look at what the data wait for"
+                )
+            return receive_batch(receiver, number)
+        except EOFError:
+            raise StageFailedError(0, f"data({seed}, {number})", obituary(process)) from None
+        finally:
+            end_all([process])
+
+
+def _main(data: Data, seed: int, number: int, threads: int, sender: Connection) -> None:
+    try:
+        with deterministic_torch(threads):
+            batch = in_own_thread(threads, lambda: data(seed, number))
+        if not isinstance(batch, Mapping):
+            raise ConfigError(
+                f"data: expected a dict of tensors by name from data({seed}, {number}), found "
+                f"{type(batch).__name__}"
+            )
+        sent = {name: _plain(each) for name, each in batch.items() if _can_be_sent(each)}
+    except ConfigError as error:
+        sender.send_bytes(json.dumps({"refusal": str(error)}).encode())
+    except Exception as error:
+        sender.send_bytes(json.dumps({"failure": users_traceback(error)}).encode())
+    else:
+        send_batch(sender, sent)
+
+
+def _can_be_sent(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous()

@@ -1,0 +1,187 @@
+"""A worker that is not rank 0: it runs one stage of a run whose launcher is on another host."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import msgpack
+import zmq
+
+from naspipe.config.definition import Execution
+from naspipe.config.errors import RunInterruptedError, TransportError
+from naspipe.config.ids import WorkerId
+from naspipe.launch.hosts import ALIVE, END, JOB, Hosts, read_word
+from naspipe.launch.liveness import no_sign_of_life
+from naspipe.launch.stopping import answered_signals
+from naspipe.machine.forking import FORK, end_all, obituary, quiet_fork
+from naspipe.wire.transport import Authenticator, Wakeup, bind_inbox, connect_outbox
+from naspipe.worker.job import TrainingJob
+from naspipe.worker.stage_main import stage_main
+
+_POLL_MS = 500
+_LINGER_MS = 2_000
+
+Prepare = Callable[[dict[str, Any]], TrainingJob]
+"""Makes the job of rank 0's assignment; raises ConfigError where that is another job."""
+
+
+def run_agent(
+    hosts: Hosts,
+    execution: Execution,
+    prepare: Prepare,
+    *,
+    answers_signals: bool,
+    how_to_go_on: str = "",
+) -> None:
+    """Run this worker's stage, and watch it and rank 0 until rank 0 says that the run has ended.
+
+    The stage is forked before this process opens any socket.
+
+    Args:
+        hosts: this one and the others.
+        execution: how the run is carried out.
+        prepare: makes the job.
+        answers_signals: with a checkpoint, through rank 0.
+        how_to_go_on: what to say where rank 0 is lost.
+
+    Raises:
+        TransportError: when rank 0 says that the run failed, or gives no sign of life.
+        RunInterruptedError: when rank 0 says that a signal ended it, on whichever host.
+    """
+    rank = hosts.worker.rank
+    parent = os.getppid()
+    lifeline = os.pipe()
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(
+        target=stage_main,
+        args=(partial(_prepared, receiver, prepare), WorkerId(rank), hosts.endpoints, lifeline),
+        kwargs={"launcher_is_elsewhere": True},
+        name=f"naspipe-stage-{rank}",
+    )
+    with ExitStack() as stack:
+        with quiet_fork():
+            process.start()
+        stack.callback(os.close, lifeline[1])
+        stack.callback(end_all, [process])
+        os.close(lifeline[0])
+        receiver.close()
+        stack.enter_context(sender)
+        context: zmq.Context[Any] = zmq.Context()
+        stack.callback(context.destroy, linger=_LINGER_MS)
+        stack.enter_context(Authenticator(context, hosts.endpoints.public_keys.values()))
+        agent = _Agent(hosts, execution, process, sender, parent, context, how_to_go_on)
+        wakeup = stack.enter_context(Wakeup())
+        asked = partial(_ask, agent, wakeup)
+        stack.enter_context(answered_signals(asked) if answers_signals else nullcontext())
+        agent.watch(wakeup)
+
+
+def _prepared(receiver: Connection, prepare: Prepare) -> TrainingJob:
+    """In the stage's process: wait for the assignment, which is made a job there."""
+    return prepare(msgpack.unpackb(receiver.recv_bytes(), strict_map_key=False))
+
+
+def _ask(agent: _Agent, wakeup: Wakeup, number: int) -> None:
+    agent.signals.append(number)
+    wakeup.set()
+
+
+@dataclass(slots=True)
+class _Agent:
+    """What the agent knows of its stage and of rank 0."""
+
+    hosts: Hosts
+    execution: Execution
+    process: BaseProcess
+    sender: Connection
+    parent: int
+    context: zmq.Context[Any]
+    how_to_go_on: str = ""
+    signals: list[int] = field(default_factory=list)
+    _inbox: zmq.Socket[Any] = field(init=False)
+    _outbox: zmq.Socket[Any] = field(init=False)
+    _is_assigned: bool = False
+    _is_running: bool = True
+
+    def __post_init__(self) -> None:
+        endpoints, rank = self.hosts.endpoints, self.hosts.worker.rank
+        self._inbox = bind_inbox(self.context, self.hosts.agents[rank - 1], endpoints)
+        self._outbox = connect_outbox(self.context, endpoints.launcher, endpoints)
+
+    def watch(self, wakeup: Wakeup) -> None:
+        """Return when the run has ended well; see :func:`run_agent`."""
+        poller = zmq.Poller()
+        for each in (self._inbox, wakeup.fileno(), self.process.sentinel):
+            poller.register(each, zmq.POLLIN)
+        heard = time.monotonic()
+        while True:
+            ready = dict(poller.poll(_POLL_MS))
+            while self._inbox.poll(0):
+                heard = time.monotonic()
+                if self._take(*read_word(self._inbox.recv())):
+                    return
+            if wakeup.fileno() in ready:
+                wakeup.clear()
+                for number in self.signals:
+                    self._report("signal", {"number": number})
+            if self.process.sentinel in ready:
+                poller.unregister(self.process.sentinel)
+                self._bury()
+            self._check(time.monotonic() - heard)
+
+    def _take(self, what: str, body: Any) -> bool:
+        """One word of rank 0; whether it was the last."""
+        if what == JOB:
+            self._is_assigned = True
+            self.sender.send_bytes(msgpack.packb(body))
+        elif what == END:
+            self._end(*body)
+        elif what != ALIVE:
+            raise TransportError(f"rank 0 said {what!r:.40}")
+        return what == END
+
+    def _end(self, problem: str, signal_number: int) -> None:
+        """The run has ended, for this reason and at this signal, if there was any."""
+        said = f"rank {self.hosts.worker.rank}: rank 0 ended the run: {problem}"
+        if signal_number:
+            raise RunInterruptedError(signal_number, said, from_elsewhere=not self.signals)
+        if problem:
+            raise TransportError(said)
+
+    def _bury(self) -> None:
+        """The stage's process has ended; where it cannot have said why, this one does."""
+        self._is_running = False
+        self.process.join()
+        if self.process.exitcode != 0:
+            self._report("died", {"how": obituary(self.process), "host": os.uname().nodename})
+
+    def _report(self, kind: str, body: dict[str, Any]) -> None:
+        self._outbox.send(msgpack.packb([kind, self.hosts.worker.rank, body]))
+
+    def _check(self, silence: float) -> None:
+        """Rank 0 beats while it supervises; before and after, it may be at work for longer."""
+        is_supervised = self._is_assigned and self._is_running
+        limit = self.execution.watch.timeout_seconds
+        if is_supervised:
+            limit = self.execution.watch.silence_seconds
+        problem = ""
+        if silence > limit:
+            first, here = self.hosts.places[0], self.hosts.places[self.hosts.worker.rank]
+            who = f"the launcher (rank 0, {self.hosts.endpoints.launcher})"
+            problem = f"{who}: {no_sign_of_life(first, here, silence)}"
+        elif os.getppid() != self.parent:
+            problem = "who started it has ended"
+        if problem:
+            how = f"its worker has ended it: {problem}"
+            self._report("died", {"how": how, "host": os.uname().nodename})
+            who = f"rank {self.hosts.worker.rank} on {os.uname().nodename}"
+            more = f"; {self.how_to_go_on}" if self.how_to_go_on else ""
+            raise TransportError(f"{who}: {problem}{more}")

@@ -1,0 +1,221 @@
+"""A run directory belongs to one launcher at a time; what an earlier one left running is ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any, Self
+
+from naspipe.config.errors import ConfigError, StorageError, reason
+from naspipe.config.text import parse_json
+from naspipe.store.checkpoints import CheckpointFolder, cut_name
+from naspipe.store.files import write_json
+from naspipe.store.losses import SectionLosses
+from naspipe.store.run_directory import LOCK
+from naspipe.wire.endpoints import SOCKETS_PREFIX
+from naspipe.worker.checkpoints.checkpointer import CheckpointReader
+
+_PROCESSES = ".processes.json"
+
+
+class Claim:
+    """Holds a run directory for this process; a context manager.
+
+    The lock is the kernel's and ends with the process, however that ends. Stages, which are
+    forked, do not inherit it: a launcher that was killed never blocks a resume, and stages of
+    it that are still there (stopped, or on their way out) are killed.
+
+    Args:
+        directory: of the run; it exists.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: FileIO | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = (self._directory / LOCK).open("a+b", buffering=0)
+        except OSError as error:
+            raise ConfigError(
+                f"run directory {self._directory} cannot be written: {error.strerror}"
+            ) from error
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            owner = self._file.read(20).decode("ascii", "replace").strip() or "unknown"
+            self._file.close()
+            raise ConfigError(
+                f"run directory {self._directory}: expected one that nobody trains, found process "
+                f"{owner} at it; wait for it, or end it first"
+            ) from error
+        self._file.truncate(0)
+        with suppress(OSError):  # it only helps who reads it; what holds is the lock
+            self._file.write(str(os.getpid()).encode())
+        end_processes(self._directory)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            (self._directory / _PROCESSES).unlink(missing_ok=True)
+            self._file.close()
+
+
+def record_processes(directory: Path, pids: Iterable[int], sockets: Path | None = None) -> None:
+    """Note the stages of a run and the directory of their sockets.
+
+    So that a later life can end the stages that outlive their launcher, and tidy up after it.
+    """
+    started = {str(pid): _started(pid) for pid in pids}
+    found = {"host": os.uname().nodename, "started": started, "sockets": str(sockets or "")}
+    write_json(directory / _PROCESSES, found)
+
+
+def end_processes(directory: Path) -> list[int]:
+    """Kill the recorded stages that are still there; returns their process IDs.
+
+    A process that only has the number of one, but began at another time, is left alone.
+    """
+    path = directory / _PROCESSES
+    try:
+        found = parse_json(path.read_bytes())
+        started = {int(pid): int(ticks) for pid, ticks in found["started"].items()}
+        is_here = found["host"] == os.uname().nodename
+        sockets = Path(found["sockets"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    ended = []
+    for pid, ticks in started.items():
+        if is_here and ticks and _started(pid) == ticks:
+            os.kill(pid, signal.SIGKILL)
+            ended.append(pid)
+    is_ours = sockets.name.startswith(SOCKETS_PREFIX)
+    if is_here and is_ours and sockets.parent == Path(tempfile.gettempdir()):
+        shutil.rmtree(sockets, ignore_errors=True)
+    path.unlink(missing_ok=True)
+    return ended
+
+
+def _started(pid: int) -> int:
+    """When a process began, in ticks since the machine did; 0 when that cannot be known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        return int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+_MERGED = ("versions", "history", "scalars", "strides")
+
+
+class Publisher:
+    """Publishes each checkpoint when every stage has written its part.
+
+    Args:
+        stages: of each stream, those that write a part of its checkpoints.
+        generation: the run's, in the name of what the stages write.
+        folders: of each stream.
+        losses: of each stream; what belongs to a checkpoint is put on disk with it.
+        keep: how many checkpoints of a stream are kept.
+        reader: told of each; those that it still needs are kept, too.
+        joined: streams that can only go on at the same cut: the newest that all have is kept, and
+            what those that are ahead have beyond it, which will be the next.
+        may_publish: whether all steps before a cut, of those that are to be, have been compared
+            with the plain loop.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Collection[int]],
+        generation: int,
+        folders: Sequence[CheckpointFolder],
+        losses: Sequence[SectionLosses],
+        keep: int,
+        reader: CheckpointReader,
+        joined: Iterable[Collection[int]] = (),
+        may_publish: Callable[[int], bool] = lambda cut: True,
+    ) -> None:
+        self._may_publish = may_publish
+        self._held: list[tuple[int, dict[str, Any]]] = []
+        """Parts of checkpoints that may not be published yet."""
+        self._joined = tuple(joined)
+        self._stages = tuple(stages)
+        self._generation = generation
+        self._folders = tuple(folders)
+        self._losses = tuple(losses)
+        self._keep = keep
+        self._reader = reader
+        self._parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
+        self.newest: dict[int, int] = {}
+        """By stream, the cut of the last checkpoint that was published."""
+
+    def take(self, stage: int, part: dict[str, Any]) -> None:
+        """One stage's part is on disk.
+
+        Raises:
+            StorageError: when the checkpoint cannot be published.
+        """
+        self._held.append((stage, part))
+        self.publish_held()
+
+    def publish_held(self) -> None:
+        """Publish what waits, if it may be published by now.
+
+        Raises:
+            StorageError: when a checkpoint cannot be published.
+        """
+        while self._held and self._may_publish(self._held[0][1]["cut"]):
+            self._publish(*self._held.pop(0))
+
+    def _publish(self, stage: int, part: dict[str, Any]) -> None:
+        stream, cut = part["stream"], part["cut"]
+        parts = self._parts[stream, cut]
+        parts[stage] = part
+        if len(parts) < len(self._stages[stream]):
+            return
+        del self._parts[stream, cut]
+        manifest = {
+            **merge_parts(cut, [parts[number] for number in sorted(parts)]),
+            "generation": self._generation,
+        }
+        try:
+            manifest["losses"] = list(self._losses[stream].sync(cut))
+            self._folders[stream].publish(cut_name(cut), self._generation, manifest)
+            self._reader.published(stream, cut)
+            self._prune(stream)
+        except OSError as error:
+            raise StorageError(
+                f"checkpoint at subnet {cut}: it cannot be published: {reason(error)}; the "
+                f"checkpoints before it are still good"
+            ) from error
+        self.newest[stream] = cut
+
+    def _prune(self, stream: int) -> None:
+        together = next((each for each in self._joined if stream in each), (stream,))
+        cuts = [set(self._folders[number].cuts) for number in together]
+        newest_of_all = max(set.intersection(*cuts), default=0)
+        newest_of_slowest = min(max(own, default=0) for own in cuts)
+        for number, own in zip(together, cuts, strict=True):
+            to_come = (cut for cut in own if cut > newest_of_slowest)
+            spared = {*self._reader.needed(number), newest_of_all, *to_come}
+            self._folders[number].prune(self._keep, spared)
+
+
+def merge_parts(subnets: int, parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The manifest of a checkpoint from what its stages wrote."""
+    manifest: dict[str, Any] = {"subnets": subnets, "shards": []}
+    manifest |= {kind: {} for kind in _MERGED}
+    for part in parts:
+        manifest["shards"].append(part["shard"])
+        for kind in _MERGED:
+            manifest[kind] |= part[kind]
+    return manifest

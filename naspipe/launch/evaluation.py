@@ -1,0 +1,134 @@
+"""Starts the stages of an evaluation, feeds the strategy with scores, and ends them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from naspipe.config.ids import FIRST_STREAM
+from naspipe.engine.events import Planned
+from naspipe.evaluation.evaluation import ScoreObserver
+from naspipe.evaluation.evaluation_stage import EvaluationJob, EvaluationStage
+from naspipe.launch.stage_pool import LauncherSide, Mailboxes, run_stages
+from naspipe.launch.stopping import Stop
+from naspipe.launch.supervisor import StageReports
+from naspipe.machine.forking import may_compute_here
+from naspipe.search.scores import Scores, scores_of
+from naspipe.wire.endpoints import make_endpoints, private_directory
+from naspipe.wire.messages import SubnetsMessage
+from naspipe.wire.transport import Wakeup
+from naspipe.worker.stage_main import run_alone
+
+Watch = Callable[[Callable[[], str]], None]
+"""Is given what says what this process is at."""
+
+
+Completed = Callable[[int, Scores], Scores]
+"""Adds to what the stages found of a subnet what is found in the launcher's process."""
+
+
+def unwatched(current: Callable[[], str]) -> None:
+    """Nobody wants to know."""
+
+
+def as_found(subnet: int, scores: Scores) -> Scores:
+    """Nothing is added."""
+    return scores
+
+
+def evaluate(
+    job: EvaluationJob,
+    observer: ScoreObserver,
+    score: Callable[[Scores], float],
+    watch: Watch = unwatched,
+    completed: Completed = as_found,
+) -> list[dict[str, Any]]:
+    """Judge every subnet that the job's source proposes; returns what each stage measured.
+
+    Args:
+        job: what is evaluated.
+        observer: told of every subnet.
+        score: what the source is told of one: more is better.
+        watch: of work in this process; stages in processes of their own are watched here.
+        completed: adds scores to those of the stages, before anyone is told of them.
+
+    Raises:
+        StageFailedError: with the first cause, once every stage has ended.
+        ConfigError: when a stage finds that the input cannot be used, or the strategy proposes
+            what is no subnet.
+    """
+    mailboxes = Mailboxes()
+    stop = Stop(job.execution.pipeline.stages, mailboxes.send)
+    collector = ScoreCollector(job, observer, score, mailboxes, watch, completed)
+    with ExitStack() as stack:
+        stack.callback(job.source.close)
+        wakeup = stack.enter_context(Wakeup())
+        is_alone = job.execution.pipeline.stages == 1
+        if is_alone and may_compute_here(job.execution.hardware.device):
+            collector.start()
+            run_alone(job, collector, mailboxes.local, EvaluationStage)
+        else:
+            directory = stack.enter_context(private_directory())
+            endpoints = make_endpoints(job.execution, directory)
+            side = LauncherSide(
+                collector=collector,
+                start=collector.start,
+                stop=stop,
+                wakeup=wakeup,
+                mailboxes=mailboxes,
+            )
+            run_stages(job, EvaluationStage, endpoints, side)
+    return [collector.results[stage]["measured"] for stage in sorted(collector.results)]
+
+
+class ScoreCollector(StageReports):
+    """Takes the reports of all stages: scores go to the source, its subnets to the stages."""
+
+    def __init__(
+        self,
+        job: EvaluationJob,
+        observer: ScoreObserver,
+        score: Callable[[Scores], float],
+        mailboxes: Mailboxes,
+        watch: Watch,
+        completed: Completed,
+    ) -> None:
+        super().__init__(job.execution.pipeline.stages)
+        self._job = job
+        self._observer = observer
+        self._score = score
+        self._mailboxes = mailboxes
+        self._watch = watch
+        self._completed = completed
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """See :class:`naspipe.wire.ports.Reporter`."""
+        self._watch(current)
+
+    def start(self) -> None:
+        """Tell the stages of the first subnets."""
+        self._tell(0, self._job.source.begin(0, ()))
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report.
+
+        Raises:
+            StageFailedError, ConfigError, StorageError: what a stage reports that it failed of.
+        """
+        match kind:
+            case "sums":
+                scores = self._completed(body["subnet"], scores_of(body["sums"]))
+                self._observer.on_scores(body["subnet"], scores)
+                known = self._job.source.count
+                self._tell(known, self._job.source.take(body["subnet"], self._score(scores)))
+            case "busy":
+                self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
+            case _:
+                super().take(kind, stage, body)
+
+    def _tell(self, first: int, planned: Sequence[Planned]) -> None:
+        if planned:
+            message = SubnetsMessage(FIRST_STREAM, first, tuple(planned))
+            for stage in range(self._job.execution.pipeline.stages):
+                self._mailboxes.send(stage, message)

@@ -1,0 +1,369 @@
+"""A run whose stages are on several hosts: where each worker listens, and what rank 0 tells."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch.distributed
+import zmq
+
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError, TransportError
+from naspipe.launch.liveness import Place
+from naspipe.wire.endpoints import Endpoints, check_ports
+from naspipe.wire.transport import connect_outbox
+from naspipe.worker.job import TrainingJob
+
+_CALL = "naspipe/call"
+_PATIENCE = timedelta(seconds=1)
+
+SHARED_NAMES = (
+    "where hosts share a name, or resolve it to themselves, start torchrun with --local-addr "
+    "ADDRESS on each, and with --rdzv-conf is_host=1 on the first, is_host=0 on the others"
+)
+"""What to do where torchrun's names lead nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One of the processes that torchrun has started with the same command."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    address: str
+    """Of the store."""
+    port: int
+    hosts_store: bool
+    """Whether rank 0 has to make the store itself: who started it has not."""
+    is_torchruns: bool = False
+    """Whether torchrun started it, which starts another one in its place when it fails."""
+
+    @staticmethod
+    def find() -> Worker | None:
+        """This process as a worker; see :meth:`of`."""
+        return Worker.of(os.environ)
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> Worker | None:
+        """The worker that an environment describes; None outside of torchrun.
+
+        Raises:
+            ConfigError: when its variables are not what they should be.
+        """
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        if not all(name in environment for name in names):
+            return None
+        try:
+            worker = Worker(
+                rank=int(environment["RANK"]),
+                world_size=int(environment["WORLD_SIZE"]),
+                local_rank=int(environment.get("LOCAL_RANK", "0")),
+                address=environment["MASTER_ADDR"],
+                port=int(environment["MASTER_PORT"]),
+                hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+                is_torchruns="TORCHELASTIC_RUN_ID" in environment,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"environment: expected whole numbers in {', '.join(names)}, found {error}"
+            ) from None
+        if not 0 <= worker.rank < worker.world_size:
+            raise ConfigError(
+                f"environment: expected RANK below WORLD_SIZE, found {worker.rank} of "
+                f"{worker.world_size}"
+            )
+        return worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCard:
+    """What a worker says of itself."""
+
+    address: str
+    """Of its host, as the others reach it."""
+    public_key: str
+    started_by: str
+    """The process that started it: the same one after a restart."""
+    problem: str = ""
+    """Why it cannot take part."""
+    host: str = ""
+    """What its host calls itself."""
+
+
+def parent_identity() -> str:
+    """The process that started this one, so that no other one ever has the same name."""
+    parent = os.getppid()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        stat = Path(f"/proc/{parent}/stat").read_text("ascii", "replace")
+        started = stat.rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    return f"{boot}/{parent}/{started}"
+
+
+def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[WorkerCard]:
+    """Deal the cards of all workers to all of them; returns them by rank.
+
+    Raises:
+        ConfigError: when one of them cannot take part.
+        TransportError: when not all have come in time.
+    """
+    where = f"{worker.address}:{worker.port}"
+    try:
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            worker.address,
+            worker.port,
+            is_master=worker.hosts_store and worker.rank == 0,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=seconds),
+        )
+        deal = _call(store, worker, card, seconds) if worker.rank == 0 else _answer(
+            store, worker, card, seconds
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise TransportError(
+            f"rank {worker.rank} on {os.uname().nodename}: the workers did not meet at {where} "
+            f"within {seconds:g} s: {' '.join(str(error).split()):.200}; {SHARED_NAMES}"
+        ) from error
+    cards = [WorkerCard(**each) for each in json.loads(deal)]
+    if problems := [
+        f"rank {rank}{f' on {each.host}' if each.host else ''}: {each.problem}"
+        for rank, each in enumerate(cards)
+        if each.problem
+    ]:
+        raise ConfigError("; ".join(problems))
+    _check_reachable(cards)
+    return cards
+
+
+def _check_reachable(cards: Sequence[WorkerCard]) -> None:
+    """Of several machines, none may have an address that only itself reaches.
+
+    Raises:
+        ConfigError: naming the first that has.
+    """
+    machines = {each.started_by.partition("/")[0] for each in cards} - {""}
+    for rank, each in enumerate(cards) if len(machines) > 1 else ():
+        if each.address.startswith("127."):
+            raise ConfigError(
+                f"rank {rank} on {each.host or 'its host'}: expected an address that other hosts "
+                f"reach, found {each.address}; {SHARED_NAMES}"
+            )
+
+
+def _call(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:
+    """Rank 0: call under a new number, collect the answers to it, deal them out."""
+    number = secrets.token_hex(8)
+    store.set(_CALL, number)
+    cards = [asdict(card)]
+    deadline = time.monotonic() + seconds
+    for rank in range(1, worker.world_size):
+        left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
+        store.wait([f"naspipe/{number}/{rank}"], left)
+        cards.append(json.loads(store.get(f"naspipe/{number}/{rank}")))
+    deal = json.dumps(cards)
+    store.set(f"naspipe/{number}/deal", deal)
+    if worker.hosts_store:  # it ends with this process: wait until all have read it
+        for rank in range(1, worker.world_size):
+            store.wait([f"naspipe/{number}/{rank}/read"], timedelta(seconds=seconds))
+    return deal
+
+
+def _answer(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:
+    """The others: answer the call that stands; an earlier attempt's may do so at first."""
+    store.wait([_CALL], timedelta(seconds=seconds))
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        number = store.get(_CALL).decode()
+        store.set(f"naspipe/{number}/{worker.rank}", json.dumps(asdict(card)))
+        try:
+            store.wait([f"naspipe/{number}/deal"], _PATIENCE)
+        except RuntimeError:
+            continue
+        deal = store.get(f"naspipe/{number}/deal").decode()
+        if _is_mine(deal, worker, card):
+            store.set(f"naspipe/{number}/{worker.rank}/read", "")
+            return str(deal)
+        time.sleep(_PATIENCE.total_seconds())  # dealt long ago; the store cannot wait for a change
+    raise TransportError("rank 0 does not answer")
+
+
+def _is_mine(deal: str, worker: Worker, card: WorkerCard) -> bool:
+    """Whether it holds this card: a deal of an earlier attempt holds another key."""
+    cards = json.loads(deal)
+    return len(cards) == worker.world_size and cards[worker.rank] == asdict(card)
+
+
+JOB, ALIVE, END = "job", "alive", "end"
+_SIOCGIFADDR = 0x8915
+_BEAT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """One worker's knowledge of all."""
+
+    worker: Worker
+    endpoints: Endpoints
+    agents: tuple[str, ...]
+    """Where the agents of the ranks from 1 on listen."""
+    started_by: tuple[str, ...]
+    """The process that started each worker."""
+    names: tuple[str, ...]
+    """What the hosts of all workers call themselves."""
+    token: str
+    """Of this life: rank 0 writes it into the run directory, where all must find it."""
+
+    @property
+    def places(self) -> list[Place]:
+        """Of each worker."""
+        addresses = [each.removeprefix("tcp://") for each in self.endpoints.workers]
+        return [Place(*each) for each in zip(self.names, addresses, strict=True)]
+
+
+def join(worker: Worker, execution: Execution) -> Hosts:
+    """Meet the other workers.
+
+    Raises:
+        ConfigError: when this worker or another one cannot take part.
+        TransportError: when they do not meet within ``timeout_seconds``.
+    """
+    public, secret = zmq.curve_keypair()
+    card = _card(worker, execution, public)
+    cards = exchange_cards(worker, card, execution.watch.timeout_seconds)
+    addresses = [
+        [f"tcp://{each.address}:{port}" for port in _ports(execution, rank)]
+        for rank, each in enumerate(cards)
+    ]
+    keys = {
+        address: each.public_key.encode()
+        for each, listens in zip(cards, addresses, strict=True)
+        for address in listens
+    }
+    stages = tuple(stage for _, stage in addresses)
+    return Hosts(
+        worker=worker,
+        endpoints=Endpoints(stages, addresses[0][0], keys, (public, secret)),
+        agents=tuple(agent for agent, _ in addresses[1:]),
+        started_by=tuple(each.started_by for each in cards),
+        names=tuple(each.host for each in cards),
+        token=cards[0].public_key,
+    )
+
+
+def _ports(execution: Execution, rank: int) -> range:
+    """Of the launcher or the agent, and of the stage."""
+    return range(execution.wire.port + 2 * rank, execution.wire.port + 2 * rank + 2)
+
+
+def _card(worker: Worker, execution: Execution, public: bytes) -> WorkerCard:
+    address = problem = ""
+    try:
+        address = own_address(worker, execution.wire.interface)
+        check_ports(address, _ports(execution, worker.rank))
+    except ConfigError as error:
+        problem = str(error)
+    return WorkerCard(
+        address=address,
+        public_key=public.decode(),
+        started_by=parent_identity(),
+        problem=problem,
+        host=os.uname().nodename,
+    )
+
+
+def own_address(worker: Worker, interface: str = "") -> str:
+    """The address of this host that the others reach: an interface's, or the store's way.
+
+    Raises:
+        ConfigError: when there is none.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            if interface:
+                name = struct.pack("256s", interface.encode()[:15])
+                return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, name)[20:24])
+            probe.connect((worker.address, worker.port))  # sends nothing
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            what = f"interface {interface}" if interface else f"way to {worker.address}"
+            raise ConfigError(
+                f"expected an IPv4 address by the {what}, found {error.strerror}; "
+                f"choose one with --set interface=NAME"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherHosts:
+    """Rank 0's knowledge of the others, and of what to tell them."""
+
+    hosts: Hosts
+    assign: Callable[[TrainingJob], Mapping[str, Any]]
+    """What the other workers need to make the job."""
+
+
+class Announcer:
+    """Rank 0's way to the agents, through a context of the launcher; on one machine, to nobody."""
+
+    def __init__(self, context: zmq.Context[Any], hosts: Hosts | None) -> None:
+        agents = hosts.agents if hosts else ()
+        self._outboxes = [
+            connect_outbox(context, each, hosts.endpoints) for each in agents if hosts
+        ]
+        self._told = 0.0
+
+    def tell(self, what: str, body: object = None) -> None:
+        """Tell every agent: ``job``, ``alive`` or ``end``."""
+        self._told = time.monotonic()
+        for outbox in self._outboxes:
+            outbox.send(msgpack.packb([what, body]))
+
+    def beat(self) -> None:
+        """Give a sign of life, unless there was one just now."""
+        if time.monotonic() - self._told > _BEAT_SECONDS:
+            self.tell(ALIVE)
+
+
+def tell_end(
+    hosts: Hosts, problem: str, signal_number: int = 0, linger_seconds: float = 3.0
+) -> None:
+    """Tell every agent that the run has ended.
+
+    Args:
+        hosts: where they are.
+        problem: why; empty where all is well.
+        signal_number: what asked for it; 0 where nobody did.
+        linger_seconds: how long to wait until all have heard it.
+    """
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        Announcer(context, hosts).tell(END, [problem, signal_number])
+    finally:
+        context.destroy(linger=int(linger_seconds * 1000))
+
+
+def read_word(data: bytes) -> tuple[str, Any]:
+    """What rank 0 told.
+
+    Raises:
+        TransportError: when it is nothing that rank 0 tells.
+    """
+    try:
+        what, body = msgpack.unpackb(data)
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        raise TransportError(f"a word of rank 0 cannot be read: {error}") from error
+    return str(what), body

@@ -1,0 +1,155 @@
+"""The processes of a pipeline's stages: started together, watched, ended together.
+
+Stages are forked, so spaces, data and losses may be any Python objects and nothing is ever
+pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import zmq
+
+from naspipe.config.ids import WorkerId
+from naspipe.jobs.ports import PipelineJob
+from naspipe.launch.claim import record_processes
+from naspipe.launch.hosts import JOB, Announcer, Hosts
+from naspipe.launch.liveness import Liveness
+from naspipe.launch.stopping import Stop
+from naspipe.launch.supervisor import StageReports, supervise
+from naspipe.machine.forking import FORK, check_fit_for_forking, end_all, quiet_fork
+from naspipe.wire.endpoints import Endpoints
+from naspipe.wire.messages import LauncherMessage, launcher_frames
+from naspipe.wire.transport import Authenticator, Wakeup, bind_inbox, connect_outbox
+from naspipe.worker.stage_files import StageWork
+from naspipe.worker.stage_main import stage_main
+
+_GRACE_SECONDS = 2.0
+
+
+class Mailboxes:
+    """The way from the launcher to its stages; a stage in this process has a queue."""
+
+    def __init__(self) -> None:
+        self.local: deque[LauncherMessage] = deque()
+        self.outboxes: list[zmq.Socket[Any]] = []
+
+    def send(self, stage: int, message: LauncherMessage) -> None:
+        """Hand a message to a stage."""
+        if self.outboxes:
+            self.outboxes[stage].send_multipart(launcher_frames(message))
+        else:
+            self.local.append(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSide:
+    """What a launcher has to do with its stages while they run."""
+
+    collector: StageReports
+    """Takes their reports."""
+    start: Callable[[], None]
+    """Called when messages can be sent to them."""
+    stop: Stop
+    """Of a wish to end."""
+    wakeup: Wakeup
+    """Set with it."""
+    mailboxes: Mailboxes
+    """The way to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """The other hosts, where there are several."""
+
+    hosts: Hosts
+    """Where all stages but stage 0 are."""
+    assigned: Mapping[str, Any]
+    """What their workers need to make the job."""
+
+
+def run_stages(
+    job: PipelineJob,
+    make: Callable[..., StageWork],
+    endpoints: Endpoints,
+    side: LauncherSide,
+    elsewhere: Elsewhere | None = None,
+) -> None:
+    """Run the stages in processes of their own until all are done.
+
+    Args:
+        job: what they do.
+        make: makes a stage's work, as ``StageRun`` is made.
+        endpoints: of the stages and this process.
+        side: what this process has to do with them.
+        elsewhere: the other hosts.
+
+    Raises:
+        StageFailedError: with the first cause, once every stage has ended.
+        ConfigError, StorageError: what a stage found.
+    """
+    execution = job.execution
+    check_fit_for_forking(execution.hardware.device)
+    here = range(1 if elsewhere else execution.workers)
+    with _stage_processes(job, make, endpoints, here) as processes, ExitStack() as stack:
+        context: zmq.Context[Any] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        stack.enter_context(Authenticator(context, endpoints.public_keys.values()))
+        inbox = bind_inbox(context, endpoints.launcher, endpoints)
+        side.collector.liveness = Liveness(
+            range(execution.workers),
+            time.monotonic(),
+            execution.watch.silence_seconds,
+            execution.watch.timeout_seconds,
+            elsewhere.hosts.places if elsewhere else (),
+        )
+        side.mailboxes.outboxes += [
+            connect_outbox(context, address, endpoints) for address in endpoints.workers
+        ]
+        announcer = Announcer(context, elsewhere.hosts if elsewhere else None)
+        if elsewhere:
+            announcer.tell(JOB, elsewhere.assigned)
+        side.start()
+        supervise(inbox, processes, side.collector, side.stop, side.wakeup, announcer.beat)
+        stack.close()
+        for process in processes.values():
+            process.join(_GRACE_SECONDS + 10)
+
+
+@contextmanager
+def _stage_processes(
+    job: PipelineJob,
+    make: Callable[..., StageWork],
+    endpoints: Endpoints,
+    stages: Iterable[int],
+) -> Iterator[dict[int, BaseProcess]]:
+    """The stages' processes; none is left when the block ends, however it ends."""
+    lifeline = os.pipe()
+    processes: dict[int, BaseProcess] = {}
+    process: BaseProcess
+    try:
+        with quiet_fork():
+            for number in stages:
+                process = FORK.Process(
+                    target=stage_main,
+                    args=(lambda: job, WorkerId(number), endpoints, lifeline),
+                    kwargs={"make": make},
+                    name=f"naspipe-stage-{number}",
+                )
+                process.start()
+                processes[number] = process
+        pids = [each.pid for each in processes.values() if each.pid is not None]
+        for directory in job.claimed:
+            record_processes(directory, pids, endpoints.directory)
+        os.close(lifeline[0])
+        yield processes
+    finally:
+        end_all(processes.values())
+        os.close(lifeline[1])

@@ -1,0 +1,194 @@
+"""A wish to end a run early, carried to every stage in two rounds: hold, then stop at a cut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from naspipe.config.errors import RunInterruptedError
+from naspipe.machine.forking import ASKING, WARNING, leave_signals_to_launcher
+from naspipe.wire.messages import HOLD, STOP, ControlMessage
+
+
+class Stop:
+    """What the launcher knows of the wish to end.
+
+    Every stage is told to hold, and says of each stream how many subnets it has admitted. No
+    stage is behind the most that one has admitted, so that is where each stream is cut.
+
+    Args:
+        num_stages: whose answers to wait for.
+        send: hands a message to a stage.
+        joined: streams that need one another's passes, so that they are cut at the same one.
+        say: told once, in a line, that the end begins.
+    """
+
+    def __init__(
+        self,
+        num_stages: int,
+        send: Callable[[int, ControlMessage], None],
+        joined: Iterable[Collection[int]] = (),
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._joined = tuple(joined)
+        self._num_stages = num_stages
+        self._send = send
+        self._say = say
+        self._is_sent = False
+        self._why = ""
+        self._admitted: dict[int, Sequence[int]] = {}
+        self.signal_number = 0
+        """The signal that asked for it; 0 while nobody did."""
+        self.from_elsewhere = True
+        """Whether no signal came to this process itself."""
+
+    def request(self, signal_number: int, from_elsewhere: bool = False, why: str = "") -> None:
+        """Ask for it; safe in a signal's handler.
+
+        Args:
+            signal_number: as which it counts.
+            from_elsewhere: whether it came to another host.
+            why: what is said of it; the signal's name by default.
+        """
+        self.signal_number = signal_number
+        self._why = self._why or why
+        self.from_elsewhere &= from_elsewhere
+
+    def held(self, stage: int, admitted: Sequence[int]) -> None:
+        """A stage admits nothing more of its own accord."""
+        self._admitted[stage] = admitted
+        if self._is_sent and len(self._admitted) == self._num_stages:
+            cuts = list(map(max, zip(*self._admitted.values(), strict=True)))
+            for streams in self._joined:
+                last = max(cuts[stream] for stream in streams)
+                for stream in streams:
+                    cuts[stream] = last
+            self._tell(ControlMessage(STOP, tuple(cuts)))
+
+    def advance(self) -> None:
+        """Begin, when it was asked for since the last call."""
+        if self.signal_number and not self._is_sent:
+            self._is_sent = True
+            name = self._why or signal.Signals(self.signal_number).name
+            self._say(
+                f"{name}: ending behind a checkpoint, once the subnets under way are through; "
+                f"a second one ends at once, and loses what is behind the last checkpoint"
+            )
+            self._tell(ControlMessage(HOLD))
+
+    def _tell(self, message: ControlMessage) -> None:
+        for stage in range(self._num_stages):
+            self._send(stage, message)
+
+
+def end_parent_too() -> None:
+    """Have who started this process end as if it had got the signal itself; answer none more."""
+    leave_signals_to_launcher()
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+@contextmanager
+def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
+    """Answer SIGINT, SIGTERM and SIGHUP; a second SIGINT or SIGTERM raises ``KeyboardInterrupt``.
+
+    SIGHUP comes beside others: from a shell that ends, from systemd right behind SIGTERM. So do
+    SIGUSR1 and SIGUSR2, which a batch scheduler sends before SIGTERM; they are answered unless the
+    user has handlers for them.
+    In any thread but the main one nothing is changed, and a signal that is ignored stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number not in (signal.SIGHUP, *WARNING):
+            asked.append(number)
+        if len(asked) > 1:
+            raise KeyboardInterrupt
+        answer(number)
+
+    heeded = [each for each in ASKING if signal.getsignal(each) is not signal.SIG_IGN]
+    heeded += [each for each in WARNING if signal.getsignal(each) is signal.SIG_DFL]
+    with _handled(heeded, handle):
+        yield
+
+
+class _AskedToEnd(BaseException):
+    """On its way to where the signals are answered, as Ctrl-C's is: no check may take it for a
+    fault of what it checks."""
+
+
+@contextmanager
+def ended_by_signals(when: str) -> Iterator[None]:
+    """Have SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 raise where they would end the process silently.
+
+    In any thread but the main one nothing is changed, and a signal that has a handler keeps it.
+
+    Args:
+        when: said of the end.
+
+    Raises:
+        RunInterruptedError: at the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # of a process that was forked meanwhile
+            os._exit(128 + number)
+        raise _AskedToEnd(number)
+
+    silent = (signal.SIGTERM, signal.SIGHUP, *WARNING)
+    try:
+        with (
+            _handled([each for each in silent if signal.getsignal(each) is signal.SIG_DFL], handle),
+            _sent_again(),
+        ):
+            yield
+    except _AskedToEnd as asked:
+        (number,) = asked.args
+        raise RunInterruptedError(
+            number, f"interrupted by {signal.Signals(number).name} {when}"
+        ) from None
+
+
+@contextmanager
+def _sent_again() -> Iterator[None]:
+    """Have a signal come again where Python drops what is raised: finalizers, hooks of a fork."""
+    before, main = sys.unraisablehook, threading.get_ident()
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, _AskedToEnd):
+            (number,) = dropped.exc_value.args
+            threading.Timer(0.01, signal.pthread_kill, (main, number)).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextmanager
+def _handled(
+    numbers: Collection[int], handle: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Signals with another handler; the earlier ones come back."""
+    before: Mapping[int, object] = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])  # type: ignore[arg-type]

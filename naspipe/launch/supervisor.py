@@ -1,0 +1,426 @@
+"""Watches the stages of a run from the launcher: their reports, their signs of life, their ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn, Protocol
+
+import zmq
+
+from naspipe.config.errors import (
+    ConfigError,
+    NotFiniteError,
+    ObserverError,
+    StageFailedError,
+    StorageError,
+    VerificationError,
+)
+from naspipe.config.ids import StreamId, Subnet
+from naspipe.engine.events import Planned
+from naspipe.launch.claim import Publisher
+from naspipe.launch.liveness import Liveness
+from naspipe.launch.stopping import Stop
+from naspipe.machine.forking import obituary
+from naspipe.store.losses import SectionLosses, read_beside, read_losses
+from naspipe.wire.messages import SubnetsMessage
+from naspipe.wire.ports import RunObserver
+from naspipe.wire.reports import read_report
+from naspipe.wire.transport import Wakeup
+from naspipe.worker.job import StreamJob, TrainingJob
+
+
+class NotCompared:
+    """Takes what is reported and compares nothing."""
+
+    def may_publish(self, cut: int) -> bool:
+        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
+        return True
+
+    def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
+        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
+
+    def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
+        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
+
+    def take_layer(
+        self, stream: int, sequence_id: int, label: str, digests: Mapping[str, str]
+    ) -> None:
+        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
+
+    def wait(self) -> None:
+        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
+
+
+class FirstSteps(Protocol):
+    """Compares what stages report; see :class:`naspipe.verification.verifier.Verifier`."""
+
+    def may_publish(self, cut: int) -> bool:
+        """Whether a checkpoint may be published: all below its sequence ID has been compared."""
+        ...
+
+    def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
+        """A stream has grown by these subnets, whose sequence IDs begin with ``first``."""
+        ...
+
+    def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
+        """A stage reported a loss. Raises VerificationError if it differs."""
+        ...
+
+    def take_layer(
+        self, stream: int, sequence_id: int, label: str, digests: Mapping[str, str]
+    ) -> None:
+        """A stage reported a layer that it has written. Raises VerificationError if it differs."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until the comparison is over, within a bound. Raises VerificationError."""
+        ...
+
+
+class GrowingStreams:
+    """Feeds the sources of a job's streams; a context manager.
+
+    Args:
+        job: some of whose streams may have a source.
+        send: hands a message to a stage.
+        first_steps: told of each subnet, for the plain loop that trains the first of them.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        send: Callable[[int, SubnetsMessage], None],
+        first_steps: FirstSteps,
+    ) -> None:
+        self._job = job
+        self._send = send
+        self._first_steps = first_steps
+        self._fed = [
+            [n for n, stream in enumerate(job.streams) if stream.source and self._feeds(number, n)]
+            for number in range(len(job.streams))
+        ]
+
+    def _feeds(self, one: int, other: int) -> bool:
+        """Whether the losses of a stream say how far another is; one without is joined to it."""
+        if one == other or self._job.streams[other].workload.is_trained:
+            return one == other
+        joined = self._job.wiring.joined(len(self._job.streams))
+        return any({one, other} <= each for each in joined)
+
+    def start(self) -> None:
+        """Tell the stages of the first subnets; those of an earlier life are proposed again."""
+        for number, stream in enumerate(self._job.streams):
+            if stream.source is not None:
+                planned = stream.source.begin(stream.first, _scores(stream))
+                self._tell(number, stream.first, planned)
+
+    def take(self, stream: int, sequence_id: int, loss: float) -> None:
+        """A pass's loss is known."""
+        for number in self._fed[stream]:
+            source = self._job.streams[number].source
+            known = source.count if source else 0
+            if source and (planned := source.take(sequence_id, score_of(loss))):
+                self._tell(number, known, planned)
+
+    def _tell(self, stream: int, first: int, planned: Sequence[Planned]) -> None:
+        self._first_steps.take_subnets(stream, first, [each.subnet for each in planned])
+        message = SubnetsMessage(StreamId(stream), first, tuple(planned))
+        for stage in range(self._job.execution.workers):
+            self._send(stage, message)
+
+    def __enter__(self) -> GrowingStreams:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for stream in self._job.streams:
+            if stream.source is not None:
+                stream.source.close()
+
+
+def _scores(stream: StreamJob) -> Iterator[float]:
+    """Of the subnets that are done."""
+    for loss in read_losses(stream.directory.losses, stream.first) if stream.first else ():
+        yield score_of(loss.value)
+
+
+def score_of(loss: float) -> float:
+    """What a strategy is told of a trained subnet: more is better."""
+    return -loss
+
+
+_POLL_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 0.5
+_BATCHES_KEPT = 4096
+"""More than are under way at once."""
+
+
+def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
+    """Raise what a stage reports that it failed of.
+
+    Raises:
+        ConfigError: the user's input.
+        StorageError: a file could not be written.
+        NotFiniteError: a loss.
+        StageFailedError: anything else.
+    """
+    host, cause = str(body.get("host", "")), str(body.get("cause", ""))
+    where = f"stage {stage}, {body['task']}" + (f", on {host}" if host else "")
+    match body["kind"]:
+        case "input":
+            raise ConfigError(body["message"])
+        case "storage":
+            raise StorageError(f"{body['message']} ({where})")
+        case "number":
+            raise NotFiniteError(f"{body['message']} ({where})")
+        case "bits":
+            raise VerificationError(body["message"])
+    raise StageFailedError(stage, body["task"], body["traceback"], host, cause)
+
+
+class StageReports:
+    """What every collector makes of reports: signs of life, failures and results.
+
+    Args:
+        num_stages: whose results to wait for.
+    """
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self.liveness: Liveness | None = None
+        self.results: dict[int, dict[str, Any]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every stage is done."""
+        return len(self.results) == self._num_stages
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report.
+
+        Raises:
+            StageFailedError, ConfigError, StorageError: what a stage reports that it failed of.
+        """
+        match kind:
+            case "beat" if self.liveness is not None:
+                self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
+            case "failed":
+                raise_failure(stage, body)
+            case "done":
+                self.results[stage] = body
+                if self.liveness is not None:
+                    self.liveness.done(stage)
+
+    def note(self, text: str) -> None:
+        """Nothing: nobody watches."""
+
+    def report(self, kind: str, body: Any) -> None:
+        """Reports of work on one stage, which come without a socket."""
+        self.take(kind, 0, dict(body))
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """Nothing: work on one stage has nobody beside it to watch it."""
+
+
+class SameBatches:
+    """Stages that make a batch must make the same one: one has its input, another its target."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[tuple[int, int], tuple[int, str]] = OrderedDict()
+
+    def take(self, stage: int, stream: int, number: int, digest: str) -> None:
+        """A stage has made a batch of a stream.
+
+        Raises:
+            ConfigError: when it is another one than that of the stage that made it first.
+        """
+        first, expected = self._made.setdefault((stream, number), (stage, digest))
+        if digest != expected:
+            raise ConfigError(
+                f"data: expected the same batch {number} in every process, found another one on "
+                f"stage {stage} than on stage {first}; make it from the seed and the number alone, "
+                f"as npp.from_dataset(dataset, batch_size) does (docs/data.md)"
+            )
+        if len(self._made) > _BATCHES_KEPT:
+            self._made.popitem(last=False)
+
+
+class Collector(StageReports):
+    """Takes the reports of all stages: writes losses, keeps results, raises the first failure.
+
+    Args:
+        num_stages: whose results to wait for.
+        losses: of each stream.
+        observer: told as the run goes.
+        publisher: of checkpoints.
+        stop: of a wish to end.
+        growing: told of losses, from which streams grow.
+        collect: called with each of them: takes in what was found beside the training.
+        first_steps: told of losses and layers, which it compares with a plain loop.
+        can_cut: whether the run can be ended with a checkpoint when the observer fails.
+    """
+
+    def __init__(
+        self,
+        num_stages: int,
+        losses: Sequence[SectionLosses],
+        observer: RunObserver,
+        publisher: Publisher,
+        stop: Stop,
+        growing: GrowingStreams,
+        collect: Callable[[], None],
+        first_steps: FirstSteps | None = None,
+        can_cut: bool = True,
+    ) -> None:
+        super().__init__(num_stages)
+        self._can_cut = can_cut
+        self._first_steps = first_steps or NotCompared()
+        self._growing = growing
+        self._collect = collect
+        self._losses = tuple(losses)
+        self._observer = observer
+        self._publisher = publisher
+        self._stop = stop
+        self._batches = SameBatches()
+        self.observer_error: ObserverError | None = None
+        """What the observer has failed of; the end of the run was asked for then."""
+
+    def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
+        """Handle one report.
+
+        Raises:
+            StageFailedError: when a stage reports that it failed.
+            VerificationError: when one of the first steps differs from the plain loop.
+            ConfigError: when what it failed on is the user's input.
+            StorageError: when a file could not be written.
+        """
+        match kind:
+            case "loss":
+                stream, sequence_id, loss = body["stream"], body["sequence_id"], body["loss"]
+                beside = read_beside(body.get("batch", ""), body.get("metrics", {}))
+                losses = self._losses[stream]
+                losses.append(body["section"], sequence_id, loss, body["bits"], beside)
+                self._first_steps.take_loss(stream, sequence_id, body["bits"])
+                if body["section"]:
+                    return
+                with self._observed():
+                    if beside.metrics:
+                        values = {name: each.value for name, each in beside.metrics}
+                        self._observer.on_metrics(stream, sequence_id, values)
+                    self._observer.on_loss(stream, sequence_id, loss)
+                self._growing.take(stream, sequence_id, loss)
+                with self._observed():
+                    self._collect()
+            case "batch":
+                self._batches.take(stage, body["stream"], body["number"], body["digest"])
+            case "busy":
+                with self._observed():
+                    self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
+                    self._observer.on_hits(stage, body["hits"], body["reads"])
+                    self._observer.on_pending(stage, body["pending"])
+                self._publisher.publish_held()
+            case "note":
+                self.note(str(body["text"]))
+            case "part":
+                self._publisher.take(stage, body)
+            case "written":
+                where = body["stream"], body["sequence_id"], body["layer"]
+                self._first_steps.take_layer(*where, body["digests"])
+                self._publisher.publish_held()
+            case "held":
+                self._stop.held(stage, body["admitted"])
+            case "signal":
+                self._stop.request(body["number"], from_elsewhere=True)
+                self._stop.advance()
+            case "died":
+                host = self.liveness.host(stage) if self.liveness else str(body.get("host", ""))
+                raise StageFailedError(stage, _task(self, stage), body["how"], host)
+            case _:
+                super().take(kind, stage, body)
+
+    def note(self, text: str) -> None:
+        """Something that whoever watches should know."""
+        with self._observed():
+            self._observer.on_note(text)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Have an observer that fails end the run as a signal does: with a checkpoint."""
+        try:
+            yield
+        except ObserverError as error:
+            if not self._can_cut:
+                raise
+            self.observer_error = self.observer_error or error
+            self._stop.request(signal.SIGTERM, from_elsewhere=True, why=str(error))
+            self._stop.advance()
+
+    def report(self, kind: str, body: Any) -> None:
+        """Reports of a run on one stage, which come without a socket."""
+        super().report(kind, body)
+        self._stop.advance()
+
+
+def supervise(
+    inbox: zmq.Socket[Any],
+    processes: Mapping[int, BaseProcess],
+    collector: StageReports,
+    stop: Stop,
+    wakeup: Wakeup,
+    beat: Callable[[], None],
+) -> None:
+    """Take reports until every stage is done or one has failed.
+
+    Args:
+        inbox: where reports come in.
+        processes: of the stages on this machine; the others' agents report their ends.
+        collector: of reports; it knows of all stages.
+        stop: a wish to end.
+        wakeup: set when there is one.
+        beat: called once a second at least.
+
+    Raises:
+        StageFailedError: with the first cause: a failure, the end of a process, a stage that is
+            silent or hung.
+        ConfigError, StorageError: see :meth:`Collector.take`.
+    """
+    poller = zmq.Poller()
+    poller.register(inbox, zmq.POLLIN)
+    poller.register(wakeup.fileno(), zmq.POLLIN)
+    for process in processes.values():
+        poller.register(process.sentinel, zmq.POLLIN)
+    look = collector.liveness.look_seconds if collector.liveness else _POLL_SECONDS
+    while not collector.is_complete:
+        beat()
+        ready = dict(poller.poll(int(look * 1000) + 1))
+        while inbox.poll(0):
+            collector.take(*read_report(inbox.recv()))
+        if wakeup.fileno() in ready:
+            wakeup.clear()
+            stop.advance()
+        for stage, process in processes.items():
+            if process.sentinel in ready:
+                poller.unregister(process.sentinel)
+                # Its last report may still be on its way; the others' heartbeats never end.
+                deadline = time.monotonic() + _LAST_WORDS_SECONDS
+                while stage not in collector.results and (left := deadline - time.monotonic()) > 0:
+                    if inbox.poll(int(left * 1000) + 1):
+                        collector.take(*read_report(inbox.recv()))
+                if stage not in collector.results:
+                    raise StageFailedError(stage, _task(collector, stage), obituary(process))
+        if collector.liveness is not None:
+            now = time.monotonic()
+            if problem := collector.liveness.problem(now):
+                raise StageFailedError(problem.stage, problem.task, problem.why, problem.host)
+            for said in collector.liveness.overdue(now):
+                collector.note(said)
+
+
+def _task(collector: StageReports, stage: int) -> str:
+    """What a stage that died was last heard to do."""
+    doing = collector.liveness.doing(stage) if collector.liveness else ""
+    return f"an unknown task (last heard at: {doing})" if doing else "an unknown task"

@@ -1,0 +1,279 @@
+"""Agreement of two views of a sample: the student's prediction and the teacher's projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from naspipe.jobs.losses import Loss, distilled_fields, distilling, loss_fields
+from naspipe.mixed.architecture import ARCHITECTURE, FIELD
+
+
+class BYOL:
+    """Bootstrap your own latent (Grill et al. 2020, equation 2): of vectors p and z ::
+
+        mean(2 - 2 * cosine(p, z))
+
+    Both ways are trained where each view learns from the other one: with :class:`naspipe.Views`.
+    There is no label.
+    """
+
+    fields = ()
+    same_shapes = True
+    """The teacher's output has the shape of the student's."""
+
+    def distill(self, output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+        """The loss of predictions and of the teacher's projections, of shape (batch, features)."""
+        return (2.0 - 2.0 * functional.cosine_similarity(output, taught, dim=-1)).mean()
+
+
+class Contrastive:
+    """MoCo-v3's loss (Chen et al. 2021, section 3): InfoNCE over all samples of a step, both ways.
+
+    For queries q of one view and keys k of the other, rows of unit length::
+
+        2 * T * cross_entropy(q @ k.T / T, arange(len(q)))
+
+    The sum over pairs of views. The negatives of a sample are the other samples of the step, from
+    whatever pass: it is one loss over the outputs of all passes.
+
+    Args:
+        temperature: T.
+        views: of each sample, as :class:`naspipe.Views` has them.
+        local: more views, which have queries only.
+    """
+
+    fields = ()
+    needs_teacher = True
+    same_shapes = True
+
+    def __init__(self, *, temperature: float = 0.2, views: int = 2, local: int = 0) -> None:
+        self._temperature = temperature
+        self._views = views
+        self._local = local
+        self.record = {"temperature": temperature, "views": views}
+        """What of it is part of a run's definition."""
+        if local:
+            self.record |= {"local": local}
+
+    def joined(
+        self, outputs: Sequence[torch.Tensor], lessons: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """The loss of the queries and keys of all passes, in their order.
+
+        Args:
+            outputs: of the student, of shape (batch, features) each.
+            lessons: of the teacher, as many but for those of local views.
+        """
+        queries = _by_view(outputs, self._views + self._local)
+        keys = _by_view(lessons, self._views)
+        t, losses = self._temperature, []
+        for number, query in enumerate(queries):
+            for other, key in enumerate(keys):
+                if other != number or self._views == 1:
+                    labels = torch.arange(len(query), device=query.device)
+                    logits = query @ key.T / t
+                    losses.append(2.0 * t * functional.cross_entropy(logits, labels))
+        return torch.stack(losses).sum()
+
+
+def _by_view(passes: Sequence[torch.Tensor], views: int) -> list[torch.Tensor]:
+    count = len(passes) // views
+    found = [torch.cat(list(passes[view * count : (view + 1) * count])) for view in range(views)]
+    return [functional.normalize(view, dim=-1) for view in found]
+
+
+class CostTerm:
+    """ProxylessNAS's loss (Cai et al. 2019, as published in its code), in architecture rounds::
+
+        loss * weight * (log(expected operations) / log(reference)) ** power
+
+    In weight rounds it is the loss alone. For spaces of :func:`naspipe.mixed.student` that have a
+    table of operations: their last layer hands the quotient on, behind its output.
+
+    Args:
+        loss: of a student of a teacher; the mean square of the difference by default.
+        weight: of the product.
+        power: of the quotient. Larger ones make dear paths dearer.
+    """
+
+    needs_cost = True
+    """Called with a cost behind the output."""
+
+    def __init__(self, loss: Any = None, *, weight: float = 1.0, power: float = 0.6) -> None:
+        self._distill: Loss = functional.mse_loss if loss is None else distilling(loss)
+        self._loss = loss
+        self._weight, self._power = weight, power
+        self.fields = (*(() if loss is None else loss_fields(loss)), FIELD)
+        self.distilled_fields = (*(() if loss is None else distilled_fields(loss)), FIELD)
+        of = {} if loss is None else {"loss": type(loss).__qualname__}
+        self.record = {**of, "weight": weight, "power": power}
+        """What of it is part of a run's definition."""
+
+    def __call__(
+        self, output: torch.Tensor, cost: torch.Tensor, *fields: torch.Tensor
+    ) -> torch.Tensor:
+        """Without a teacher: an output that teaches itself, unless the loss has a form for it."""
+        *own, kind = fields
+        if callable(self._loss):
+            return self._with_cost(self._loss(output, *own), cost, kind)
+        return self._with_cost(self._distill(output, output.detach(), *own), cost, kind)
+
+    def distill(
+        self,
+        output: torch.Tensor,
+        cost: torch.Tensor,
+        taught: torch.Tensor,
+        *fields: torch.Tensor,
+    ) -> torch.Tensor:
+        """With the teacher's output; the last field is the kind of the round."""
+        *own, kind = fields
+        return self._with_cost(self._distill(output, taught, *own), cost, kind)
+
+    def _with_cost(
+        self, loss: torch.Tensor, cost: torch.Tensor, kind: torch.Tensor
+    ) -> torch.Tensor:
+        if int(kind) != ARCHITECTURE:
+            return loss
+        return loss * self._weight * cost**self._power
+
+
+class DistilBert:
+    """The loss of DistilBERT (Sanh et al. 2019, section 3)::
+
+        soft * T² * KL(softmax(taught / T) || softmax(output / T)) + label * cross_entropy
+            + cosine * (1 - cosine(hidden, taught hidden))
+
+    The last blocks of both networks return a tuple (scores, hidden states) of shapes
+    (batch, positions, words) and (batch, positions, features). Positions whose target is
+    ``ignore_index`` count in the first and the last term only.
+
+    Args:
+        temperature: T.
+        soft: weight of the first term.
+        label: of the second.
+        cosine: of the third.
+        ignore_index: of targets that were not masked.
+    """
+
+    same_shapes = True
+    wants_hidden = True
+    """What goes into the teacher's last block is taught, too."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 2.0,
+        soft: float = 5.0,
+        label: float = 2.0,
+        cosine: float = 1.0,
+        ignore_index: int = -100,
+    ) -> None:
+        self._temperature = temperature
+        self._weights = soft, label, cosine
+        self.ignore_index = ignore_index
+        self.record = {
+            "temperature": temperature, "soft": soft, "label": label, "cosine": cosine,
+        }  # fmt: skip
+        """What of it is part of a run's definition."""
+        self._label = nn.CrossEntropyLoss(ignore_index=ignore_index)
+
+    def __call__(
+        self, scores: torch.Tensor, hidden: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """Without a teacher: where the student is validated."""
+        loss: torch.Tensor = self._label(scores.flatten(0, -2), target.flatten())
+        return loss
+
+    def distill(
+        self,
+        scores: torch.Tensor,
+        hidden: torch.Tensor,
+        taught_scores: torch.Tensor,
+        taught_hidden: torch.Tensor,
+        target: torch.Tensor,
+    ) -> torch.Tensor:
+        """With the teacher's scores and hidden states for the same batch."""
+        t, (soft, label, cosine) = self._temperature, self._weights
+        own, other = (
+            functional.log_softmax(each.flatten(0, -2) / t, 1) for each in (scores, taught_scores)
+        )
+        divergence = functional.kl_div(own, other, reduction="batchmean", log_target=True)
+        angle = functional.cosine_similarity(hidden, taught_hidden, dim=-1)
+        return (
+            soft * t * t * divergence
+            + label * self(scores, hidden, target)
+            + cosine * (1.0 - angle).mean()
+        )
+
+
+class HiddenStates:
+    """The mean square of the difference to the teacher's hidden states.
+
+    Both networks return hidden states of shape (batch, positions, features) and a mask of shape
+    (batch, positions) that is True at padding; padding does not count.
+    """
+
+    fields = ()
+    needs_teacher = True
+
+    def __call__(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Without a teacher: where what a layer costs is measured."""
+        return self.distill(hidden, mask, hidden.detach(), mask)
+
+    def distill(
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor,
+        taught: torch.Tensor,
+        taught_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """With the teacher's hidden states for the same words; both have one mask."""
+        is_word = (~mask).to(hidden.dtype)
+        square = (hidden - taught).square().mean(-1)
+        return (square * is_word).sum() / is_word.sum()
+
+
+PlainLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class SoftTarget:
+    """Knowledge distillation (Hinton et al. 2015, section 2)::
+
+        loss(output, target) + weight * T² * KL(softmax(taught / T) || softmax(output / T))
+
+    The divergence is summed over classes (dimension 1) and averaged over the batch.
+
+    Args:
+        loss: of an output and the batch field ``target``; cross entropy by default.
+        temperature: T. Larger ones show more of how the teacher ranks wrong classes.
+        weight: of the divergence.
+    """
+
+    same_shapes = True
+    """The teacher has the student's classes."""
+
+    def __init__(
+        self, loss: PlainLoss | None = None, *, temperature: float = 4.0, weight: float = 0.1
+    ) -> None:
+        self._loss = loss or nn.CrossEntropyLoss()
+        self._temperature, self._weight = temperature, weight
+        self.record = {"temperature": temperature, "weight": weight}
+        """What of it is part of a run's definition."""
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Without a teacher: where the student is validated."""
+        return self._loss(output, target)
+
+    def distill(
+        self, output: torch.Tensor, taught: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
+        """With the teacher's scores for the same batch; both of shape (batch, classes, ...)."""
+        t = self._temperature
+        own, other = functional.log_softmax(output / t, 1), functional.log_softmax(taught / t, 1)
+        divergence = functional.kl_div(own, other, reduction="batchmean", log_target=True)
+        return self._loss(output, target) + self._weight * t * t * divergence

@@ -1,0 +1,1 @@
+"""What this machine has: devices, their memory, determinism, and forked processes."""

@@ -1,0 +1,355 @@
+"""Work in a process of its own, so that this one stays fit for forking stages."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import signal
+import stat
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext, ForkProcess
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from naspipe.config.errors import ConfigError, StageFailedError, TransportError
+
+T = TypeVar("T")
+
+
+def in_own_thread(threads: int, work: Callable[[], T]) -> T:
+    """Call what computes with so many intra-op threads, in a process that was forked.
+
+    OpenMP keeps the threads that help a thread with that one. Where the parent has computed, too,
+    the only thread of a forked process has helpers that stayed in the parent, and waits for them
+    forever. A new thread gets new ones. One that computes alone needs none, and none is made; what
+    it calls computes alone, too, also where it is the user's.
+
+    Raises:
+        BaseException: whatever the work raises.
+    """
+    if threads == 1:
+        torch.set_num_threads(1)
+        return work()
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # raised where it is waited for
+            failures.append(error)
+
+    thread = threading.Thread(target=copy_context().run, args=(call,), name="naspipe-compute")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+@contextmanager
+def without_helpers() -> Iterator[None]:
+    """Inside, what computes does so in its own thread alone: in a process that may have been forked
+    from one that has computed, helpers would be waited for forever. Restored after.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def own_offsets() -> None:
+    """Open every file again that this process has inherited for reading, at the same place.
+
+    A forked process shares the file offset of each open file with its parent and with all that are
+    forked from it. Where a data set has opened a file before the fork, a ``seek`` of one process
+    then moves the place at which another one is about to read, and batches get items of other rows.
+
+    To be called in a forked process before it does anything else. Descriptors keep their numbers,
+    so file objects, archives and C libraries that hold them go on working. Files that may be
+    written, pipes, sockets and devices are left alone, as are those that cannot be opened again.
+    """
+    with suppress(OSError):
+        for path in [*Path("/proc/self/fd").iterdir()]:
+            with suppress(OSError, ValueError):
+                _reopen(int(path.name))
+
+
+def _reopen(descriptor: int) -> None:
+    if descriptor <= 2 or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if flags & os.O_ACCMODE != os.O_RDONLY or flags & getattr(os, "O_PATH", 0):
+        return
+    inherits = os.get_inheritable(descriptor)
+    place = os.lseek(descriptor, 0, os.SEEK_CUR)
+    again = os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
+    try:
+        os.lseek(again, place, os.SEEK_SET)
+        os.dup2(again, descriptor, inheritable=inherits)
+    finally:
+        os.close(again)
+
+
+class _Process(ForkProcess):
+    """Reads files that were opened before the fork at places of its own."""
+
+    def run(self) -> None:
+        """See :func:`own_offsets`."""
+        own_offsets()
+        super().run()
+
+
+class _Context(ForkContext):
+    Process = _Process
+
+
+FORK = _Context()
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a run to end: Ctrl-C, a scheduler, a terminal that is closed."""
+
+WARNING = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a batch scheduler such as Slurm sends before it ends a job. They ask a run to end,
+too, unless the user has a handler of their own for them."""
+
+
+_LIKELY: dict[int, str] = {
+    signal.SIGKILL: " (SIGKILL: by the system, out of memory, or by somebody)",
+    signal.SIGSEGV: " (SIGSEGV: native code has crashed)",
+    signal.SIGBUS: " (SIGBUS: memory or /dev/shm is full)",
+    signal.SIGABRT: " (SIGABRT: native code gave up)",
+}
+
+
+def leave_signals_to_launcher() -> None:
+    """Ignore them in a forked process: the launcher answers for all, and needs it for that."""
+    for number in ASKING:
+        signal.signal(number, signal.SIG_IGN)
+    for number in WARNING:
+        handler = signal.getsignal(number)
+        is_ours = getattr(handler, "__module__", "").startswith("naspipe.")
+        if handler is signal.SIG_DFL or is_ours:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def quiet_fork() -> Iterator[None]:
+    """Fork without Python 3.12's warning about threads.
+
+    torch and numpy keep idle pools, which a forked process never touches: see
+    :mod:`naspipe.machine.forking`.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        yield
+
+
+def end_all(processes: Collection[BaseProcess]) -> None:
+    """Leave none of these processes behind: what they wrote can bear it."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+        process.close()
+
+
+def obituary(process: BaseProcess) -> str:
+    """How a process ended that did not say so itself."""
+    process.join(1)
+    code = process.exitcode
+    if code is not None and code < 0:
+        likely = _LIKELY.get(-code, "")
+        return f"its process was killed by signal {-code}{likely}"
+    return f"its process ended with exit status {code} and no report"
+
+
+SILENCE_SECONDS = 600.0
+"""In which the work must say that it goes on."""
+
+Work = Callable[[Callable[[], None]], dict[str, Any]]
+"""What returns JSON, and says now and then that it goes on."""
+
+
+SLOW_SECONDS = 1.0
+"""Work that takes longer than that is told of."""
+
+
+def done_apart(
+    work: Work,
+    what: str,
+    silence_seconds: float = SILENCE_SECONDS,
+    say: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """What the work returns.
+
+    Args:
+        work: what is done.
+        what: how messages call it.
+        silence_seconds: in which it must say that it goes on.
+        say: called where the work takes more than a second.
+
+    Raises:
+        ConfigError: the work's own.
+        StageFailedError: when it raises something else, or its process ends.
+        TransportError: when it says nothing for too long.
+    """
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_main, args=(work, sender), name="naspipe-apart")
+    with receiver, quiet_fork():
+        process.start()
+        sender.close()
+        try:
+            if say is not None and not receiver.poll(SLOW_SECONDS):
+                say()
+            answer: dict[str, Any] = {"goes on": True}
+            while "goes on" in answer:
+                if not receiver.poll(silence_seconds):
+                    raise TransportError(f"{what} was silent for {silence_seconds:g} s")
+                answer = json.loads(receiver.recv_bytes())
+        except EOFError:
+            raise StageFailedError(0, what, obituary(process)) from None
+        finally:
+            end_all([process])
+    if refusal := answer.get("refusal"):
+        raise ConfigError(refusal)
+    if failure := answer.get("failure"):
+        raise StageFailedError(0, what, failure)
+    done: dict[str, Any] = answer["done"]
+    return done
+
+
+def _main(work: Work, sender: Connection) -> None:
+    def go_on() -> None:
+        sender.send_bytes(json.dumps({"goes on": True}).encode())
+
+    try:
+        # The caller's helpers have stayed with it. Who wants several threads starts anew.
+        answer: dict[str, Any] = {"done": in_own_thread(1, lambda: work(go_on))}
+    except ConfigError as error:
+        answer = {"refusal": str(error)}
+    except Exception:
+        answer = {"failure": traceback.format_exc()}
+    sender.send_bytes(json.dumps(answer).encode())
+
+
+_BACKWARD = "Unable to handle autograd's threading"
+"""What torch says of a backward in a process whose parent has computed one."""
+
+
+def may_compute_here(device: str = "cpu") -> bool:
+    """Whether computing in this process spoils no fork: torch was built without an accelerator.
+
+    Args:
+        device: where it would compute.
+    """
+    return device == "cpu" and torch.accelerator.current_accelerator() is None
+
+
+def done_fit(work: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
+    """What the work returns; it is done in a process of its own where it would spoil this one.
+
+    Args:
+        work: computes; returns JSON.
+        what: how messages call it.
+
+    Raises:
+        ConfigError: the work's own.
+        StageFailedError, TransportError: see :func:`~naspipe.machine.forking.done_apart`.
+    """
+    return work() if may_compute_here() else done_apart(lambda _: work(), what)
+
+
+def check_fit_for_forking(device: str = "cpu") -> None:
+    """Look whether forked processes can compute.
+
+    Args:
+        device: where they will.
+
+    Raises:
+        ConfigError: when this process has started CUDA, or computed a backward beside an
+            accelerator.
+    """
+    if device != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            "this process has used CUDA already, so stages cannot be forked from it; "
+            "start training before the first CUDA call, or use the naspipe command"
+        )
+    if not may_compute_here():
+        done_apart(_backward, "a backward in a process of its own")
+
+
+def _backward(_: Callable[[], None]) -> dict[str, Any]:
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if _BACKWARD not in str(error):
+            raise
+        raise ConfigError(
+            f"process {os.getppid()}, which was to fork stages, has computed a backward already, "
+            f"and beside an accelerator torch then refuses every backward in what is forked from "
+            f"it; start training before the first backward, or use the naspipe command"
+        ) from None
+    return {}
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""glibc's names for its settings; see ``man mallopt``."""
+_LARGEST = 32 << 20
+"""Bytes; from here on a piece is the system's own again. glibc takes no more."""
+_KEPT = (1 << 31) - 1
+_USERS = (
+    "GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_",
+    "MALLOC_TRIM_THRESHOLD_",
+)  # fmt: skip
+
+
+@contextmanager
+def kept_heap() -> Iterator[None]:
+    """Keep what is freed inside, and give it back afterwards.
+
+    The thresholds stay: glibc cannot go back to those that it adapts itself. Where a user has set
+    any, or the library is another one, nothing is done.
+    """
+    library = ctypes.CDLL(None)
+    set_option = getattr(library, "mallopt", None)
+    give_back = getattr(library, "malloc_trim", None)
+    if set_option is None or give_back is None or any(name in os.environ for name in _USERS):
+        yield
+        return
+    set_option(_MMAP_THRESHOLD, _LARGEST)
+    set_option(_TRIM_THRESHOLD, _KEPT)
+    try:
+        yield
+    finally:
+        give_back(0)
+
+
+_THRESHOLDS = (20_000, 20, 20)
+
+
+@contextmanager
+def calm_collector() -> Iterator[None]:
+    """Leave out what exists already and collect less often; both as before afterwards."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(*_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -1,0 +1,171 @@
+"""Architecture parameters: which of a layer's parameters they are, and how they are stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import full_name
+
+
+class Alpha(nn.Parameter):
+    """One number for each candidate of a layer; paths are drawn from their softmax."""
+
+
+class PairAlpha(Alpha):
+    """Alphas of which a step changes two, without a change of the others' path weights.
+
+    Behind the step, the same number is added to all that had a gradient other than 0, so that the
+    sum of their exponentials is what it was.
+    """
+
+
+class _OfAlphas(torch.optim.Adam):
+    """Adam, and what kinds of alphas want behind its step."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        alphas = [each for group in self.param_groups for each in group["params"]]
+        before = {
+            each: each.clone()
+            for each in alphas
+            if isinstance(each, PairAlpha) and each.grad is not None
+        }
+        super().step(closure)
+        for alpha, old in before.items():
+            is_changed = torch.ne(alpha.grad, 0)  # type: ignore[arg-type]  # it has one
+            if is_changed.any():
+                offset = old[is_changed].logsumexp(0) - alpha[is_changed].logsumexp(0)
+                alpha.copy_(torch.where(is_changed, alpha + offset, alpha))
+
+
+def alpha_optimizer(
+    alphas: Iterable[nn.Parameter],
+    alpha_lr: float = 1e-3,
+    alpha_betas: Sequence[float] = (0.0, 0.999),
+) -> torch.optim.Optimizer:
+    """Adam without decay. Its rate is constant; that of the weights is set before each step."""
+    first, second = alpha_betas
+    return _OfAlphas([{"params": list(alphas)}], lr=alpha_lr, betas=(first, second))
+
+
+class WithAlphas(torch.optim.Optimizer):
+    """Two optimizers of one layer, as one: of weights, whose group comes first, and of alphas.
+
+    Both leave parameters without a gradient alone, with their state: no decay, no momentum.
+
+    Args:
+        weights: made for one group of parameters, which may be empty.
+        alphas: so, too.
+    """
+
+    def __init__(self, weights: torch.optim.Optimizer, alphas: torch.optim.Optimizer) -> None:
+        super().__init__([*weights.param_groups, *alphas.param_groups], {})
+        self._parts = weights, alphas
+        for part in self._parts:
+            self.state.update(part.state)  # some make it in their constructor
+            part.state = self.state  # what is restored here is found there
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step of every parameter that has a gradient."""
+        for part in self._parts:
+            part.step()
+
+
+Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
+
+FIELD = "round"
+"""The batch field that says of which kind a batch's step is."""
+
+WEIGHTS, ARCHITECTURE = 0, 1
+"""Kinds of rounds."""
+
+
+class Rounds:
+    """Data of two kinds of rounds: each step is of one kind, by its number alone.
+
+    From step ``start`` on, the last of each ``every`` steps is an architecture round, on the next
+    held-out batch. All others are weight rounds, on the next batch of the data; none is left out.
+
+    Example::
+
+        data = npp.mixed.Rounds(train, held_out, every=5, start=steps // 4)
+
+    Args:
+        data: (seed, number) -> named tensors.
+        held_out: so, too; of samples that the data do not have.
+        every: how often an architecture round comes.
+        start: the step before which there is none.
+        batches: micro-batches of a step.
+
+    Raises:
+        ConfigError: for numbers that are too small.
+    """
+
+    def __init__(
+        self, data: Batches, held_out: Batches, *, every: int = 5, start: int = 0, batches: int = 1
+    ) -> None:
+        if every < 1 or batches < 1 or start < 0:
+            raise ConfigError(
+                f"rounds: expected every and batches of 1 or more and start of 0 or more, found "
+                f"every={every}, batches={batches}, start={start}"
+            )
+        self._sources = data, held_out
+        self._every, self._start, self._batches = every, start, batches
+        self.info = getattr(data, "info", {})
+        judged = getattr(data, "validation", None)
+        self.validation = partial(_of_weights, judged) if judged else None
+        self.record = {
+            **_said(data), "held_out": _said(held_out), "every": every, "start": start,
+            "batches": batches,
+        }  # fmt: skip
+        """What of it is part of a run's definition."""
+
+    def kind(self, step: int) -> int:
+        """Of a step: :data:`WEIGHTS` or :data:`ARCHITECTURE`."""
+        place = step - self._start
+        return ARCHITECTURE if place >= 0 and (place + 1) % self._every == 0 else WEIGHTS
+
+    def __call__(self, seed: int, number: int) -> Mapping[str, torch.Tensor]:
+        """The batch of a pass, with the field ``round``; made when another field is asked for."""
+        step, micro = divmod(number, self._batches)
+        held_out = max(0, step - self._start) // self._every
+        kind = self.kind(step)
+        before = held_out if kind == ARCHITECTURE else step - held_out
+        return _Batch(kind, partial(self._sources[kind], seed, before * self._batches + micro))
+
+
+class _Batch(Mapping[str, torch.Tensor]):
+    """A batch and its round. Stages that only ask for the round make nothing else."""
+
+    def __init__(self, kind: int, make: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+        self._kind = torch.tensor(kind)
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Mapping[str, torch.Tensor]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._kind if name == FIELD else self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._made
+        yield FIELD
+
+    def __len__(self) -> int:
+        return len(self._made) + 1
+
+
+def _of_weights(data: Batches, seed: int, number: int) -> Mapping[str, torch.Tensor]:
+    return _Batch(WEIGHTS, partial(data, seed, number))
+
+
+def _said(data: Batches) -> dict[str, Any]:
+    """What data say of themselves, or their name."""
+    return dict(getattr(data, "record", None) or {"name": full_name(data)})

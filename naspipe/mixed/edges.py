@@ -1,0 +1,204 @@
+"""A layer that holds several candidates and draws which of them runs (ProxylessNAS, section 3.2).
+
+Weight rounds run the drawn candidate alone. Architecture rounds run all of them, in their order;
+the output is still that of the drawn one, and the gradient goes on to it alone. Gates of which one
+is 1 and the others 0 would have multiplied the outputs, so with p for the softmax of alpha::
+
+    of_gates[i] = (d loss / d output * output[i]).sum()
+    of_alpha = p * (of_gates - (p * of_gates).sum())
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from naspipe.config.errors import ConfigError
+from naspipe.mixed.architecture import ARCHITECTURE, Alpha, PairAlpha
+
+
+class MixedEdge(nn.Module):
+    """Candidates of which each forward takes one, drawn from the softmax of ``alpha``.
+
+    The draw is the first one of the forward: ``torch.multinomial(alpha.softmax(0), 1)``, in host
+    memory. So it is keyed as every other draw of a block: by seed, step and block.
+
+    Args:
+        candidates: each from a tensor to a tensor of one shape. One alone has no ``alpha``: a layer
+            without a choice, whose weights rest in architecture rounds, too.
+        operations: of each candidate; then what is expected of them is handed on beside the output.
+        reference: in the last layer of a chain: its cost is then log(expected) / log(reference).
+
+    Raises:
+        ConfigError: for a table of another length, or a reference that has no logarithm above 0.
+    """
+
+    kind = Alpha
+    """What ``alpha`` is."""
+
+    def __init__(
+        self,
+        candidates: Sequence[nn.Module],
+        operations: Sequence[float] | None = None,
+        reference: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not candidates or (operations is not None and len(operations) != len(candidates)):
+            raise ConfigError(
+                f"mixed edge: expected the operations of each candidate, found "
+                f"{len(operations or ())} for {len(candidates)} candidates"
+            )
+        if reference is not None and (operations is None or not reference > 1):
+            raise ConfigError(
+                f"mixed edge: expected a reference above 1 beside a table of operations, found "
+                f"{reference}{'' if operations else ' and no table'}; see naspipe.mixed.operations"
+            )
+        self.candidates = nn.ModuleList(candidates)
+        has_choice = len(candidates) > 1
+        self.alpha = self.kind(torch.zeros(len(candidates))) if has_choice else None
+        self.operations = None if operations is None else tuple(map(float, operations))
+        self.reference = reference
+
+    @property
+    def path(self) -> int:
+        """The candidate with the greatest ``alpha``."""
+        return 0 if self.alpha is None else int(self.alpha.argmax())
+
+    @property
+    def chosen(self) -> nn.Module:
+        """That candidate."""
+        return self.candidates[self.path]
+
+    def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        """The output of one candidate; with a table of operations, (output, cost).
+
+        Args:
+            x: for the candidates.
+            rest: the cost of the layers before, where there is one, and the kind of the round. With
+                nothing, the layer is the candidate that it has chosen.
+        """
+        if not rest:
+            return self.chosen(x)
+        *before, kind = rest
+        learns = self.training and int(kind) == ARCHITECTURE
+        among: Sequence[int] | None = None
+        if learns:
+            output, among = self._learned(x)
+        else:
+            output = self.candidates[self._draw() if self.training else self.path](x)
+        if self.operations is None:
+            return output
+        return output, self._cost(before, learns, among, x.device)
+
+    def _draw(self) -> int:
+        if self.alpha is None:
+            return 0
+        return int(torch.multinomial(self.alpha.detach().cpu().softmax(0), 1))
+
+    def _learned(self, x: torch.Tensor) -> tuple[torch.Tensor, Sequence[int] | None]:
+        """Of an architecture round: the output, and the candidates that it is about (all: None)."""
+        return self._through_all(x, self._draw()), None
+
+    def _through(self, number: int, x: torch.Tensor, is_drawn: bool) -> torch.Tensor:
+        """Without gradients of weights. Norms see the batch, those of other candidates too."""
+        candidate = self.candidates[number]
+        weights = {name: value.detach() for name, value in candidate.named_parameters()}
+        with torch.set_grad_enabled(is_drawn and torch.is_grad_enabled()):
+            output: torch.Tensor = functional_call(candidate, weights, (x,))
+        return output
+
+    def _through_all(self, x: torch.Tensor, drawn: int) -> torch.Tensor:
+        numbers = range(len(self.candidates))
+        outputs = [self._through(number, x, number == drawn) for number in numbers]
+        if self.alpha is None:
+            return outputs[0]
+        found: torch.Tensor = _Gates.apply(self.alpha, drawn, *outputs)  # type: ignore[no-untyped-call]
+        return found
+
+    def _cost(
+        self,
+        before: Sequence[torch.Tensor],
+        learns: bool,
+        among: Sequence[int] | None,
+        device: torch.device,
+    ) -> torch.Tensor:
+        """What is expected of this layer, of some of its candidates, and those before it."""
+        alpha = torch.zeros(1, device=device) if self.alpha is None else self.alpha
+        table = torch.tensor(self.operations, dtype=alpha.dtype, device=device)
+        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            if among is not None:
+                alpha, table = alpha[among], table[among]
+            cost = (alpha.softmax(0) * table).sum()
+            for each in before:
+                cost = each + cost
+            return cost.log() / math.log(self.reference) if self.reference else cost
+
+
+class _Gates(torch.autograd.Function):
+    """The drawn one of several outputs; its gradient goes on to it, and to alpha by all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, alpha: torch.Tensor, drawn: int, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(alpha, *outputs)
+        ctx.drawn = drawn
+        return outputs[drawn].view_as(outputs[drawn])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        alpha, *outputs = ctx.saved_tensors
+        share, given = alpha.softmax(0), gradient.to(alpha.dtype)
+        gates = torch.stack([(given * output.to(alpha.dtype)).sum() for output in outputs])
+        of_alpha = share * (gates - (share * gates).sum())
+        others = (gradient if number == ctx.drawn else None for number in range(len(outputs)))
+        return of_alpha, None, *others
+
+
+class PairEdge(MixedEdge):
+    """A :class:`MixedEdge` that needs the memory of two candidates, however many it has.
+
+    The draws of an architecture round are the first three of the forward, in host memory: one
+    candidate by the softmax of ``alpha``; another one by the softmax of the others; and which of
+    the two is the output, by the softmax of the two in the order of candidates. With a table of
+    operations their cost is what is expected of the two.
+    """
+
+    kind = PairAlpha
+
+    def _learned(self, x: torch.Tensor) -> tuple[torch.Tensor, Sequence[int] | None]:
+        if self.alpha is None:
+            return super()._learned(x)
+        alpha, first = self.alpha.detach().cpu(), self._draw()
+        others = alpha.index_fill(0, torch.tensor([first]), -torch.inf)
+        pair = sorted((first, int(torch.multinomial(others.softmax(0), 1))))
+        place = int(torch.multinomial(alpha[pair].softmax(0), 1))
+        outputs = [self._through(number, x, number == pair[place]) for number in pair]
+        found: torch.Tensor = _PairOfGates.apply(self.alpha, pair, place, *outputs)  # type: ignore[no-untyped-call]
+        return found, pair
+
+
+class _PairOfGates(torch.autograd.Function):
+    """One of two outputs; its gradient goes on to it, and to the two alphas by both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, alpha: torch.Tensor, pair: Sequence[int], place: int, *outputs: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(alpha, *outputs)
+        ctx.pair, ctx.place = pair, place
+        return outputs[place].view_as(outputs[place])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        alpha, *outputs = ctx.saved_tensors
+        share, given = alpha[ctx.pair].softmax(0), gradient.to(alpha.dtype)
+        one, other = ((given * output.to(alpha.dtype)).sum() for output in outputs)
+        of_one = share[0] * share[1] * (one - other)
+        of_alpha = torch.zeros_like(alpha)
+        of_alpha[ctx.pair[0]], of_alpha[ctx.pair[1]] = of_one, -of_one
+        others = (gradient if number == ctx.place else None for number in range(2))
+        return of_alpha, None, None, *others

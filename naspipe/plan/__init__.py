@@ -1,0 +1,1 @@
+"""Costs, partitions, dispatch orders, the causal bound, and the simulator. Pure."""

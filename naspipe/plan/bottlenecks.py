@@ -1,0 +1,330 @@
+"""Why more stages stop helping: what limits a stream on a chain, in words and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from naspipe.config.ids import Subnet
+from naspipe.config.rules import BlockRule, Every, Exact, Lag, rule_of
+from naspipe.config.steps import Steps
+from naspipe.plan.bounds import CausalBound, causal_bound, side_by_side
+from naspipe.plan.chains import Chain, Stream
+from naspipe.plan.costs import CostTable, LayerCost
+from naspipe.plan.partitions import peak_to_mean
+from naspipe.plan.pipeline import Pipeline, Plan, with_grown_lags
+from naspipe.plan.simulation import Outcome
+
+_MOST = 0.9
+"""Of a subnet's work that is entangled, and then counts as all of it."""
+
+_NOTABLE = 0.01
+"""Losses below this are not worth a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """One reason, and how many stages it lets be busy at most."""
+
+    busy_stages: float
+    text: str
+
+
+def bottlenecks(
+    pipeline: Pipeline,
+    labels: Sequence[str],
+    bound: CausalBound,
+    plan: Plan,
+    outcome: Outcome,
+    groups: int = 1,
+) -> list[Bottleneck]:
+    """What keeps the stages of one simulated run from being busy, the strictest first.
+
+    Args:
+        pipeline: streams of one space, with costs; the first stands for all.
+        labels: of the blocks of the chain, for the text.
+        bound: of the pipeline.
+        plan: under which it was run.
+        outcome: of that run.
+        groups: that the stages form.
+    """
+    stream, count = pipeline.streams[0], len(pipeline.streams)
+    if stream.costs is None:
+        return []
+    means = [
+        _mean_ns(stream.costs, stream.subnets, block) for block in range(len(stream.chain.rules))
+    ]
+    work_ns = sum(means)
+    passes = pipeline.steps.passes
+    found = [_causal(bound, pipeline.steps.probes), _largest_block(means, labels, work_ns, groups)]
+    if not pipeline.steps.probes:  # otherwise the longest chain says it all
+        found += _shared(stream.chain, labels, means, work_ns, count * passes)
+        found += _entangled(stream, labels, means, passes * count, outcome.stages // groups, groups)
+    if outcome.stages > groups:
+        found.append(_imbalance(stream.subnets, plan, stream.costs, outcome, groups))
+    found += _window(outcome, count)
+    found += _uneven(passes, groups, outcome)
+    if outcome.stall_ratio > _NOTABLE:
+        found.append(
+            Bottleneck(
+                outcome.stages * (1 - outcome.stall_ratio),
+                f"memory: stages wait {outcome.stall_ratio:.1%} of the time for layers to be "
+                f"loaded; a larger budget would help",
+            )
+        )
+    biting = [limit for limit in found if limit.busy_stages < outcome.stages * (1 - _NOTABLE)]
+    return sorted(biting, key=lambda limit: (limit.busy_stages, limit.text))
+
+
+def _mean_ns(costs: CostTable, subnets: Sequence[Subnet], block: int) -> float:
+    """Of one pass through a block, without the making of layers."""
+    return sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
+
+
+def _causal(bound: CausalBound, probes: int) -> Bottleneck:
+    busy = bound.steady_parallelism
+    if probes:
+        return Bottleneck(
+            busy,
+            f"probes: what a step trains waits for the losses of its {probes} probes, and they for "
+            f"the step before: at most {busy:.1f} stages are busy; more probes and passes of a "
+            f"step, lag(K), or several streams would help",
+        )
+    return Bottleneck(
+        busy,
+        f"causal order: the longest chain of subnets that use the same layers keeps at most "
+        f"{busy:.1f} stages busy; a sampler that spaces its choices, or several streams, would "
+        f"help",
+    )
+
+
+def _largest_block(
+    means: Sequence[float], labels: Sequence[str], work_ns: float, groups: int
+) -> Bottleneck:
+    largest_ns, label = max(zip(means, labels, strict=True))
+    busy = groups * work_ns / largest_ns if largest_ns else float("inf")
+    return Bottleneck(
+        busy,
+        f"largest block: {label} takes {largest_ns / work_ns:.1%} of a subnet and cannot be cut, "
+        f"so at most {busy:.1f} stages are busy",
+    )
+
+
+def _shared(
+    chain: Chain, labels: Sequence[str], means: Sequence[float], work_ns: float, together: int
+) -> list[Bottleneck]:
+    """From an exact shared layer to the end of the chain and back, steps go one by one.
+
+    ``together`` is how many passes read the same version, over all streams.
+    """
+    found = []
+    for block, (rule, is_shared) in enumerate(zip(chain.rules, chain.is_shared, strict=True)):
+        serial_ns = sum(means[block:])
+        if not is_shared or not serial_ns:
+            continue
+        if isinstance(rule, Exact):
+            busy = together * work_ns / serial_ns
+            found.append(
+                Bottleneck(
+                    busy,
+                    f"exact layer {labels[block]}: every step reads what the one before wrote, "
+                    f"so {serial_ns / work_ns:.1%} of each step is sequential: at most "
+                    f"{busy:.1f} stages; lag(K) or frozen would lift that",
+                )
+            )
+        elif isinstance(rule, Lag | Every):
+            most = rule.most_under_way
+            busy = together * most * work_ns / serial_ns
+            found.append(
+                Bottleneck(
+                    busy,
+                    f"{rule} of {labels[block]}: at most {most} steps are under "
+                    f"way, which keeps at most {busy:.1f} stages busy",
+                )
+            )
+    return found
+
+
+def _entangled(
+    stream: Stream,
+    labels: Sequence[str],
+    means: Sequence[float],
+    together: int,
+    stages: int,
+    groups: int,
+) -> list[Bottleneck]:
+    """Where every subnet uses the same exact layers with settings of its own.
+
+    Nothing of a step starts there before the last step's WRITEs, so passes alone fill the stages:
+    S · P / (P + S - 1) of S stages with P passes. Streams count as passes do.
+    """
+    rules, elastic = stream.chain.rules, _settings_everywhere(stream)
+    exact = [block for block in elastic if isinstance(rules[block], Exact)]
+    share = sum(means[exact[0] :]) / sum(means) if exact else 0.0
+    if share < _MOST:
+        return []
+    passes = max(1, together // groups)
+    busy = groups * stages * passes / (passes + stages - 1)
+    return [
+        Bottleneck(
+            busy,
+            f"entangled: every subnet uses {labels[exact[0]]} and what follows (exact), so no step "
+            f"starts before the last one's WRITEs: S·P/(P + S - 1) = {busy:.1f} stages with P = "
+            f"{passes}{f' in each of {groups} groups' if groups > 1 else ''}; more passes "
+            f"(subnets:P), groups, streams or lag({stages - 1}) would help",
+        )
+    ]
+
+
+def _settings_everywhere(stream: Stream) -> list[int]:
+    """Blocks of which all subnets use one layer, and not by one option."""
+    used = [subnet for subnet in stream.subnets if subnet.candidates]
+    return [
+        block
+        for block in range(len(stream.chain.rules) if used else 0)
+        if len({subnet.layer(block) for subnet in used}) == 1
+        and len({subnet.chain[block] for subnet in used}) > 1
+    ]
+
+
+def _imbalance(
+    subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome, groups: int
+) -> Bottleneck:
+    ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
+    mean = sum(ratios) / len(ratios) / groups  # the stages of the other groups are empty
+    return Bottleneck(
+        outcome.stages / mean,
+        f"imbalance: a subnet's dearest stage takes {mean:.2f} times the mean one, because a "
+        f"stage is a whole number of blocks",
+    )
+
+
+def _uneven(passes: int, groups: int, outcome: Outcome) -> list[Bottleneck]:
+    """A step takes as long as the group with the most passes of it."""
+    most = -(-passes // groups)
+    busy = outcome.stages * passes / (most * groups)
+    if passes % groups == 0:
+        return []
+    return [
+        Bottleneck(
+            busy,
+            f"groups: {passes} passes of a step on {groups} groups leave some with {most} and some "
+            f"with {passes // groups}; a multiple of {groups} would help",
+        )
+    ]
+
+
+def _window(outcome: Outcome, streams: int) -> list[Bottleneck]:
+    """A subnet is on one stage at a time."""
+    most = outcome.window * streams
+    if most >= outcome.stages:
+        return []
+    return [
+        Bottleneck(
+            most,
+            f"window: at most {most} subnets are under way, each on one stage at a "
+            f"time; raise window or activation_memory",
+        )
+    ]
+
+
+NEAR_ONE = 1.5
+"""Fewer stages that can be busy are hardly more than one; half of them all, but 2 at most, are not
+many either."""
+
+NEARER = 1.25
+"""The same where nothing in particular is the reason."""
+
+LIFTS = 1.2
+"""By how much a change must raise that."""
+
+MOST_SUBNETS = 400
+"""Looked at, from the first."""
+
+LEAST_STEPS = 10
+"""Of a run that is worth a word."""
+
+_ALIKE = LayerCost(1, 2, 0)
+"""Of every layer, where costs are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Why a pipeline is hardly faster than one stage."""
+
+    busy_stages: float
+    """That can be, however many there are."""
+    lifted: float
+    """The same with all that holds it back changed."""
+    layers: tuple[int, ...] = ()
+    """Blocks of the chain whose exact layer every subnet reads behind the one before."""
+    is_gated: bool = False
+    """Every WRITE waits for all gradients of its step."""
+    is_chosen: bool = True
+    """Whether there is anything to choose: otherwise every step reads all of the one before."""
+
+
+def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
+    """What holds streams of one space back; None where nothing does, or they are too short.
+
+    Args:
+        pipeline: whose first stream stands for all.
+        workers: stages of all groups together.
+    """
+    pipeline, steps = with_grown_lags(pipeline), pipeline.steps
+    first = pipeline.streams[0]
+    if len(first.subnets) < LEAST_STEPS * steps.passes:
+        return None
+    rules = first.chain.rules
+    busy, wanted = _busy(pipeline, rules, steps), max(NEAR_ONE, min(2.0, workers / 2))
+    if busy >= wanted:
+        return None
+    fixed = [block for block in range(len(rules)) if _is_fixed(first.subnets, block)]
+    if len(fixed) == len(rules):
+        return HeldBack(busy, busy, is_chosen=False)
+
+    def lifted(layers: Sequence[int], gate: bool) -> float:
+        changed = tuple(
+            Lag(2 * workers) if block in layers else rule for block, rule in enumerate(rules)
+        )
+        return _busy(pipeline, changed, replace(steps, is_gated=steps.is_gated and not gate))
+
+    any_subnet = next(subnet for subnet in first.subnets if subnet.chain)
+    exact = [b for b in fixed if isinstance(rule_of(rules, any_subnet.layer(b)), Exact)]
+    enough = max(busy * LIFTS, min(wanted, lifted(exact, True)))
+    found = _least(exact, steps.is_gated, lambda *change: lifted(*change) >= enough)
+    if found is not None:
+        return HeldBack(busy, lifted(*found), *found)
+    return HeldBack(busy, busy) if busy < NEARER else None
+
+
+def _least(
+    layers: Sequence[int], gate: bool, helps: Callable[[Sequence[int], bool], bool]
+) -> tuple[tuple[int, ...], bool] | None:
+    """Changes that help together and of which none can be left out; layers behind go first."""
+    if not helps(layers, gate):
+        return None
+    kept = tuple(layers)
+    for layer in reversed(layers):
+        less = tuple(each for each in kept if each != layer)
+        if helps(less, gate):
+            kept = less
+    return kept, gate and not helps(kept, False)
+
+
+def _is_fixed(subnets: Sequence[Subnet], block: int) -> bool:
+    """Whether all subnets use the same layer there."""
+    return len({subnet.layer(block) for subnet in subnets if subnet.chain}) <= 1
+
+
+def _busy(pipeline: Pipeline, rules: Sequence[BlockRule], steps: Steps) -> float:
+    """Stages that can be busy once the streams flow."""
+    bounds = []
+    for stream in pipeline.streams:
+        subnets = stream.subnets[: steps.end(MOST_SUBNETS)]
+        bounds.append(causal_bound(subnets, rules, stream.costs or _alike(stream), steps))
+    return side_by_side(bounds).steady_parallelism
+
+
+def _alike(stream: Stream) -> CostTable:
+    return CostTable({(block, 0): _ALIKE for block in range(len(stream.chain.rules))})

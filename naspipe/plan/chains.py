@@ -1,0 +1,239 @@
+"""What of a run a schedule depends on: the chain of its space, its subnets and their costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
+from naspipe.config.partition import Partition, make_partition
+from naspipe.config.rules import BlockRule, Follows, rule_with_state, with_stateless
+from naspipe.config.space import Space
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import PLAIN, Wiring
+from naspipe.engine.history import grouped_cuts
+from naspipe.plan.costs import CostTable, LayerCost, first_of_kind
+from naspipe.plan.joint_placements import JOINT_PLACEMENTS, Pieces
+from naspipe.plan.partitions import PLACEMENTS, Cutter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """What of a space a schedule depends on."""
+
+    rules: tuple[BlockRule, ...]
+    """Of each block of the chain."""
+    is_shared: tuple[bool, ...]
+    """For each block, whether every subnet uses its only layer, which stays where it is."""
+    buffered: frozenset[tuple[int, int]] | None = None
+    """Block and candidate of the layers whose forwards leave something; None for all."""
+    stateless: frozenset[tuple[int, int]] = frozenset()
+    """Block and candidate of the layers without parameters and buffers, which the rules know."""
+    kinds: tuple[int, ...] = ()
+    """For each block, the first block with the same candidates; empty if each has its own."""
+
+    @classmethod
+    def of(
+        cls,
+        space: Space,
+        buffered: frozenset[tuple[int, int]] | None = None,
+        stateless: frozenset[tuple[int, int]] = frozenset(),
+    ) -> Chain:
+        """The chain of a space."""
+        counts = [len(block.candidates) for block in space.blocks]
+        return cls(
+            rules=with_stateless(space.rules, counts, stateless),
+            is_shared=space.stays,
+            buffered=buffered,
+            stateless=stateless,
+            kinds=first_of_kind(space),
+        )
+
+
+class _Every:
+    """All options of all blocks."""
+
+    def __contains__(self, place: object) -> bool:
+        return True
+
+
+EVERY_OPTION: Container[tuple[int, int]] = _Every()
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One run of a pipeline, as far as its schedule depends on it."""
+
+    chain: Chain
+    subnets: tuple[Subnet, ...]
+    """In sequence order; at least one."""
+    costs: CostTable | None
+    """Of every layer; None for one stage without a limit of activations."""
+    output_bytes: int = 1
+    """What its last block hands to other streams in a pass, where that matters."""
+    is_sample: bool = False
+    """Whether the subnets only stand for others, which are not known yet."""
+    split: Container[tuple[int, int]] = frozenset()
+    """Blocks, with those of their options whose backwards are split; ``costs`` know it."""
+
+    def splitting(self, dearer: float) -> Stream:
+        """The same stream with split backwards; see :meth:`Pipeline.splitting`."""
+        chosen: Container[tuple[int, int]] = EVERY_OPTION
+        if not math.isinf(dearer):
+            measured = self.costs.costs if self.costs else {}
+            chosen = {place for place, cost in measured.items() if 0 < cost.split_ratio <= dearer}
+        return self.split_at(chosen)
+
+    def split_at(self, chosen: Container[tuple[int, int]]) -> Stream:
+        """The same stream where the backwards of these options of blocks are split."""
+        return replace(self, costs=self.costs and self.costs.split(chosen), split=chosen)
+
+
+CutSteps = Callable[[Sequence[Subnet]], tuple[Partition, ...]]
+"""Says where the passes of whole steps are cut, over the stages of all groups."""
+
+
+def cut_by_steps(
+    streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
+) -> list[CutSteps]:
+    """Of each stream; see :func:`make_cutters`."""
+    cutters, groups = make_cutters(streams, execution, wiring, steps), execution.pipeline.groups
+    if is_joint(execution):
+        return [partial(_one_by_one, cutter) for cutter in cutters]
+    return [partial(grouped_cuts, cutter=each, steps=steps, groups=groups) for each in cutters]
+
+
+def _one_by_one(cutter: Cutter, subnets: Sequence[Subnet]) -> tuple[Partition, ...]:
+    return tuple(map(cutter, subnets))
+
+
+def make_cutters(
+    streams: Sequence[Stream],
+    execution: Execution,
+    wiring: Wiring = PLAIN,
+    steps: Steps = ONE_PASS,
+) -> list[Cutter]:
+    """Of each stream.
+
+    A joint placement gives each pass of a step its stages; by others all are cut alike.
+
+    One that follows another is cut where that is: layers and their sources are on one stage. So is
+    one whose wiring says so. Both then have one cut for all subnets, balanced for their costs
+    together.
+    """
+    if is_joint(execution):
+        return _jointly(streams, execution, wiring, steps)
+    leaders = _leaders(streams, wiring)
+    cutters = [
+        _cutter(_together(number, streams, leaders), execution, number in leaders.values())
+        for number in range(len(streams))
+    ]
+    return [
+        _clipped(cutters[leaders[number]], len(stream.chain.rules))
+        if number in leaders
+        else cutters[number]
+        for number, stream in enumerate(streams)
+    ]
+
+
+def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wiring) -> list[bool]:
+    """Of each stream, whether all subnets, known or not, have the cuts of those that are known."""
+    partition = execution.pipeline.partition
+    if is_joint(execution) or partition == "static" or execution.pipeline.stages == 1:
+        return [True] * len(streams)
+    leaders = _leaders(streams, wiring)
+    return [number in {*leaders, *leaders.values()} for number in range(len(streams))]
+
+
+def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
+    """Of streams that are cut where another one is: which one that is."""
+    own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
+    return {number: leader for number, leader in own if leader is not None} | {
+        number: rule.stream
+        for number, stream in enumerate(streams)
+        for rule in map(rule_with_state, stream.chain.rules)
+        if isinstance(rule, Follows)
+    }
+
+
+def is_joint(execution: Execution) -> bool:
+    """Whether streams are placed together, which the stages of a pass may depend on."""
+    return execution.pipeline.partition in JOINT_PLACEMENTS
+
+
+def _jointly(
+    streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
+) -> list[Cutter]:
+    name, groups = execution.pipeline.partition, execution.pipeline.groups
+    if groups > 1:
+        raise ConfigError(
+            f"partition {name}: expected groups=1, found groups={groups}; hybrid deals passes"
+        )
+    pieces = Pieces(
+        tuple(tuple(_mean_costs(stream)) for stream in streams),
+        wiring,
+        tuple(stream.output_bytes for stream in streams),
+        steps.passes,
+    )
+    return [
+        _by_pass(own, steps) for own in JOINT_PLACEMENTS[name](pieces, execution.pipeline.stages)
+    ]
+
+
+def _mean_costs(stream: Stream) -> list[float]:
+    if stream.costs is None:
+        return [1.0] * len(stream.chain.rules)
+    return stream.costs.stream_means_ns(stream.subnets)
+
+
+def _by_pass(own: Sequence[Partition], steps: Steps) -> Cutter:
+    return lambda subnet: own[steps.pass_of(subnet.sequence_id) % len(own)]
+
+
+def _cutter(stream: Stream, execution: Execution, is_followed: bool) -> Cutter:
+    if execution.pipeline.stages == 1 or stream.costs is None:
+        whole = make_partition((0, len(stream.chain.rules)))
+        return lambda subnet: whole
+    place = PLACEMENTS["static" if is_followed else execution.pipeline.partition]
+    return place(stream.subnets, stream.chain.is_shared, stream.costs, execution.pipeline.stages)
+
+
+def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]) -> Stream:
+    """A stream whose layers cost what those that follow them cost, too."""
+    stream = streams[number]
+    for other, leader in leaders.items():
+        follower = streams[other].costs
+        if leader == number and stream.costs is not None and follower is not None:
+            costs = CostTable(
+                {
+                    (block, candidate): _sum(cost, follower, block, candidate)
+                    for (block, candidate), cost in stream.costs.costs.items()
+                }
+            )
+            stream = replace(stream, costs=costs)
+    return stream
+
+
+def _sum(cost: LayerCost, follower: CostTable, block: int, candidate: int) -> LayerCost:
+    if all(block != other for other, _ in follower.costs):
+        return cost
+    other = follower.of(block, candidate)
+    return LayerCost(*(mine + its for mine, its in zip(cost, other, strict=True)))
+
+
+def _clipped(cutter: Cutter, num_blocks: int) -> Callable[[Subnet], Partition]:
+    """The same cuts of another chain; of a shorter one, a stage behind its end has nothing."""
+    made: dict[Partition, Partition] = {}
+
+    def cut(subnet: Subnet) -> Partition:
+        whole = cutter(subnet)
+        if whole not in made:
+            inner = (min(bound, num_blocks) for bound in whole.bounds[:-1])
+            made[whole] = make_partition((*inner, num_blocks), whole.stages)
+        return made[whole]
+
+    return cut

@@ -1,0 +1,242 @@
+"""Measured time per layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from naspipe.config.definition import Execution, parse_bytes
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import Subnet
+from naspipe.config.space import Block, Space
+from naspipe.config.steps import Steps
+
+
+class LayerCost(NamedTuple):
+    """Nanoseconds of one layer's forward, backward (recompute included), WRITE and making.
+
+    And what one pass keeps of it.
+    """
+
+    forward_ns: int
+    backward_ns: int
+    write_ns: int
+    make_ns: int = 0
+    """Once, when the layer is first used."""
+    activation_bytes: int = 0
+    """Held by one pass from the block's forward to its backward: its inputs and, unless they
+    are computed again, the tensors that autograd saves. What blocks hand on counts in each."""
+    inputs_ns: int = 0
+    """Of a split backward, the part that computes the gradients that are handed on."""
+    weights_ns: int = 0
+    """Of a split backward, the part that is left until the WRITE: the gradients of the weights.
+    Both are 0 where the backward cannot be split."""
+    owed_ns: int = 0
+    """What ``backward_ns`` leaves until the WRITE: ``weights_ns`` where the backward is split."""
+
+    @property
+    def total_ns(self) -> int:
+        """All of one pass, the making left out."""
+        return self.forward_ns + self.backward_ns + self.owed_ns + self.write_ns
+
+    @property
+    def split_ratio(self) -> float:
+        """How long both parts of a split backward take, over the whole one; 0 for no parts.
+
+        Of a measured cost, whose ``backward_ns`` is that of the whole one.
+        """
+        return (self.inputs_ns + self.weights_ns) / max(1, self.backward_ns)
+
+    @property
+    def split(self) -> LayerCost:
+        """The cost with a split backward, where it can be split."""
+        if not self.inputs_ns and not self.weights_ns:
+            return self
+        return self._replace(backward_ns=self.inputs_ns, owed_ns=self.weights_ns)
+
+
+COLUMNS = ("block", "option", *LayerCost._fields)
+"""Of a table as rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Costs by (block of the chain, option); at least one option of every block.
+
+    An option is a candidate, or a setting of an elastic layer.
+    """
+
+    costs: Mapping[tuple[int, int], LayerCost]
+    whole: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """Options that were measured and whose backward cannot be split, each with the reason."""
+    _means: dict[int, LayerCost] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, block: int, option: int) -> LayerCost:
+        """An option's cost; the mean of its block's measured options if it was not measured."""
+        cost = self.costs.get((block, option))
+        if cost is not None:
+            return cost
+        if block not in self._means:
+            rows = [row for (where, _), row in self.costs.items() if where == block]
+            sums = map(sum, zip(*rows, strict=True))
+            self._means[block] = LayerCost(*(total // len(rows) for total in sums))
+        return self._means[block]
+
+    def split(self, chosen: Container[tuple[int, int]]) -> CostTable:
+        """The table where the backwards of these options of blocks are split."""
+        return CostTable(
+            {place: cost.split if place in chosen else cost for place, cost in self.costs.items()},
+            self.whole,
+        )
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Sequence[int]]) -> CostTable:
+        """The table whose :attr:`rows` these are."""
+        return cls({(block, option): LayerCost(*cost) for block, option, *cost in rows})
+
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """Numbers by :data:`COLUMNS`, in the order of blocks and options."""
+        return [(*place, *cost) for place, cost in sorted(self.costs.items())]
+
+    def stream_means_ns(self, subnets: Sequence[Subnet]) -> list[float]:
+        """Mean cost of each block over a stream, layers made at their first use included."""
+        uses = Counter(place for subnet in subnets for place in enumerate(subnet.chain))
+        layers = {subnet.layer(block) for subnet in subnets for block in range(len(subnet.chain))}
+        sums = [0.0] * max(len(subnet.chain) for subnet in subnets)
+        for (block, option), count in uses.items():
+            sums[block] += self.of(block, option).total_ns * count
+        for layer in layers:
+            sums[layer.block] += self.of(layer.block, layer.candidate).make_ns
+        return [total / len(subnets) for total in sums]
+
+
+def mean_costs(tables: Sequence[CostTable]) -> CostTable:
+    """The mean of several measurements, of the layers that are in each of them."""
+    if len(tables) == 1:
+        return tables[0]
+    common = set.intersection(*(set(table.costs) for table in tables))
+    rows = {place: [table.costs[place] for table in tables] for place in sorted(common)}
+    return CostTable(
+        {
+            place: LayerCost(*(sum(column) // len(own) for column in zip(*own, strict=True)))
+            for place, own in rows.items()
+        },
+        {place: why for place, why in tables[0].whole.items() if place in rows},
+    )
+
+
+def first_of_kind(space: Space) -> tuple[int, ...]:
+    """For each block of the chain, the first block with the same candidates.
+
+    What is measured there holds for all of them. A block that names no kind, and a shared
+    layer, is its own.
+    """
+    seen: dict[tuple[str, int], int] = {}
+    return tuple(
+        seen.setdefault((block.kind, block.num_options), index)
+        if isinstance(block, Block) and block.kind is not None
+        else index
+        for index, block in enumerate(space.blocks)
+    )
+
+
+class LayerSize(NamedTuple):
+    """What one layer takes on the device; each tensor at a multiple of 512 bytes."""
+
+    state_bytes: int
+    """Parameters, buffers and optimizer state: all that is there while the layer is resident."""
+    parameter_bytes: int
+    """The parameters alone."""
+    writes_forward: bool
+    """Whether a forward may change the layer. It has buffers, such as the running statistics of
+    a normalisation; which of them a forward writes is not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTable:
+    """Sizes of every layer of a space, exact; blocks of one kind share their rows."""
+
+    twins: tuple[int, ...]
+    """See :func:`naspipe.plan.costs.first_of_kind`."""
+    rows: Mapping[int, tuple[LayerSize, ...]]
+    """By the first block of each kind: one size per candidate."""
+
+    def of(self, block: int, candidate: int) -> LayerSize:
+        """A layer's size."""
+        return self.rows[self.twins[block]][candidate]
+
+
+AUTO = "auto"
+"""What users write in the place of a number of stages, to have it chosen."""
+
+
+class Shape(NamedTuple):
+    """How many groups of how many stages."""
+
+    groups: int
+    stages: int
+
+    @property
+    def workers(self) -> int:
+        """Stages of all groups."""
+        return self.groups * self.stages
+
+    def __str__(self) -> str:
+        return f"{self.groups} x {self.stages}" if self.groups > 1 else f"{self.stages}"
+
+
+def counts(devices: int) -> list[int]:
+    """1, 2, 4, ... devices and all."""
+    return sorted({devices, *(1 << power for power in range(devices.bit_length()))})
+
+
+def shapes(devices: int, num_blocks: int, passes: int) -> list[Shape]:
+    """Groups and stages on 1, 2, 4, ... devices and on all; each group has a pass of every step.
+
+    Fewer devices first. A group has a block for each of its stages, so some devices may be idle.
+    """
+    found = [
+        Shape(groups, min(count // groups, num_blocks))
+        for count in counts(devices)
+        for groups in range(1, min(count, passes) + 1)
+        if count % groups == 0 and (groups == 1 or count // groups <= num_blocks)
+    ]
+    return list(dict.fromkeys(found))
+
+
+WIDEST = 16
+"""Sequence IDs, unless the user says otherwise."""
+MORE_THAN_STAGES = 4
+"""With a memory budget, so many steps more than there are stages. Subnets beyond that hardly fill a
+bubble, but each takes room from those before it. Simulated without what copies take, ``nlp.c1``,
+``nlp.c2``, ``cv.c1`` and ``cv.c3`` on 2, 4 and 8 stages, ``uniform`` and ``spaced:8``: at most 1 %
+slower than with 16. ``nlp.c2`` with memory for 1.5 subnets on 2 stages: 8 % fewer loads."""
+
+
+def plan_window(execution: Execution, steps: Steps, kept_bytes: int) -> int:
+    """The window of a stream's admission.
+
+    Args:
+        execution: the user's window, budgets and stages.
+        steps: how passes form steps.
+        kept_bytes: what one subnet of each stream keeps on one stage, at most.
+
+    Raises:
+        ConfigError: when one step alone does not fit ``activation_memory``.
+    """
+    window = execution.pipeline.window or WIDEST
+    if not execution.pipeline.window and execution.memory.budget:
+        window = min(WIDEST, (execution.pipeline.stages + MORE_THAN_STAGES) * steps.trained)
+    if not execution.memory.activations:
+        return window
+    limit_bytes, passes = parse_bytes(execution.memory.activations), steps.trained
+    if kept_bytes * passes > limit_bytes:
+        whose = "one subnet keeps" if passes == 1 else f"the {passes} passes of a step keep"
+        raise ConfigError(
+            f"activation_memory: expected at least {kept_bytes * passes} bytes, which {whose} on "
+            f"one stage, found {limit_bytes}; use --recompute, more stages or a smaller batch"
+        )
+    return min(window, limit_bytes // max(1, kept_bytes))

@@ -1,0 +1,332 @@
+"""Which stage runs which blocks of several streams that belong together.
+
+The pieces are those of a blockwise distillation (Pipe-BD, DATE'23): forward-only streams that teach
+trained ones. A *pair* is a trained stream and those that teach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, combinations, pairwise
+from typing import NamedTuple
+
+from naspipe.config.definition import PARTITIONS
+from naspipe.config.errors import ConfigError
+from naspipe.config.partition import Partition, make_partition
+from naspipe.config.wiring import TapRole, Wiring
+from naspipe.plan.partitions import balanced_partition
+
+MOST_STEPS = 200_000
+"""Of a search through all ways; what was found by then is taken."""
+
+NEAR = 0.002
+"""Part of the least peak that is given up to move less."""
+
+
+class Link(NamedTuple):
+    """What one piece hands to another, if they are on different stages."""
+
+    source: int
+    sink: int
+    num_bytes: int
+
+
+def pack(costs: Sequence[float], links: Sequence[Link], num_stages: int) -> tuple[int, ...]:
+    """The stage of each piece: the dearest stage as cheap as can be, then the fewest bytes moved.
+
+    The dearest piece goes to the cheapest stage first; pieces are then moved and exchanged for as
+    long as that makes it better. From there all ways are gone through that may be better yet, up to
+    :data:`MOST_STEPS`; so the answer for some 12 pieces is the best there is.
+
+    Args:
+        costs: of each piece, in any unit.
+        links: between pieces, by their places.
+        num_stages: 1 or more.
+    """
+    problem = _Problem(tuple(costs), tuple(links), num_stages)
+    dealt = problem.improved(_dearest_first(costs, num_stages))
+    dealt = problem.searched(dealt)
+    limit = problem.peak(dealt) * (1 + NEAR)
+    dealt = problem.improved(dealt, limit)
+    return _numbered(problem.searched(dealt, limit))
+
+
+class _Problem(NamedTuple):
+    costs: tuple[float, ...]
+    links: tuple[Link, ...]
+    num_stages: int
+
+    def peak(self, dealt: Sequence[int]) -> float:
+        """Of the dearest stage."""
+        loads = [0.0] * self.num_stages
+        for cost, stage in zip(self.costs, dealt, strict=True):
+            loads[stage] += cost
+        return max(loads)
+
+    def moved(self, dealt: Sequence[int]) -> int:
+        """Bytes that go from stage to stage."""
+        return sum(each.num_bytes for each in self.links if dealt[each.source] != dealt[each.sink])
+
+    def improved(self, dealt: list[int], limit: float = 0.0) -> list[int]:
+        """Exchange and move single pieces for as long as that makes it better."""
+
+        def badness(way: Sequence[int]) -> tuple[float, float, float]:
+            peak = self.peak(way)
+            return max(peak, limit), self.moved(way), peak
+
+        while ways := list(_neighbours(dealt, self.num_stages)):
+            better = min(ways, key=badness)
+            if badness(better) >= badness(dealt):
+                break
+            dealt = better
+        return dealt
+
+    def searched(self, dealt: list[int], limit: float = 0.0) -> list[int]:
+        """The best of all ways: by the peak, or by what is moved, the peak being below a limit."""
+        order = sorted(range(len(self.costs)), key=lambda n: n if limit else -self.costs[n])
+        best, least = dealt, self.moved(dealt) if limit else self.peak(dealt)
+        linked = self._linked(order)
+        loads, places, left = [0.0] * self.num_stages, dict[int, int](), MOST_STEPS
+
+        def go_on(depth: int, used: int, badness: float) -> None:
+            nonlocal best, least, left
+            left -= 1
+            if depth == len(order):
+                best, least = [places[piece] for piece in range(len(order))], badness
+                return
+            piece = order[depth]
+            for stage in range(min(used + 1, self.num_stages)):
+                before = loads[stage]
+                load = before + self.costs[piece]
+                moved = sum(size for other, size in linked[piece] if places[other] != stage)
+                worse = badness + moved if limit else max(badness, load)
+                if worse < least and not (limit and load > limit) and left > 0:
+                    places[piece], loads[stage] = stage, load
+                    go_on(depth + 1, max(used, stage + 1), worse)
+                    loads[stage] = before
+
+        go_on(0, 0, 0.0)
+        return best
+
+    def _linked(self, order: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+        """For each piece, those before it in this order that it is linked with."""
+        place = {piece: number for number, piece in enumerate(order)}
+        found: dict[int, list[tuple[int, int]]] = {piece: [] for piece in order}
+        for source, sink, num_bytes in (each for each in self.links if each.source != each.sink):
+            first, last = sorted((source, sink), key=place.__getitem__)
+            found[last].append((first, num_bytes))
+        return found
+
+
+def _dearest_first(costs: Sequence[float], num_stages: int) -> list[int]:
+    loads, dealt = [0.0] * num_stages, [0] * len(costs)
+    for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
+        dealt[piece] = loads.index(min(loads))
+        loads[dealt[piece]] += costs[piece]
+    return dealt
+
+
+def _neighbours(dealt: list[int], num_stages: int) -> Iterator[list[int]]:
+    for piece, own in enumerate(dealt):
+        for stage in range(num_stages):
+            if stage != own:
+                yield [*dealt[:piece], stage, *dealt[piece + 1 :]]
+    for one, other in combinations(range(len(dealt)), 2):
+        if dealt[one] != dealt[other]:
+            changed = list(dealt)
+            changed[one], changed[other] = dealt[other], dealt[one]
+            yield changed
+
+
+def _numbered(dealt: Sequence[int]) -> tuple[int, ...]:
+    """Stages numbered by the first piece of each."""
+    names: dict[int, int] = {}
+    return tuple(names.setdefault(stage, len(names)) for stage in dealt)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Streams, as far as their placement depends on them."""
+
+    costs: tuple[tuple[float, ...], ...]
+    """Of each stream, nanoseconds of a pass in each block, on average."""
+    wiring: Wiring
+    output_bytes: tuple[int, ...]
+    """Of each stream, what its last block hands to others in a pass."""
+    passes: int = 1
+    """Of a step."""
+
+    @property
+    def pairs(self) -> list[list[int]]:
+        """Trained streams in their order, each behind those that teach it.
+
+        Raises:
+            ConfigError: where there is none, or a stream that teaches nobody.
+        """
+        trained = [n for n in range(len(self.costs)) if self.wiring.of(n).is_trained]
+        lessons = [tap for tap in self.wiring.taps if tap.role is TapRole.LESSON]
+        found = [[*(int(t.source[0]) for t in lessons if t.sink[0] == n), n] for n in trained]
+        if not found or {each for pair in found for each in pair} != set(range(len(self.costs))):
+            raise ConfigError(
+                "partition: expected balanced, rotated or static, except where trained blocks each "
+                "have a block that teaches them (naspipe distill)"
+            )
+        return found
+
+    def cost(self, streams: Sequence[int]) -> float:
+        """Of whole streams together."""
+        return sum(sum(self.costs[stream]) for stream in streams)
+
+
+JointPlacement = Callable[[Pieces, int], list[list[Partition]]]
+"""Of each stream, the partition of each pass of a step: all alike, or by the number of the pass."""
+
+
+def pairs(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
+    """Consecutive pairs on each stage, as the paper has it."""
+    units = pieces.pairs
+    cut = balanced_partition([pieces.cost(unit) for unit in units], num_stages)
+    return _whole(pieces, units, [cut.stage_of(n) for n in range(len(units))], num_stages)
+
+
+def packed(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
+    """Pairs on any stage."""
+    units = pieces.pairs
+    stages = pack([pieces.cost(unit) for unit in units], _links(pieces, units), num_stages)
+    return _whole(pieces, units, stages, num_stages)
+
+
+def free(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
+    """Every stream on any stage."""
+    units = [[stream] for stream in range(len(pieces.costs))]
+    stages = pack([pieces.cost(unit) for unit in units], _links(pieces, units), num_stages)
+    return _whole(pieces, units, stages, num_stages)
+
+
+def layers(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
+    """Consecutive blocks on each stage: pair after pair, teachers first, cut anywhere."""
+    cells = [
+        (stream, block)
+        for pair in pieces.pairs
+        for stream in pair
+        for block in range(len(pieces.costs[stream]))
+    ]
+    cut = balanced_partition([pieces.costs[stream][b] for stream, b in cells], num_stages)
+    counts = [[0] * num_stages for _ in pieces.costs]
+    for place, (stream, _) in enumerate(cells):
+        counts[stream][cut.stage_of(place)] += 1
+    return [[make_partition((0, *accumulate(own)))] for own in counts]
+
+
+def hybrid(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
+    """Consecutive pairs on each group of stages, which share the passes of a step.
+
+    The groups are those whose dearest stage is cheapest (automatic hybrid distribution, section
+    IV-C). A group has no more stages than a step has passes.
+    """
+    units, passes = pieces.pairs, pieces.passes
+    costs = [pieces.cost(unit) for unit in units]
+    best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
+    for units_done in range(1, len(units) + 1):
+        for stages_used in range(1, num_stages + 1):
+            ways = [
+                (max(before[0], sum(costs[first:units_done]) * _share(size, passes)),
+                 [*before[1], (units_done, size)])
+                for first in range(units_done)
+                for size in range(1, min(stages_used, passes) + 1)
+                if (before := best.get((first, stages_used - size)))
+            ]  # fmt: skip
+            if ways:
+                best[units_done, stages_used] = min(ways)
+    if (len(units), num_stages) not in best:
+        raise ConfigError(
+            f"partition hybrid: expected at most {len(units) * passes} stages for {len(units)} "
+            f"blocks and {passes} passes a step, found {num_stages}"
+        )
+    found: list[list[Partition]] = [[] for _ in pieces.costs]
+    first_unit, first_stage = 0, 0
+    for end, size in best[len(units), num_stages][1]:
+        shares = [first_stage + number * size // passes for number in range(passes)]
+        for stream in (each for unit in units[first_unit:end] for each in unit):
+            length = len(pieces.costs[stream])
+            found[stream] = [on_one_stage(stage, length, num_stages) for stage in shares]
+        first_unit, first_stage = end, first_stage + size
+    return found
+
+
+def shared(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
+    """Every pair on all stages, which share the passes of a step (internal relaying)."""
+    if num_stages > pieces.passes:
+        raise ConfigError(
+            f"partition shared: expected at most {pieces.passes} stages, one for each pass of a "
+            f"step, found {num_stages}; use --set passes=accumulate:{num_stages} or more"
+        )
+    stages = [number * num_stages // pieces.passes for number in range(pieces.passes)]
+    return [[on_one_stage(stage, len(own), num_stages) for stage in stages] for own in pieces.costs]
+
+
+def _share(size: int, passes: int) -> float:
+    """What part of a step's passes the busiest of a group's stages has."""
+    bounds = [-(-stage * passes // size) for stage in range(size + 1)]
+    return max(high - low for low, high in pairwise(bounds)) / passes
+
+
+def _links(pieces: Pieces, units: Sequence[Sequence[int]]) -> list[Link]:
+    unit_of = {stream: number for number, unit in enumerate(units) for stream in unit}
+    return [
+        Link(unit_of[tap.source[0]], unit_of[tap.sink[0]], pieces.output_bytes[tap.source[0]])
+        for tap in pieces.wiring.taps
+    ]
+
+
+def _whole(
+    pieces: Pieces, units: Sequence[Sequence[int]], stages: Sequence[int], num_stages: int
+) -> list[list[Partition]]:
+    """Whole streams; each stage has one at least."""
+    if num_stages > len(units):
+        raise ConfigError(
+            f"partition: expected at most {len(units)} stages, one for each piece, found "
+            f"{num_stages}"
+        )
+    found: list[list[Partition]] = [[] for _ in pieces.costs]
+    for unit, stage in zip(units, stages, strict=True):
+        for stream in unit:
+            found[stream] = [on_one_stage(stage, len(pieces.costs[stream]), num_stages)]
+    return found
+
+
+def on_one_stage(stage: int, length: int, num_stages: int) -> Partition:
+    """A chain that is whole on one stage."""
+    return make_partition((0,) * (stage + 1) + (length,) * (num_stages - stage))
+
+
+def moved_bytes(partitions: Sequence[Sequence[Partition]], pieces: Pieces) -> int:
+    """What goes from stage to stage in a step: tapped outputs, each once to each stage."""
+    total = 0
+    for number in range(pieces.passes):
+        own = [each[number % len(each)] for each in partitions]
+        ways = {
+            (source[0], own[source[0]].stage_of(source[1]), own[sink[0]].stage_of(sink[1]))
+            for source, sink in ((tap.source, tap.sink) for tap in pieces.wiring.taps)
+        }
+        total += sum(pieces.output_bytes[s] for s, here, there in ways if here != there)
+    return total
+
+
+JOINT_PLACEMENTS: dict[str, JointPlacement] = {
+    "pairs": pairs,
+    "packed": packed,
+    "layers": layers,
+    "free": free,
+    "hybrid": hybrid,
+    "shared": shared,
+}
+"""Placements of streams that belong together, by the names of the setting ``partition``."""
+
+
+def register_joint_placement(name: str, placement: JointPlacement) -> None:
+    """Let a placement of streams that belong together be chosen by a name."""
+    JOINT_PLACEMENTS[name] = placement
+    if name not in PARTITIONS:
+        PARTITIONS.append(name)

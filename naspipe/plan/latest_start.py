@@ -1,0 +1,475 @@
+"""Latest starts: how long before the end each access has to begin, where stages are few.
+
+Two subnets share no layer. The critical path says of either that it may begin as late as the other
+one. But a stage runs one access at a time, so one of them has to begin earlier. Here a pipeline is
+carried out backwards: from the last WRITE to the first READ, an access when all that wait for it
+are through, each stage one at a time. When an access begins in that schedule, counted from the
+end, is its priority (`docs/schedule.md`, dispatch orders). Project planners call it a backward
+pass with resources.
+
+The first pass follows the paper's order. Then the stream is carried out forwards by what was found,
+and backwards again: what ends last comes first. That is forward-backward improvement (Tormos and
+Lova 2001), as often as it is worth the time. The shortest schedule backwards counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+import numpy as np
+
+from naspipe.config.ids import LayerId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import BlockRule, Exact, Follows, Frozen, rule_of, steps_behind
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.engine.events import Priorities
+from naspipe.plan.costs import CostTable
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """A subnet's accesses in the order of its chain: forwards, then backwards, each by its place.
+
+    A backward has the layer's WRITE with it, unless that is an access of its own: those have the
+    places behind the chain.
+    """
+
+    stream: int
+    number: int
+    """In its stream."""
+    stages: Sequence[int]
+    """Of the chain."""
+    durations: list[int]
+    written: dict[int, int] = field(default_factory=dict)
+    """By the place of a backward, that of its WRITE, where it is an access of its own."""
+    earlier: list[tuple[int, Way, int]] = field(default_factory=list)
+    """A place, and the access of another way that comes before it."""
+    first: int = 0
+    """The number of its first access; the others have the next ones."""
+
+    def write(self, place: int, takes: int) -> None:
+        """The WRITE behind the backward at a place is an access of its own."""
+        self.written[place] = len(self.durations)
+        self.durations.append(takes)
+
+    @property
+    def numbers(self) -> range:
+        """Of all its accesses."""
+        return range(self.first, self.first + len(self.durations))
+
+    def ends(self) -> tuple[list[int], list[int]]:
+        """The numbers of the accesses that nothing of it comes before, and behind."""
+        last = len(self.stages) - 1
+        if last < 0:
+            return [], []
+        behind = [*self.written.values()] + [last] * (last not in self.written)
+        return [self.first], [self.first + place for place in behind]
+
+    def follow(self, place: int, other: Way, its: int) -> None:
+        """The access at a place comes behind another way's."""
+        self.earlier.append((place, other, its))
+
+
+class ListSchedule:
+    """Streams that can be carried out again and again, each time in another order.
+
+    Args:
+        streams: the ways of each in sequence order, whole steps.
+        passes: of a step.
+        window: steps of a stream that are under way at most.
+    """
+
+    def __init__(self, streams: Sequence[Sequence[Way]], passes: int, window: int) -> None:
+        self._streams = streams
+        self._passes, self._window = passes, window
+        self.stages: list[int] = []
+        """Of each access; those of a way have one number behind the other."""
+        self._durations: list[int] = []
+        for way in (way for own in streams for way in own):
+            way.first = len(self.stages)
+            self.stages += [*way.stages, *(way.stages[place] for place in way.written)]
+            self._durations += way.durations
+        count = len(self.stages)
+        before: list[list[int]] = [[] for _ in range(count)]
+        behind: list[list[int]] = [[] for _ in range(count)]
+        for one, other in self._pairs():
+            behind[one].append(other)
+            before[other].append(one)
+        self._before, self._behind = before, behind
+
+    def _pairs(self) -> Iterable[tuple[int, int]]:
+        """Accesses that come one before the other."""
+        for own in self._streams:
+            for way in own:
+                end = way.first + len(way.stages)
+                yield from zip(range(way.first, end - 1), range(way.first + 1, end), strict=True)
+                for place, its in way.written.items():
+                    yield way.first + place, way.first + its
+                for place, other, its in way.earlier:
+                    yield other.first + its, way.first + place
+
+    def run(self, order: Sequence[int], is_backwards: bool) -> list[int]:
+        """When each access was through, counted from where it began.
+
+        Args:
+            order: all accesses; of those that are ready, a stage takes the first.
+            is_backwards: from the last step to the first, each way from its last access on.
+        """
+        stages, durations = self.stages, self._durations
+        waiters = self._before if is_backwards else self._behind
+        unmet = [len(each) for each in (self._behind if is_backwards else self._before)]
+        windows = [_Window(own, self._passes, self._window, is_backwards) for own in self._streams]
+        window_of: dict[int, _Window] = {}
+        for window in windows:
+            for entry in (entry for entries in window.entries for entry in entries):
+                unmet[entry] += 1  # until it is let in
+            window_of |= dict.fromkeys(window.places, window)
+        place_in_order = [0] * len(stages)
+        for place, access in enumerate(order):
+            place_in_order[access] = place
+        count = 1 + max(stages, default=0)
+        ready: list[list[int]] = [[] for _ in range(count)]
+        taken = [-1] * count
+        ends = [0] * len(stages)
+        running: list[int] = []  # a heap: when a stage is through, and which
+        met = [entry for window in windows for entry in window.let_in()]
+        now, push, pop = 0, heapq.heappush, heapq.heappop
+        while True:
+            for access in met:
+                unmet[access] -= 1
+                if not unmet[access]:
+                    stage = stages[access]
+                    push(ready[stage], place_in_order[access])
+            for stage, waiting in enumerate(ready):
+                if waiting and taken[stage] < 0:
+                    access = taken[stage] = order[pop(waiting)]
+                    push(running, (now + durations[access]) * count + stage)
+            if not running:
+                return ends
+            now = running[0] // count
+            until, met = (now + 1) * count, []
+            while running and running[0] < until:
+                stage = pop(running) % count
+                access, taken[stage] = taken[stage], -1
+                ends[access] = now
+                met += waiters[access]
+                if access in window_of:
+                    met += window_of[access].let_in_behind(access)
+
+
+class _Window:
+    """Which ways of a stream may run: so many steps from the oldest on that is not through.
+
+    Args:
+        own: all ways, in sequence order.
+        passes: of a step.
+        window: how many steps.
+        is_backwards: from the last way on, each from its last access on.
+    """
+
+    def __init__(self, own: Sequence[Way], passes: int, window: int, is_backwards: bool) -> None:
+        ways = own[::-1] if is_backwards else own
+        ends = [way.ends()[:: -1 if is_backwards else 1] for way in ways]
+        self.entries = [first for first, _ in ends]
+        """Of each way the accesses that it begins with."""
+        self.places = {each: place for place, (_, last) in enumerate(ends) for each in last}
+        """Of the accesses that a way ends with: which way that is."""
+        self._left = [len(last) for _, last in ends]
+        """How many of them each has still to do."""
+        self._passes, self._window = passes, window
+        self._oldest = self._let_in = 0
+
+    def let_in(self) -> list[int]:
+        """The first accesses of those that may run now, too."""
+        found: list[int] = []
+        while True:
+            while self._oldest < self._let_in and not self._left[self._oldest]:
+                self._oldest += 1
+            begin = self._let_in
+            end = (self._oldest // self._passes + self._window) * self._passes
+            end = self._let_in = min(len(self.entries), end)
+            if end <= begin:
+                return found
+            found += [entry for entries in self.entries[begin:end] for entry in entries]
+
+    def let_in_behind(self, last: int) -> list[int]:
+        """The same when a way is through with an access that it ends with."""
+        self._left[place := self.places[last]] -= 1
+        return [] if self._left[place] else self.let_in()
+
+
+SHARE, MOST_ROUNDS = 0.02, 16
+"""What part of the stream's own time may be spent on improvement, and how often at most."""
+
+PIECE = 1024
+"""Subnets of a stream that are looked at together, beside two windows of those behind them."""
+
+_ROUND_NS = 4_000
+"""What one access takes in one round, forwards and backwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutStream:
+    """A stream whose subnets are cut into stages."""
+
+    subnets: Sequence[Subnet]
+    """In sequence order, whole steps."""
+    partitions: Sequence[Partition]
+    """Of every subnet."""
+    rules: Sequence[BlockRule]
+    """Of each block of the chain."""
+    costs: CostTable
+    """Of every layer."""
+    ordered: Collection[LayerId] | None = None
+    """Layers through which the passes of a step go in their order; None for every layer."""
+    is_trained: bool = True
+    """Otherwise there are forwards only."""
+
+
+def latest_start_priorities(
+    streams: Sequence[CutStream],
+    steps: Steps = ONE_PASS,
+    window: int = 64,
+    rounds: int | None = None,
+    defers_writes: bool = False,
+) -> list[list[Priorities]]:
+    """The priorities of every subnet of every stream, in nanoseconds from the end of all.
+
+    O(n * log(n)) in time for n accesses, for each round.
+
+    Args:
+        streams: which share the stages.
+        steps: how passes form steps, in every stream.
+        window: sequence IDs of a stream that are under way at a time.
+        rounds: how often the schedule is improved; None for what is worth the time.
+        defers_writes: a stage may do other things between a backward and its WRITE. Only where
+            every pass is a step, and no step waits for all of its gradients.
+    """
+    pieces = max(1, -(-max(len(each.subnets) for each in streams) // PIECE))
+    look = -(-2 * window // steps.passes) * steps.passes
+    found: list[list[Priorities]] = [[] for _ in streams]
+    for piece in reversed(range(pieces)):
+        ends = [_cut(stream, piece + 1, pieces, steps) for stream in streams]
+        begins = [_cut(stream, piece, pieces, steps) for stream in streams]
+        own = _of_piece(
+            [
+                replace(
+                    stream,
+                    subnets=stream.subnets[begin : end + look],
+                    partitions=stream.partitions[begin : end + look],
+                )
+                for stream, begin, end in zip(streams, begins, ends, strict=True)
+            ],
+            steps, window, rounds, defers_writes,
+        )  # fmt: skip
+        sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        later = _apart(own, sizes, found, window)
+        found = [
+            [_shifted(each, later) for each in mine[:size]] + behind
+            for mine, size, behind in zip(own, sizes, found, strict=True)
+        ]
+    return found
+
+
+def _cut(stream: CutStream, piece: int, pieces: int, steps: Steps) -> int:
+    """Where a piece begins."""
+    return len(stream.subnets) // steps.passes * piece // pieces * steps.passes
+
+
+def _apart(
+    own: Sequence[Sequence[Priorities]],
+    sizes: Sequence[int],
+    found: Sequence[Sequence[Priorities]],
+    window: int,
+) -> int:
+    """How much later the streams end than a piece does, by the subnets that both have."""
+    levels = [
+        later.forward[0] - mine.forward[0]
+        for each, size, behind in zip(own, sizes, found, strict=True)
+        for mine, later in zip(each[size : size + window], behind, strict=False)
+    ]
+    return int(fmean(levels)) if levels else 0
+
+
+def _shifted(own: Priorities, later: int) -> Priorities:
+    if not later:
+        return own
+    return Priorities(*(tuple(level + later for level in levels) for levels in own))
+
+
+def shortest_ns(streams: Sequence[CutStream], steps: Steps, window: int, rounds: int) -> int:
+    """How long all streams take in the shortest schedule that was found; see above.
+
+    Args:
+        streams: which share the stages.
+        steps: how passes form steps, in every stream.
+        window: sequence IDs of a stream that are under way at a time.
+        rounds: how often the schedule is improved.
+    """
+    return max(_scheduled(streams, steps, window, rounds)[1], default=0)
+
+
+def _of_piece(
+    streams: Sequence[CutStream],
+    steps: Steps,
+    window: int,
+    rounds: int | None,
+    defers_writes: bool,
+) -> list[list[Priorities]]:
+    ways, ends = _scheduled(streams, steps, window, rounds, defers_writes)
+    return [
+        [_priorities(way, ends, len(stream.rules), defers_writes) for way in own]
+        for own, stream in zip(ways, streams, strict=True)
+    ]
+
+
+def _scheduled(
+    streams: Sequence[CutStream],
+    steps: Steps,
+    window: int,
+    rounds: int | None,
+    defers_writes: bool = False,
+) -> tuple[list[list[Way]], list[int]]:
+    """Each stream's ways, and how long before the end each of their accesses begins."""
+    ways = [
+        list(_StreamWays(number, stream, steps, defers_writes).made())
+        for number, stream in enumerate(streams)
+    ]
+    schedule = ListSchedule(ways, steps.passes, max(1, window // steps.passes))
+    ends = shortest = schedule.run(_paper_backwards(ways), is_backwards=True)
+    numbers = [way.number for own in ways for way in own for _ in way.numbers]
+    for _ in range(_rounds(ways) if rounds is None else rounds):
+        latest = schedule.run(_last_first(ends, numbers), is_backwards=False)
+        ends = schedule.run(_last_first(latest, numbers), is_backwards=True)
+        if max(ends) < max(shortest):
+            shortest = ends
+    return ways, shortest
+
+
+def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
+    """The paper's order, seen from the end: what was begun is finished, younger ones first."""
+    keys = [
+        (place >= len(way.stages) // 2, own[-1].number - way.number, way.stream)
+        for own in ways
+        for way in own
+        for place in range(len(way.durations))
+    ]
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def _last_first(ends: Sequence[int], numbers: Sequence[int]) -> list[int]:
+    """Accesses in another order: what ended last comes first, and of equal ones older subnets."""
+    found: list[int] = np.lexsort((np.array(numbers), -np.array(ends, int))).tolist()
+    return found
+
+
+def _rounds(ways: Sequence[Sequence[Way]]) -> int:
+    """How often it is worth the time to improve the schedule."""
+    everyone = [way for own in ways for way in own]
+    accesses = sum(len(way.durations) for way in everyone)
+    if not accesses:
+        return 0
+    stages = len({stage for way in everyone for stage in way.stages})
+    takes_ns = sum(sum(way.durations) for way in everyone) / stages
+    return min(MOST_ROUNDS, int(SHARE * takes_ns / (accesses * _ROUND_NS)))
+
+
+def _priorities(way: Way, ends: Sequence[int], blocks: int, defers_writes: bool) -> Priorities:
+    levels = ends[way.first : way.first + len(way.stages)] or [0] * blocks
+    backward = levels[: blocks - 1 : -1] or [0] * blocks
+    write = [*backward] if defers_writes else []
+    for place, its in way.written.items():
+        write[2 * blocks - 1 - place] = ends[way.first + its]
+    return Priorities(tuple(levels[:blocks]), tuple(backward), tuple(write))
+
+
+class _StreamWays:
+    """Makes the ways of one stream, each with what it waits for in others."""
+
+    def __init__(self, number: int, stream: CutStream, steps: Steps, defers_writes: bool) -> None:
+        self._number, self._stream, self._steps = number, stream, steps
+        self._defers_writes = defers_writes
+        self._writers: dict[LayerId, deque[tuple[int, list[Way]]]] = {}
+        """By layer, the last steps that changed it, and their ways that a reader waits for."""
+        self._stages: dict[Partition, list[int]] = {}
+
+    def made(self) -> Iterator[Way]:
+        """In sequence order."""
+        size = self._steps.passes
+        cut = list(zip(self._stream.subnets, self._stream.partitions, strict=True))
+        for first in range(0, len(cut), size):
+            yield from self._step(cut[first : first + size])
+
+    def _step(self, cut: Sequence[tuple[Subnet, Partition]]) -> list[Way]:
+        step = [subnet for subnet, _ in cut]
+        number = self._steps.step(step[0].sequence_id)
+        ways = [self._begin(*each) for each in cut]
+        users: dict[LayerId, list[Way]] = {}
+        for subnet, way in zip(step, ways, strict=True):
+            for layer in self._layers(subnet):
+                self._follow_writers(way, layer, number)
+                self._follow_pass(way, layer, users.get(layer, ()))
+                users.setdefault(layer, []).append(way)
+        for layer, own in users.items():
+            backward = self._backward(own[-1], layer)
+            takes = self._write_ns(step, ways.index(own[-1]), layer)
+            if self._defers_writes and takes:
+                own[-1].write(backward, takes)
+            else:
+                own[-1].durations[backward] += takes
+            reach = steps_behind(rule_of(self._stream.rules, layer)) or 0
+            writers = ways if self._steps.is_gated else own
+            kept = self._writers.setdefault(layer, deque(maxlen=reach + 1))
+            kept.append((number, writers))
+        return ways
+
+    def _layers(self, subnet: Subnet) -> Iterator[LayerId]:
+        """Those that it changes."""
+        for layer in map(subnet.layer, range(len(subnet.chain))):
+            rule = rule_of(self._stream.rules, layer)
+            if self._stream.is_trained and not isinstance(rule, Frozen | Follows):
+                yield layer
+
+    def _begin(self, subnet: Subnet, partition: Partition) -> Way:
+        trained = self._stream.is_trained
+        if not subnet.chain:
+            return Way(self._number, subnet.sequence_id, (), [])  # a pass that nobody needs
+        if partition not in self._stages:
+            there: list[int] = [*map(partition.stage_of, range(partition.num_blocks))]
+            self._stages[partition] = there + there[::-1] if trained else there
+        chain = [self._stream.costs.of(*place) for place in enumerate(subnet.chain)]
+        durations = [cost.forward_ns for cost in chain]
+        later = 0 if self._defers_writes else 1  # what is owed follows the backward at once
+        for cost in reversed(chain) if trained else ():
+            durations.append(cost.backward_ns + later * cost.owed_ns)
+        return Way(self._number, subnet.sequence_id, self._stages[partition], durations)
+
+    def _write_ns(self, step: Sequence[Subnet], place: int, layer: LayerId) -> int:
+        """Of the last pass; where WRITEs wait, so does what the backward leaves to them."""
+        cost = self._stream.costs.of(layer.block, step[place].chain[layer.block])
+        return cost.write_ns + (cost.owed_ns if self._defers_writes else 0)
+
+    def _backward(self, way: Way, layer: LayerId) -> int:
+        return len(way.stages) - 1 - layer.block
+
+    def _follow_pass(self, way: Way, layer: LayerId, before: Sequence[Way]) -> None:
+        """Behind the pass before of the step, where passes go through a layer in their order."""
+        if not before or not isinstance(rule_of(self._stream.rules, layer), Exact):
+            return
+        if self._stream.ordered is None or layer in self._stream.ordered:
+            way.follow(layer.block, before[-1], layer.block)
+
+    def _follow_writers(self, way: Way, layer: LayerId, step: int) -> None:
+        """The forward behind the backwards of the step whose WRITE it reads."""
+        newest = rule_of(self._stream.rules, layer).last_read(step)
+        known = reversed(self._writers.get(layer, ()))
+        writers = next((ways for number, ways in known if number <= newest), ())
+        for writer in writers:
+            if writer.stages:
+                end = len(writer.stages) - 1
+                place = end if self._steps.is_gated else self._backward(writer, layer)
+                way.follow(layer.block, writer, writer.written.get(place, place))

@@ -1,0 +1,207 @@
+"""What each stage's layers may occupy on its device, and how much that is in subnets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from naspipe.config.definition import Execution, parse_bytes, parse_subnets
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import LayerId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import BlockRule, most_copies, rule_of, rule_with_state, steps_behind
+from naspipe.engine.residency import ResidencyManager
+from naspipe.plan.costs import LayerSize, SizeTable
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSizes:
+    """Layer sizes with what readers of older versions need: copies, as many as its rule says."""
+
+    table: SizeTable
+    rules: tuple[BlockRule, ...]
+
+    def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
+        """A layer's size on the device, in any stream of the space."""
+        size = self.table.of(block, candidate)
+        layer = LayerId(StreamId(stream), block, candidate)
+        copies = most_copies(rule_of(self.rules, layer)) * size.parameter_bytes
+        return size._replace(state_bytes=size.state_bytes + copies)
+
+    def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
+        """A layer's bytes in host memory, where there are no copies."""
+        return self.table.of(block, candidate).state_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSizes:
+    """Of streams of several spaces."""
+
+    streams: tuple[DeviceSizes, ...]
+
+    def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
+        """A layer's size on the device."""
+        return self.streams[stream].of(block, candidate)
+
+    def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
+        """A layer's bytes in host memory, where there are no copies."""
+        return self.streams[stream].on_host(block, candidate)
+
+
+Sizes = DeviceSizes | StreamSizes
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeed:
+    """Bytes that one stage's layers take."""
+
+    permanent_bytes: int
+    """Its layers that stay on the device, the shared ones above all."""
+    largest_bytes: int
+    """The largest of its other layers."""
+    subnet_bytes: float
+    """The other layers of one subnet, on average over those that have blocks there."""
+    host_bytes: int
+    """All layers that the stream uses there, in host memory."""
+
+    @property
+    def least_bytes(self) -> int:
+        """The least budget that the stage can run with."""
+        return self.permanent_bytes + self.largest_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """A byte budget for each stage."""
+
+    budgets: tuple[int, ...]
+    needs: tuple[StageNeed, ...]
+    sizes: Sizes
+    permanent: frozenset[tuple[int, int]]
+    """Streams and blocks whose layers are never evicted."""
+
+
+def plan_memory(
+    budget: str,
+    subnets: Sequence[Subnet],
+    partitions: Sequence[Partition],
+    sizes: Sizes,
+    stays: Sequence[Sequence[bool]],
+    is_sample: bool = False,
+) -> MemoryPlan:
+    """Turn a budget as users write it into bytes for each stage.
+
+    ``subnets`` may be those of several streams, one after the other. Where they are a sample,
+    which uses every layer, each stage can hold the largest layer of all: any may come to it.
+    ``stays`` says of each stream, of each block, whether its layers are never evicted:
+    see :func:`staying_blocks`.
+
+    ``3x`` is the stage's layers that stay and three times what a subnet has there on average, but
+    never less than the stage can run with, and a byte where it has no layers; ``512MiB`` is the
+    same for every stage.
+    """
+    needs = tuple(
+        _stage_need(StageId(stage), subnets, partitions, sizes, stays)
+        for stage in range(partitions[0].num_stages)
+    )
+    if is_sample:
+        largest = max(need.largest_bytes for need in needs)
+        needs = tuple(replace(need, largest_bytes=largest) for need in needs)
+    count = parse_subnets(budget)
+    budgets = tuple(
+        max(1, need.least_bytes, int(need.permanent_bytes + count * need.subnet_bytes))
+        if count
+        else parse_bytes(budget)
+        for need in needs
+    )
+    permanent = frozenset(
+        (stream, block)
+        for stream, blocks in enumerate(stays)
+        for block, is_staying in enumerate(blocks)
+        if is_staying
+    )
+    return MemoryPlan(budgets, needs, sizes, permanent)
+
+
+def staying_blocks(
+    rules: Sequence[BlockRule], is_shared: Sequence[bool], groups: int
+) -> tuple[bool, ...]:
+    """Whether the layers of each block stay on the device once they are loaded.
+
+    Layers that every subnet uses stay, because they are always needed next. With several groups,
+    so do layers whose older versions are read (those of a momentum teacher that lags): after a
+    group has handed its part of a step on, its stage has no current version of the layer that
+    could be loaded again, although subnets still read the older versions there.
+
+    Args:
+        rules: of each block of a chain.
+        is_shared: of each block, whether every subnet uses its only layer.
+        groups: copies of the pipeline.
+    """
+    return tuple(
+        shared or (groups > 1 and bool(steps_behind(rule_with_state(rule))))
+        for rule, shared in zip(rules, is_shared, strict=True)
+    )
+
+
+def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
+    """Check that every layer of the stream has its place in host memory, on every stage.
+
+    Args:
+        limit: bytes as users write them, for each stage; empty for no limit.
+        needs: of every stage.
+
+    Raises:
+        ConfigError: when they are more than the limit on some stage.
+    """
+    limit_bytes = parse_bytes(limit)
+    stage, need = max(enumerate(needs), key=lambda pair: (pair[1].host_bytes, -pair[0]))
+    if limit and need.host_bytes > limit_bytes:
+        raise ConfigError(
+            f"host_memory: expected at least {need.host_bytes} bytes, which the layers of this "
+            f"stream take on stage {stage} with their optimizer state, found {limit_bytes}; raise "
+            f"the limit, or choose more stages, a smaller scale or an optimizer with less state"
+        )
+
+
+def _stage_need(
+    stage: StageId,
+    subnets: Sequence[Subnet],
+    partitions: Sequence[Partition],
+    sizes: Sizes,
+    stays: Sequence[Sequence[bool]],
+) -> StageNeed:
+    permanent: dict[LayerId, int] = {}
+    on_host: dict[LayerId, int] = {}
+    largest = total = count = 0
+    for subnet, partition in zip(subnets, partitions, strict=True):
+        count += bool(partition.blocks(stage))
+        for block in partition.blocks(stage):
+            layer = subnet.layer(block)
+            size_bytes = sizes.of(block, layer.candidate, subnet.stream).state_bytes
+            on_host[layer] = sizes.on_host(block, layer.candidate, subnet.stream)
+            if stays[subnet.stream][block]:
+                permanent[layer] = size_bytes
+            else:
+                largest = max(largest, size_bytes)
+                total += size_bytes
+    return StageNeed(
+        permanent_bytes=sum(permanent.values()),
+        largest_bytes=largest,
+        subnet_bytes=total / max(1, count),
+        host_bytes=sum(on_host.values()),
+    )
+
+
+def residency_of(
+    memory: MemoryPlan | None, stage: StageId, execution: Execution
+) -> ResidencyManager | None:
+    """A manager of the stage's part of the budget; None where everything is on the device."""
+    if memory is None:
+        return None
+    return ResidencyManager(
+        memory.budgets[stage],
+        memory.sizes,
+        memory.permanent,
+        prefetches=execution.memory.prefetch,
+    )

@@ -1,0 +1,354 @@
+"""How streams are carried out: partitions, memory, window, dispatch order and priorities.
+
+Everything here follows from costs and sizes alone, so the simulator, the planner and a real run
+choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import LayerId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.rules import grown_up
+from naspipe.config.steps import ONE_PASS, Steps
+from naspipe.config.wiring import PLAIN, Wiring
+from naspipe.engine.builder import READY_TASKS
+from naspipe.engine.events import Planned, Priorities
+from naspipe.engine.history import check_groups
+from naspipe.engine.policies import traits_of
+from naspipe.engine.residency import check_budget
+from naspipe.plan.bounds import (
+    GRAIN,
+    STREAMS_GRAIN,
+    chain_lengths,
+    coarsened,
+    critical_path_priorities,
+    rolling_priorities,
+)
+from naspipe.plan.chains import CutSteps, Stream, are_cut_alike, cut_by_steps
+from naspipe.plan.costs import CostTable, plan_window
+from naspipe.plan.latest_start import CutStream, latest_start_priorities
+from naspipe.plan.memory import MemoryPlan, Sizes, check_host_memory, plan_memory, staying_blocks
+
+
+def mean_lengths(streams: Sequence[Stream], steps: Steps) -> list[float]:
+    """The longest chain up to the end of each subnet, in the mean of streams."""
+    chains = ((each.subnets, each.chain.rules, costs_of(each)) for each in streams)
+    lengths = (chain_lengths(*each, steps) for each in chains)
+    return [sum(each) / len(each) for each in zip(*lengths, strict=False)]
+
+
+def costs_of(stream: Stream) -> CostTable:
+    """Of a stream's layers.
+
+    Raises:
+        ConfigError: when they are not known.
+    """
+    if stream.costs is None:
+        raise ConfigError("dispatch order: expected layers of known costs, found none")
+    return stream.costs
+
+
+def longest_paths(
+    stream: Stream, steps: Steps, grain: float, known: int | None, usual: Sequence[float]
+) -> list[Priorities]:
+    """The priorities of the critical-path order, in whole grains: parts of a subnet's mean work.
+
+    ``known`` and ``usual`` as :func:`naspipe.plan.bounds.rolling_priorities` has them.
+    """
+    subnets, rules, costs = stream.subnets, stream.chain.rules, costs_of(stream)
+    if known is None:
+        levels = critical_path_priorities(subnets, rules, costs, steps)
+    else:
+        levels = rolling_priorities(subnets, rules, costs, known, usual, steps)
+    places = (place for subnet in subnets for place in enumerate(subnet.chain))
+    work_ns = sum(costs.of(*place).total_ns for place in places)
+    return coarsened(levels, max(1, int(grain * work_ns / len(subnets))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Streams that share the stages, under one synchronisation policy."""
+
+    streams: tuple[Stream, ...]
+    policy: str = "csp"
+    bulk: int = 1
+    """Subnets that ``bsp`` trains at the same versions."""
+    steps: Steps = ONE_PASS
+    """How passes form steps, in every stream."""
+    wiring: Wiring = PLAIN
+    """How the streams are joined."""
+
+    def splitting(self, dearer: float) -> Pipeline:
+        """The same with split backwards.
+
+        Args:
+            dearer: of the candidates whose parts take at most so many times as long as the whole
+                backward; of all, measured or not, where this is infinite.
+        """
+        streams = tuple(each.splitting(dearer) for each in self.streams)
+        return replace(self, streams=streams)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether results do not depend on how it is carried out."""
+        return traits_of(self.policy).is_causal
+
+    @property
+    def buffered(self) -> frozenset[LayerId] | None:
+        """Layers whose forwards leave something for the next one; None where it is not known."""
+        own = [each.chain.buffered for each in self.streams]
+        layers = (
+            LayerId(StreamId(s), *place) for s, found in enumerate(own) for place in found or ()
+        )
+        return None if None in own else frozenset(layers)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """How the subnets of one stream are cut and ordered."""
+
+    planned: tuple[Planned, ...] = field(repr=False)
+    """Every subnet."""
+    cut: CutSteps | None = field(default=None, repr=False, compare=False)
+    """Says where the passes of any other whole steps of the space are cut."""
+    cuts: frozenset[Partition] = frozenset()
+    """All that ``cut`` says; none where that is not known."""
+    stateless: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
+    """Block and candidate of the layers without parameters and buffers."""
+    split: Container[tuple[int, int]] = field(default=frozenset(), repr=False)
+    """Blocks, with those of their options whose backwards are split."""
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """Of every subnet."""
+        return tuple(each.partition for each in self.planned)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """None of this changes a bit of the result of a causal policy."""
+
+    streams: tuple[StreamPlan, ...]
+    order: str
+    window: int
+    memory: MemoryPlan | None = field(default=None, repr=False)
+    buffered: frozenset[LayerId] | None = field(default=None, repr=False)
+    """Layers whose forwards leave something for the next one; None for all."""
+    chosen: str = ""
+    """What simulation chose that layers move for, for the user."""
+
+
+def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None = None) -> Plan:
+    """Balance the stages, give them memory, limit what is under way, and rank the accesses.
+
+    One stage runs its subnets one after the other in any order. The policies bsp and asp keep
+    one static partition and the paper's order, as the systems do that they stand for. Steps with
+    probes keep one static partition, as a probe's layers do not move. The order ``auto`` is planned
+    as ``paper``, the partition as ``balanced``; ``plan.simulation.chosen_plan`` decides.
+
+    Args:
+        pipeline: what is to be run.
+        execution: how many stages, and every limit.
+        sizes: of every layer; needed where there is a memory budget.
+
+    Raises:
+        ConfigError: when the memory budget is below the least that works, or cannot be had.
+    """
+    steps = pipeline.steps
+    if not pipeline.is_causal:
+        execution = execution.changed(partition="static", order="paper")
+    elif steps.probes:
+        execution = execution.changed(partition="static")
+    elif execution.pipeline.partition == "auto":
+        execution = execution.changed(partition="balanced")
+    if execution.pipeline.partition == "rotated" and execution.pipeline.order in READY_TASKS:
+        raise ConfigError(
+            "partition=rotated: expected an order that holds no task back, found "
+            f"order={execution.pipeline.order}; use partition=balanced"
+        )
+    cutters = cut_by_steps(pipeline.streams, execution, pipeline.wiring, steps)
+    check_groups(execution.pipeline.groups, pipeline.policy, steps)
+    cuts = [cut(each.subnets) for each, cut in zip(pipeline.streams, cutters, strict=True)]
+    memory = _memory(pipeline, cuts, execution, sizes)
+    window = _window(pipeline, cuts, execution)
+    asked = execution.pipeline.order
+    order = "paper" if asked == "auto" or asked in RANKINGS else asked
+    alike = are_cut_alike(pipeline.streams, execution, pipeline.wiring)
+    streams = tuple(
+        StreamPlan(
+            tuple(map(Planned, stream.subnets, of_stream)),
+            cut,
+            frozenset(of_stream if is_alike else ()),
+            stream.chain.stateless,
+            stream.split,
+        )
+        for stream, of_stream, cut, is_alike in zip(
+            pipeline.streams, cuts, cutters, alike, strict=True
+        )
+    )
+    plan = Plan(streams, order, window, memory, pipeline.buffered)
+    if asked not in RANKINGS:
+        return plan
+    _check_known(pipeline, asked)
+    return RANKINGS[asked](plan, pipeline) if has_choice(pipeline, execution) else plan
+
+
+def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
+    """Whether the dispatch order can make a difference here."""
+    is_ranked = all(s.costs is not None and not s.is_sample for s in pipeline.streams)
+    return pipeline.is_causal and is_ranked and execution.workers > 1
+
+
+def as_planned(pipeline: Pipeline, plan: Plan) -> Pipeline:
+    """The pipeline with its backwards split as a plan says."""
+    pairs = zip(pipeline.streams, plan.streams, strict=True)
+    return replace(pipeline, streams=tuple(each.split_at(own.split) for each, own in pairs))
+
+
+def _check_known(pipeline: Pipeline, order: str) -> None:
+    if any(stream.is_sample for stream in pipeline.streams):
+        raise ConfigError(
+            f"order {order}: expected a stream that is known from the beginning, found "
+            f"one that follows from losses; use --order paper or auto"
+        )
+
+
+def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -> Plan:
+    """The same plan under the critical-path order.
+
+    Args:
+        plan: whose partitions, window and memory are kept.
+        pipeline: streams with costs.
+        known: how many of the next subnets a subnet's priorities may look at; None for all.
+    """
+    grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
+    streams, steps = pipeline.streams, pipeline.steps
+    usual = [] if known is None or grain == GRAIN else mean_lengths(streams, steps)
+    priorities = [longest_paths(stream, steps, grain, known, usual) for stream in streams]
+    return _ranked(plan, pipeline, "critical-path", priorities)
+
+
+def by_latest_start(plan: Plan, pipeline: Pipeline) -> Plan:
+    """The same plan under the order of latest starts.
+
+    Args:
+        plan: whose partitions, window and memory are kept.
+        pipeline: streams with costs, all of them known.
+    """
+    streams = [
+        CutStream(
+            subnets=stream.subnets,
+            partitions=each.partitions,
+            rules=stream.chain.rules,
+            costs=costs_of(stream),
+            ordered=plan.buffered,
+            is_trained=pipeline.wiring.of(number).is_trained,
+        )
+        for number, (each, stream) in enumerate(zip(plan.streams, pipeline.streams, strict=True))
+    ]
+    found = latest_start_priorities(
+        streams, pipeline.steps, plan.window, defers_writes=_defers_writes(plan, pipeline)
+    )
+    return _ranked(plan, pipeline, "latest-start", found)
+
+
+RANKINGS: Mapping[str, Callable[[Plan, Pipeline], Plan]] = {
+    "critical-path": by_critical_path,
+    "latest-start": by_latest_start,
+}
+"""What gives accesses their priorities, by the order that asks for them."""
+
+
+def _defers_writes(plan: Plan, pipeline: Pipeline) -> bool:
+    """Whether WRITEs that nobody waits for come behind what others wait for.
+
+    With a budget a gradient is used up before the next one is made. Where a step has several passes
+    or waits for all its gradients, and where streams are joined, others wait for each block.
+    """
+    steps = pipeline.steps
+    is_plain = steps.passes == 1 and not steps.is_gated and not pipeline.wiring.taps
+    return plan.memory is None and is_plain
+
+
+def _ranked(
+    plan: Plan, pipeline: Pipeline, order: str, priorities: Sequence[Sequence[Priorities]]
+) -> Plan:
+    defers_writes = _defers_writes(plan, pipeline)
+
+    def ranked(planned: Planned, own: Priorities) -> Planned:
+        return planned._replace(priorities=own if defers_writes else own._replace(write=()))
+
+    streams = tuple(
+        replace(each, planned=tuple(map(ranked, each.planned, own)))
+        for each, own in zip(plan.streams, priorities, strict=True)
+    )
+    return replace(plan, order=order, streams=streams)
+
+
+def _memory(
+    pipeline: Pipeline,
+    cuts: Sequence[tuple[Partition, ...]],
+    execution: Execution,
+    sizes: Sizes | None,
+) -> MemoryPlan | None:
+    """The budget of each stage, checked; None where there is no limit."""
+    budget = execution.memory.budget
+    if not budget:
+        return None
+    if not traits_of(pipeline.policy).waits_for_versions:
+        raise ConfigError(
+            f"memory_budget: expected the policy csp, bsp or sequential, found {pipeline.policy}, "
+            f"which stashes older weights on the device for as long as their subnet is under way"
+        )
+    if sizes is None:
+        raise ConfigError(
+            f"memory_budget {budget!r:.80}: expected layers of known sizes, found none; leave it "
+            f"out"
+        )
+    subnets = [subnet for stream in pipeline.streams for subnet in stream.subnets]
+    partitions = [partition for cut in cuts for partition in cut]
+    is_sample = any(stream.is_sample for stream in pipeline.streams)
+    groups = execution.pipeline.groups
+    chains = [stream.chain for stream in pipeline.streams]
+    stays = [staying_blocks(chain.rules, chain.is_shared, groups) for chain in chains]
+    memory = plan_memory(budget, subnets, partitions, sizes, stays, is_sample)
+    for budget_bytes, need in zip(memory.budgets, memory.needs, strict=True):
+        check_budget(budget_bytes, need.permanent_bytes, need.largest_bytes)
+    check_host_memory(execution.memory.host, memory.needs)
+    return memory
+
+
+def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution: Execution) -> int:
+    """How many subnets of a stream may be under way, so that what all keep fits every stage."""
+    kept_bytes = 0
+    if execution.memory.activations:
+        kept_bytes = sum(
+            _dearest(stream.subnets, cut, stream.costs)
+            for stream, cut in zip(pipeline.streams, cuts, strict=True)
+            if stream.costs is not None
+        )
+    return plan_window(execution, pipeline.steps, kept_bytes)
+
+
+def _dearest(subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable) -> int:
+    """The most bytes that one subnet keeps on one stage."""
+    return max(
+        sum(costs.of(b, subnet.chain[b]).activation_bytes for b in partition.blocks(StageId(stage)))
+        for subnet, partition in zip(subnets, partitions, strict=True)
+        for stage in range(partition.num_stages)
+    )
+
+
+def with_grown_lags(pipeline: Pipeline) -> Pipeline:
+    """The same streams, without the beginning in which lags grow."""
+    return replace(pipeline, streams=tuple(map(_grown, pipeline.streams)))
+
+
+def _grown(stream: Stream) -> Stream:
+    rules = tuple(map(grown_up, stream.chain.rules))
+    return replace(stream, chain=replace(stream.chain, rules=rules))

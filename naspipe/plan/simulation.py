@@ -1,0 +1,530 @@
+"""A whole run on the virtual clock, from streams and costs to its access log and its numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import AccessKind, LayerId, StageId, StreamId
+from naspipe.engine.builder import build_admission, build_controller, new_history
+from naspipe.engine.history import participants
+from naspipe.engine.ports import Admission
+from naspipe.plan.bounds import CausalBound, causal_bound, side_by_side
+from naspipe.plan.chains import Stream
+from naspipe.plan.costs import CostTable
+from naspipe.plan.memory import MemoryPlan, Sizes, residency_of
+from naspipe.plan.pipeline import (
+    RANKINGS,
+    Pipeline,
+    Plan,
+    has_choice,
+    plan_pipeline,
+    with_grown_lags,
+)
+from naspipe.plan.simulated_log import AccessTable, Integers, summarize_table
+from naspipe.plan.virtual_costs import PARCEL_NS, PAUSE_NS, Costs, StreamCosts, TableCosts
+from naspipe.plan.virtual_driver import Admitted, KnownPasses, VirtualClock, simulate_into
+from naspipe.store.metrics import Summary
+
+PREVIEW_SUBNETS = 100
+"""How much of each stream is simulated to choose what is left to ``auto``."""
+
+AUTO, ROTATED, LATEST_START = "auto", "rotated", "latest-start"
+
+WORTH = 1.03
+"""Layers move from stage to stage where that is so many times as fast: simulations are not more
+exact."""
+
+Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
+"""What everything takes, under a plan of the memory."""
+
+SPLIT_DEARER = 1.15
+"""Candidates are split whose two parts of a backward take up to so many times as long as the whole
+one."""
+
+SPLIT_WORTH = 1.01
+"""Backwards are split where that is so many times as fast."""
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """What a simulation leaves."""
+
+    plan: Plan
+    accesses: AccessTable = field(repr=False)
+    num_stages: int
+    layer_bytes: tuple[int, ...]
+    """The most that each stage's layers occupied; empty without a memory budget."""
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Throughput, bubble, hits and stalls."""
+        return summarize_table(self.accesses, self.num_stages)
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the first access to the end of the last."""
+        return int(self.accesses.column("end_ns").max())
+
+
+def simulate_run(
+    pipeline: Pipeline,
+    plan: Plan,
+    execution: Execution,
+    timing: Costs,
+    clock: VirtualClock | None = None,
+) -> SimulatedRun:
+    """Run a pipeline under a plan to its end; pure, and the same at every call.
+
+    Args:
+        pipeline: the streams, and their policy.
+        plan: see :func:`naspipe.plan.pipeline.plan_pipeline`; may be that of longer streams.
+        execution: stages, prefetching and whether forwards start partly clear.
+        timing: what everything takes.
+        clock: a new one, where ``timing`` has to look at it.
+
+    Raises:
+        InvariantError: when the schedule stops before its end: a bug.
+    """
+    stages = [StageId(stage) for stage in range(execution.workers)]
+    rules = [stream.chain.rules for stream in pipeline.streams]
+    steps, lengths = pipeline.steps, list(map(len, rules))
+    history = new_history(rules, pipeline.wiring, steps=pipeline.steps, buffered=plan.buffered)
+    taken_part = _taken_part(pipeline, plan, execution.workers)
+    managers = [residency_of(plan.memory, stage, execution) for stage in stages]
+    controllers = [
+        build_controller(
+            stage,
+            rules,
+            policy=pipeline.policy,
+            bulk=pipeline.bulk,
+            order=plan.order,
+            residency=manager,
+            starts_partly_clear=execution.pipeline.partly_clear,
+            history=history,
+            steps=pipeline.steps,
+            wiring=pipeline.wiring,
+            streams=streams,
+            reduction_launch=execution.pipeline.reduction_launch,
+            splits=any(stream.split for stream in plan.streams),
+        )
+        for stage, manager, streams in zip(stages, managers, taken_part, strict=True)
+    ]
+
+    def admitted(stream: StreamId, number: int) -> Admitted:
+        is_trained = pipeline.wiring.of(stream).is_trained and not steps.is_probe(number)
+        return *plan.streams[stream].planned[number], is_trained
+
+    table = AccessTable()
+    admissions = (_admissions(pipeline, plan, streams) for streams in taken_part)
+    known = KnownPasses(steps, lengths) if steps.probes else None
+    simulate_into(
+        table.append, admitted, controllers, timing, lambda: next(admissions), clock, known
+    )
+    peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
+    return SimulatedRun(plan, table, execution.workers, peaks)
+
+
+def _taken_part(pipeline: Pipeline, plan: Plan, num_stages: int) -> list[list[int]]:
+    """Of each stage, the streams that it takes part in."""
+    partitions = [{each.partition for each in stream.planned} for stream in plan.streams]
+    taking_part = participants(partitions, pipeline.wiring, num_stages)
+    return [
+        [number for number, stages in enumerate(taking_part) if stage in stages]
+        for stage in range(num_stages)
+    ]
+
+
+def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[Admission]:
+    """Which subnets of each stream may be under way on a stage that takes part in some."""
+    return [
+        build_admission(
+            pipeline.policy,
+            len(stream.subnets),
+            window=pipeline.wiring.of(number).window or plan.window,
+            bulk=pipeline.bulk,
+            stages=plan.streams[number].partitions[0].num_stages,
+            steps=pipeline.steps,
+            takes_part=number in streams,
+        )
+        for number, stream in enumerate(pipeline.streams)
+    ]
+
+
+def chosen_plan(
+    pipeline: Pipeline, execution: Execution, sizes: Sizes | None, timing: Timing
+) -> Plan:
+    """The plan of a run: what is left to ``auto`` is simulated, on each stream's first subnets.
+
+    Of the order, the fastest of the paper's and those with priorities; a tie goes to the paper's.
+    Of the partition, ``rotated`` where that is :data:`WORTH` the moves, by its latest starts;
+    with a memory budget it is ``balanced``, which keeps layers near their users. Lags count as
+    grown: most of a stream comes behind that. Budgets are left out: they hardly change which order
+    is the fastest, and simulating what they swap takes four times as long.
+
+    Args:
+        pipeline: what is to be run.
+        execution: what the user asked for.
+        sizes: of every layer; needed where there is a memory budget.
+        timing: what everything takes, under a plan of the memory.
+
+    Raises:
+        ConfigError: as :func:`naspipe.plan.pipeline.plan_pipeline` does.
+    """
+    backward = _backward(pipeline, execution)
+    if backward == "split":
+        pipeline = pipeline.splitting(math.inf)
+    best = _chosen(pipeline, execution, sizes, timing)
+    # Where a step waits for all its gradients, what is owed runs before a gate of which the
+    # simulation knows nothing.
+    if backward != AUTO or best.takes_ns is None or pipeline.steps.is_gated:
+        return best.plan
+    split = pipeline.splitting(SPLIT_DEARER)
+    wanted_ns = (
+        best.takes_ns / SPLIT_WORTH / (1.0 + _share_of_proofs(pipeline, split, execution.workers))
+    )
+    if split == pipeline or _least_ns(split, execution.workers) > wanted_ns:
+        return best.plan
+    settled = execution.changed(order=best.plan.order, partition=best.partition)
+    found = _chosen(split, settled, sizes, timing)
+    is_faster = found.takes_ns is not None and found.takes_ns < wanted_ns
+    return found.plan if is_faster else best.plan
+
+
+def _backward(pipeline: Pipeline, execution: Execution) -> str:
+    """The backward that the user asked for, or ``whole`` where it does not apply.
+
+    The simulations that decide for ``auto`` leave memory budgets out.
+    """
+    backward = execution.pipeline.backward
+    is_undecided = backward == AUTO and execution.memory.budget
+    return backward if pipeline.is_causal and not is_undecided else "whole"
+
+
+def _share_of_proofs(pipeline: Pipeline, split: Pipeline, workers: int) -> float:
+    """How much work the proofs of split backwards add, as a share of the work of all subnets.
+
+    On each stage the first backward of each candidate runs both whole and split, once for all
+    blocks of a kind that are there. Few subnets of many candidates do not make up for that.
+    """
+    proofs_ns, work_ns = 0, 0
+    for stream, own in zip(pipeline.streams, split.streams, strict=True):
+        costs = stream.costs.costs if stream.costs else {}
+        uses = Counter(place for each in stream.subnets for place in enumerate(each.chain))
+        known = {place: count for place, count in uses.items() if place in costs}
+        work_ns += sum(count * costs[place].total_ns for place, count in known.items())
+        kinds = stream.chain.kinds or range(len(stream.chain.rules))
+        proven = Counter(
+            (kinds[block], option)
+            for block, option in known
+            if (block, option) in own.split and costs[block, option].inputs_ns
+        )
+        for place, blocks in proven.items():
+            cost = costs[place]
+            proofs_ns += min(workers, blocks) * (cost.inputs_ns + cost.weights_ns)
+    return proofs_ns / max(1, work_ns)
+
+
+class _Chosen(NamedTuple):
+    """A plan, and what the simulation of the streams' beginnings says of it."""
+
+    plan: Plan
+    partition: str
+    takes_ns: int | None
+    """None where nothing was simulated."""
+
+
+def _chosen(
+    pipeline: Pipeline, execution: Execution, sizes: Sizes | None, timing: Timing
+) -> _Chosen:
+    """See :func:`chosen_plan`; backwards are as the pipeline says."""
+    plan = plan_pipeline(pipeline, execution, sizes)
+    way = execution.pipeline
+    may_rotate = _may_rotate(pipeline, execution)
+    is_open = AUTO in (way.order, way.backward) or may_rotate
+    if not is_open or not has_choice(pipeline, execution):
+        return _Chosen(plan, way.partition, None)
+    preview = _Preview(pipeline, execution, timing(pipeline, plan.memory))
+    first = preview.beginning(plan)
+    orders = (plan.order, *RANKINGS) if way.order == AUTO else (plan.order,)
+    took = {order: preview.takes_ns(first, order) for order in orders}
+    best = min(orders, key=took.__getitem__)
+    partition, fastest = way.partition, took[best]
+    if may_rotate:
+        partition = "balanced"
+        asked = execution.changed(partition=ROTATED)
+        order = LATEST_START if way.order == AUTO else best
+        rotated = plan_pipeline(preview.pipeline, asked, sizes)
+        goes_round = any(cut.stages for each in rotated.streams for cut in each.partitions)
+        turning = preview.takes_ns(rotated, order) if goes_round else 0
+        if turning and (gain := fastest / turning) > WORTH:
+            partition, fastest = ROTATED, turning
+            note = f"partition=auto: rotated, simulated {gain:.2f} times as fast as balanced"
+            plan, best = replace(plan_pipeline(pipeline, asked, sizes), chosen=note), order
+    return _Chosen(_ranked(plan, best, pipeline), partition, fastest)
+
+
+def _may_rotate(pipeline: Pipeline, execution: Execution) -> bool:
+    """Whether layers may go round, if that is faster.
+
+    Orders for comparison stand for systems in which the first block is on the first stage.
+    """
+    way = execution.pipeline
+    is_asked = way.partition == AUTO and way.order in (AUTO, "paper", *RANKINGS)
+    return is_asked and not execution.memory.budget and not pipeline.steps.probes
+
+
+def _ranked(plan: Plan, order: str, pipeline: Pipeline) -> Plan:
+    return plan if order == plan.order else RANKINGS[order](plan, pipeline)
+
+
+def _num_shown(pipeline: Pipeline) -> int:
+    """Subnets of each stream that are simulated: whole steps."""
+    size = pipeline.steps.passes
+    return max(1, PREVIEW_SUBNETS // size) * size
+
+
+def _beginning(pipeline: Pipeline) -> Pipeline:
+    """The first subnets of all streams, with the lags that they have later on."""
+    shown = _num_shown(pipeline)
+    streams = with_grown_lags(pipeline).streams
+    return replace(
+        pipeline, streams=tuple(replace(each, subnets=each.subnets[:shown]) for each in streams)
+    )
+
+
+def _least_ns(pipeline: Pipeline, workers: int) -> float:
+    """How long the beginning takes in any schedule: no less than its trained streams."""
+    bounds = [
+        causal_bound(stream.subnets, stream.chain.rules, stream.costs, pipeline.steps)
+        for number, stream in enumerate(_beginning(pipeline).streams)
+        if stream.costs is not None and pipeline.wiring.of(number).is_trained
+    ]
+    return side_by_side(bounds).least_makespan_ns(workers) if bounds else 0.0
+
+
+class _Preview:
+    """Simulates the beginning of all streams, as if they ended there."""
+
+    def __init__(self, pipeline: Pipeline, execution: Execution, timing: Costs) -> None:
+        self.pipeline = _beginning(pipeline)
+        self._shown = _num_shown(pipeline)
+        self._execution, self._timing = execution, timing
+
+    def beginning(self, plan: Plan) -> Plan:
+        """The same plan of these subnets."""
+        streams = [replace(each, planned=each.planned[: self._shown]) for each in plan.streams]
+        return replace(plan, streams=tuple(streams))
+
+    def takes_ns(self, plan: Plan, order: str) -> int:
+        """How long they take, without a memory budget."""
+        ranked = replace(_ranked(plan, order, self.pipeline), memory=None)
+        return simulate_run(self.pipeline, ranked, self._execution, self._timing).makespan_ns
+
+
+def measured_timing(
+    pipeline: Pipeline, execution: Execution, memory: MemoryPlan | None
+) -> StreamCosts:
+    """Each stream's costs, with copies at the emulated device's bandwidth and latency."""
+    return StreamCosts(
+        [
+            table_timing(stream.costs, execution, memory)
+            for stream in pipeline.streams
+            if stream.costs is not None
+        ]
+    )
+
+
+def table_timing(
+    costs: CostTable,
+    execution: Execution,
+    memory: MemoryPlan | None,
+    parameters: Callable[[int, int], int] = lambda block, candidate: 0,
+) -> TableCosts:
+    """Measured costs, with copies at the emulated device's bandwidth and latency.
+
+    ``parameters`` says how many a layer has, by block and candidate: what moves between stages.
+    """
+
+    def state_bytes(layer: LayerId) -> int:
+        if memory is None:
+            return 0
+        return memory.sizes.of(layer.block, layer.candidate, layer.stream).state_bytes
+
+    return TableCosts(
+        table=costs,
+        state_bytes=state_bytes,
+        pushed_bytes=lambda layer: 4 * parameters(layer.block, layer.candidate),
+        bytes_per_ns=execution.hardware.bandwidth / 1e9,
+        copy_latency_ns=int(execution.hardware.latency * 1e9),
+        pause_ns=PAUSE_NS,
+        parcel_ns=PARCEL_NS,
+    )
+
+
+_FORWARD, _BACKWARD = (
+    tuple(AccessKind).index(k) for k in (AccessKind.FORWARD, AccessKind.BACKWARD)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StageUse:
+    """What one stage did and held."""
+
+    busy: float
+    """Share of the makespan, warm-up included."""
+    layer_bytes: int
+    """The most that its layers occupied; 0 where there is no memory budget."""
+    activation_bytes: int
+    """The most that the passes under way kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Figures of one simulated run."""
+
+    stages: int
+    order: str
+    window: int
+    passes_per_second: float
+    bubble_ratio: float
+    bound: float
+    """The least bubble ratio of any schedule: :class:`CausalBound`."""
+    hit_rate: float
+    stall_ratio: float
+    makespan_seconds: float
+    uses: tuple[StageUse, ...]
+
+    @property
+    def distance(self) -> float:
+        """Bubble ratio above the bound; the warm-up is left out of the one and not of the other,
+        so a short stream may have a little less than nothing."""
+        return self.bubble_ratio - self.bound
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; what reads them knows the speed by another name."""
+        names = {"passes_per_second": "steps_per_second"}
+        values = {names.get(name, name): value for name, value in asdict(self).items()}
+        return {**values, "distance": self.distance}
+
+
+def bound_of(pipeline: Pipeline) -> CausalBound:
+    """The causal bound of a pipeline's streams together.
+
+    Raises:
+        ConfigError: where costs are not known.
+    """
+    parts = []
+    for stream in pipeline.streams:
+        if stream.costs is None:
+            raise ConfigError("causal bound: expected layers of known costs, found none")
+        rules = stream.chain.rules
+        parts.append(causal_bound(stream.subnets, rules, stream.costs, pipeline.steps))
+    return side_by_side(parts)
+
+
+class BackwardBounds(NamedTuple):
+    """The causal bounds of one pipeline with either kind of backward."""
+
+    whole: CausalBound
+    split: CausalBound
+
+
+def backward_bounds(pipeline: Pipeline) -> BackwardBounds | None:
+    """The bounds with whole backwards and with ``backward=split``.
+
+    Args:
+        pipeline: whose backwards are whole.
+
+    Returns:
+        None where no run splits backwards, or where it is not known what their parts take.
+    """
+    if not pipeline.is_causal or not any(map(_knows_parts, pipeline.streams)):
+        return None
+    return BackwardBounds(bound_of(pipeline), bound_of(pipeline.splitting(math.inf)))
+
+
+def _knows_parts(stream: Stream) -> bool:
+    costs = stream.costs.costs.values() if stream.costs else ()
+    return any(cost.split != cost for cost in costs)
+
+
+def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Outcome:
+    """The figures of a pipeline's run; ``bound`` is :func:`bound_of` the pipeline."""
+    summary = run.summary
+    busy = _busy_shares(run.accesses, run.num_stages)
+    held = _activation_peaks(run.accesses, run.num_stages, pipeline)
+    layers = run.layer_bytes or (0,) * run.num_stages
+    return Outcome(
+        stages=run.num_stages,
+        order=run.plan.order,
+        window=run.plan.window,
+        passes_per_second=summary.passes_per_second,
+        bubble_ratio=summary.bubble_ratio,
+        bound=bound.bubble(run.num_stages),
+        hit_rate=summary.hit_rate,
+        stall_ratio=summary.stall_ratio,
+        makespan_seconds=summary.seconds,
+        uses=tuple(map(StageUse, busy, layers, held)),
+    )
+
+
+def _busy_shares(table: AccessTable, num_stages: int) -> list[float]:
+    start, end, stage = map(table.column, ("start_ns", "end_ns", "stage"))
+    makespan = int(end.max()) - int(start.min())
+    sums = np.bincount(stage, weights=end - start, minlength=num_stages)
+    return [float(value) / makespan if makespan else 0.0 for value in sums]
+
+
+def _activation_peaks(table: AccessTable, num_stages: int, pipeline: Pipeline) -> list[int]:
+    """The most bytes held between a block's forward and its backward, on each stage.
+
+    A pass without a backward holds nothing.
+    """
+    stage, kind = table.column("stage"), table.column("kind")
+    passes = table.column("stream").astype(np.int64) << 40 | table.column("sequence_id")
+    is_trained = np.isin(passes, passes[kind == _BACKWARD])
+    held = np.where(is_trained, _activation_bytes(table, pipeline), 0)
+    changes = np.where(kind == _FORWARD, held, np.where(kind == _BACKWARD, -held, 0))
+    times = np.where(kind == _FORWARD, table.column("start_ns"), table.column("end_ns"))
+    peaks = []
+    for number in range(num_stages):
+        mine = np.flatnonzero(stage == number)
+        order = mine[np.lexsort((changes[mine], times[mine]))]
+        peaks.append(int(np.cumsum(changes[order]).max(initial=0)))
+    return peaks
+
+
+def _options(
+    table: AccessTable, columns: Sequence[Integers], number: int, stream: Stream
+) -> Integers:
+    """The column of candidates, with a stream's options in their place."""
+    blocks = len(stream.chain.rules)
+    chains = np.array([each.chain or (0,) * blocks for each in stream.subnets], dtype=np.int64)
+    here = columns[0] == number
+    found = columns[2].astype(np.int64)
+    found[here] = chains[table.column("sequence_id")[here], columns[1][here]]
+    return found
+
+
+def _activation_bytes(table: AccessTable, pipeline: Pipeline) -> Integers:
+    """Of each access's block and subnet."""
+    columns = list(map(table.column, ("stream", "block", "candidate")))
+    for number, stream in enumerate(pipeline.streams):
+        if any(subnet.candidates for subnet in stream.subnets):
+            columns[2] = _options(table, columns, number, stream)
+    places = np.stack(columns)
+    known, inverse = np.unique(places, axis=1, return_inverse=True)
+    held = []
+    for stream, block, candidate in known.T.tolist():
+        costs = pipeline.streams[stream].costs
+        held.append(costs.of(block, candidate).activation_bytes if costs else 0)
+    return np.array(held, dtype=np.int64)[inverse.reshape(-1)]

@@ -1,0 +1,374 @@
+"""Carries a controller's commands out on the virtual clock."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import Access, AccessKind, LayerId, StageId, StreamId, Subnet
+from naspipe.config.partition import Partition
+from naspipe.config.steps import Steps
+from naspipe.config.wiring import CHAIN, InputName, field_input
+from naspipe.engine.commands import (
+    Command,
+    Contribute,
+    LoadLayer,
+    PushVersion,
+    RecordAccess,
+    RequestField,
+    RetireSubnet,
+    RunTask,
+    SaveLayer,
+    SendOutput,
+    WriteLayer,
+)
+from naspipe.engine.controller import StageController
+from naspipe.engine.events import (
+    BlockFinished,
+    ContributionArrived,
+    Event,
+    InputArrived,
+    LayerLoaded,
+    LayerSaved,
+    Priorities,
+    SubnetAdmitted,
+    Task,
+    TaskKind,
+    VersionArrived,
+    WriteFinished,
+)
+from naspipe.engine.ports import Admission
+from naspipe.plan.virtual_costs import Costs, Learner
+
+
+class VirtualClock:
+    """Runs callbacks in time order; ties run in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._asked = 0
+
+    def after(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        """Call back ``delay_ns`` from now (0 or more)."""
+        heapq.heappush(self._heap, (self.now_ns + delay_ns, self._asked, callback))
+        self._asked += 1
+
+    def run(self) -> None:
+        """Run until nothing is left to call."""
+        while self._heap:
+            self.now_ns, _, callback = heapq.heappop(self._heap)
+            callback()
+
+    def stop(self) -> None:
+        """Call nothing more of what was asked for so far."""
+        self._heap.clear()
+
+
+class KnownPasses:
+    """Follows the probes of every stream; a step's other passes are known behind the last one.
+
+    Args:
+        steps: what a step is made of, in every stream.
+        lengths: blocks of each stream's chain.
+    """
+
+    def __init__(self, steps: Steps, lengths: Sequence[int]) -> None:
+        self._steps = steps
+        self._ends = [length - 1 for length in lengths]
+        self._through: Counter[tuple[int, int]] = Counter()
+        """By stream and step, probes that have a loss."""
+
+    @property
+    def first(self) -> int:
+        """Passes of each stream that are known at the beginning."""
+        return self._steps.probes
+
+    def take(self, access: Access) -> int | None:
+        """How many passes of its stream are known from now on, where an access leads to more."""
+        steps, layer = self._steps, access.layer
+        is_end = layer.block == self._ends[layer.stream] and access.kind is AccessKind.FORWARD
+        if not is_end or not steps.is_probe(access.sequence_id):
+            return None
+        step = steps.step(access.sequence_id)
+        self._through[layer.stream, step] += 1
+        if self._through[layer.stream, step] < steps.probes:
+            return None
+        del self._through[layer.stream, step]
+        return (step + 1) * steps.passes + steps.probes
+
+    def telling(
+        self,
+        record: Callable[[Access], None],
+        stages: Sequence[Learner],
+        clock: VirtualClock,
+        costs: Costs,
+    ) -> Callable[[Access], None]:
+        """Takes accesses for ``record``, and has the launcher tell all stages what is known."""
+
+        def taken(access: Access) -> None:
+            record(access)
+            if (known := self.take(access)) is not None:
+                stream = access.layer.stream
+                told = Task(stream, access.sequence_id, TaskKind.FORWARD, access.stage)
+                clock.after(2 * costs.message_ns(told), partial(_learn, stages, stream, known))
+
+        return taken
+
+
+def _learn(stages: Sequence[Learner], stream: StreamId, known: int) -> None:
+    """All are told before any of them hands a subnet on."""
+    for stage in stages:
+        stage.learn(stream, known)
+
+
+Admitted = tuple[Subnet, Partition, Priorities | None, bool]
+"""What a stage is told of a subnet when it is admitted; last, whether it is trained."""
+
+Admit = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None] | Admitted]
+"""By stream and sequence ID."""
+
+Record = Callable[[Access], None]
+"""Where the accesses of all stages go, in the order of their ends."""
+
+
+class _CopyLane:
+    """One direction between host and device: copies one after the other, in the order asked."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._free_ns = 0
+
+    def copy(self, duration_ns: int, finished: Callable[[], None]) -> None:
+        """Call back when a copy that is asked for now is over."""
+        self._free_ns = max(self._free_ns, self._clock.now_ns) + duration_ns
+        self._clock.after(self._free_ns - self._clock.now_ns, finished)
+
+
+class SimulatedStage:
+    """One compute lane: pending WRITEs first, then the next block of the current run.
+
+    Beside it, a lane of copies to the device and one back to host memory.
+    """
+
+    def __init__(
+        self,
+        controller: StageController,
+        clock: VirtualClock,
+        costs: Costs,
+        admissions: Sequence[Admission],
+        admitted: Admit,
+        record: Record,
+    ) -> None:
+        self.controller = controller
+        self.peers: Sequence[SimulatedStage] = ()
+        self._admissions = tuple(admissions)
+        self._clock = clock
+        self._costs = costs
+        self._admitted = admitted
+        self._record = record
+        self._writes: deque[WriteLayer] = deque()
+        self._run: deque[tuple[int, int]] = deque()
+        self._unadmitted: deque[tuple[StreamId, int]] = deque()
+        self._task: Task | None = None
+        self._is_busy = False
+        self._made: set[LayerId] = set()
+        self._parcels = 0
+        """Sent or taken since the last access, while there was something to do."""
+        self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
+
+    def start(self, known: int | None = None) -> None:
+        """Admit the first subnets of every stream, of so many that are known; None for all."""
+        for number, admission in enumerate(self._admissions):
+            opened = admission.open() if known is None else admission.learn(known)
+            self._admit(StreamId(number), opened)
+
+    def learn(self, stream: StreamId, known: int) -> None:
+        """So many subnets of a stream are known by now."""
+        self._admit(stream, self._admissions[stream].learn(known))
+
+    @property
+    def unfinished(self) -> str:
+        """The first stream that is not through and its oldest subnet; empty if all are."""
+        for number, admission in enumerate(self._admissions):
+            if not admission.is_finished:
+                return f"{number}.{admission.oldest}"
+        return ""
+
+    def receive(self, task: Task, upcoming: tuple[Task, ...] = (), name: InputName = CHAIN) -> None:
+        """An input of a task arrived."""
+        self._admit(task.stream, self._admissions[task.stream].reach(task.sequence_id))
+        self._tell(InputArrived(self._clock.now_ns, task, upcoming, name))
+
+    def receive_parcel(self, push: PushVersion) -> None:
+        """Another stage pushed (a part of) a layer."""
+        self._parcels += 1
+        self._tell(VersionArrived(self._clock.now_ns, push.layer, push.version, push.parcel))
+
+    def receive_contribution(self, command: Contribute, sender: StageId) -> None:
+        """A stage contributed to an exchange."""
+        name, stream, first = command.exchange, command.stream, command.sequence_id
+        self._admit(stream, self._admissions[stream].reach(first))
+        self._tell(ContributionArrived(self._clock.now_ns, name, stream, first, sender))
+
+    def _contribute(self, command: Contribute) -> None:
+        sender = next(StageId(i) for i, peer in enumerate(self.peers) if peer is self)
+        for stage in command.receivers:
+            receiver = Task(command.stream, command.sequence_id, TaskKind.BACKWARD, stage)
+            delay_ns = 0 if stage == sender else self._costs.message_ns(receiver)
+            receive = partial(self.peers[stage].receive_contribution, command, sender)
+            self._clock.after(delay_ns, receive)
+
+    def _admit(self, stream: StreamId, sequence_ids: range) -> None:
+        self._unadmitted.extend((stream, sequence_id) for sequence_id in sequence_ids)
+        while self._unadmitted:
+            admitted = self._admitted(*self._unadmitted.popleft())
+            self._tell(SubnetAdmitted(self._clock.now_ns, *admitted))
+
+    def _tell(self, event: Event) -> None:
+        for command in self.controller.handle(event):
+            self._carry_out(command)
+        self._advance()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case RunTask(task):
+                is_forward = task.kind is TaskKind.FORWARD
+                kind = AccessKind.FORWARD if is_forward else AccessKind.BACKWARD
+                self._task, number = task, task.sequence_id
+                for layer, _, option in command.accesses():
+                    work_ns = self._costs.access_ns(layer._replace(candidate=option), kind, number)
+                    self._run.append((layer.block, self._made_ns(layer) + work_ns))
+            case WriteLayer():
+                self._writes.append(command)
+            case SendOutput(receiver, upcoming, name):
+                peer = self.peers[receiver.stage]
+                if peer is not self:
+                    delay_ns = self._costs.message_ns(receiver)
+                    self._clock.after(delay_ns, partial(peer.receive, receiver, upcoming, name))
+            case RequestField(task, field):
+                receive = partial(self.receive, task, name=field_input(field))
+                self._clock.after(self._costs.message_ns(task), receive)
+            case Contribute():
+                self._contribute(command)
+            case PushVersion(layer, _, stage, parcel):
+                self._parcels += 1
+                receive = partial(self.peers[stage].receive_parcel, command)
+                self._clock.after(self._costs.push_ns(layer, parcel), receive)
+            case LoadLayer(layer):
+                self._lane_in.copy(
+                    self._costs.copy_ns(layer),
+                    lambda: self._tell(LayerLoaded(self._clock.now_ns, layer)),
+                )
+            case SaveLayer(layer):
+                self._lane_out.copy(
+                    self._costs.copy_ns(layer),
+                    lambda: self._tell(LayerSaved(self._clock.now_ns, layer)),
+                )
+            case RecordAccess(access):
+                self._record(access)
+            case RetireSubnet(stream, sequence_id):
+                more = self._admissions[stream].retire(sequence_id)
+                self._unadmitted.extend((stream, each) for each in more)
+                self._clock.after(0, lambda: self._admit(stream, range(0)))
+
+    def _advance(self) -> None:
+        if self._is_busy:
+            return
+        between_ns = self._costs.between_ns(self._parcels)
+        self._parcels = 0
+        start_ns = self._clock.now_ns + between_ns
+        if self._writes:
+            write = self._writes.popleft()
+            self._occupy(
+                between_ns + self._write_ns(write),
+                lambda: WriteFinished(self._clock.now_ns, write.layer, write.sequence_id, start_ns),
+            )
+        elif self._run and self._task is not None:
+            task, (block, duration_ns) = self._task, self._run.popleft()
+            self._occupy(
+                between_ns + duration_ns,
+                lambda: BlockFinished(self._clock.now_ns, task, block, start_ns),
+            )
+
+    def _made_ns(self, layer: LayerId) -> int:
+        if layer in self._made:
+            return 0
+        self._made.add(layer)
+        return self._costs.make_ns(layer)
+
+    def _write_ns(self, write: WriteLayer) -> int:
+        if not write.ends_step:
+            return self._costs.add_ns(write.layer, write.sequence_id)
+        return self._costs.access_ns(write.layer, AccessKind.WRITE, write.sequence_id)
+
+    def _occupy(self, duration_ns: int, finish: Callable[[], Event]) -> None:
+        self._is_busy = True
+
+        def finished() -> None:
+            self._is_busy = False
+            self._tell(finish())
+
+        self._clock.after(duration_ns, finished)
+
+
+def simulate(
+    admitted: Admit,
+    controllers: Sequence[StageController],
+    costs: Costs,
+    admissions: Callable[[], Sequence[Admission]],
+) -> list[list[Access]]:
+    """As :func:`simulate_into`; returns each stage's accesses in the order of their ends."""
+    stages: list[list[Access]] = [[] for _ in controllers]
+
+    def record(access: Access) -> None:
+        stages[access.stage].append(access)
+
+    simulate_into(record, admitted, controllers, costs, admissions)
+    return stages
+
+
+def simulate_into(
+    record: Record,
+    admitted: Admit,
+    controllers: Sequence[StageController],
+    costs: Costs,
+    admissions: Callable[[], Sequence[Admission]],
+    clock: VirtualClock | None = None,
+    known: KnownPasses | None = None,
+) -> None:
+    """Run every stream to its end, telling every access as it ends.
+
+    Args:
+        record: told of each access.
+        admitted: asked for every sequence ID of every stream.
+        controllers: of each stage.
+        costs: what everything takes.
+        admissions: called once per stage: which subnets of each stream may be under way.
+        clock: a new one, for costs that depend on the time, as those of a busy link.
+        known: which subnets are known when; all of them from the beginning, where it is None.
+
+    Raises:
+        InvariantError: when the schedule stops before every subnet is finished.
+    """
+    clock, stages = clock or VirtualClock(), list[SimulatedStage]()
+    if known is not None:
+        record = known.telling(record, stages, clock, costs)
+    stages += [
+        SimulatedStage(controller, clock, costs, admissions(), admitted, record)
+        for controller in controllers
+    ]
+    for stage in stages:
+        stage.peers = stages
+    for stage in stages:
+        stage.start(known.first if known else None)
+    clock.run()
+    for number, stage in enumerate(stages):
+        if stage.unfinished:
+            raise InvariantError(
+                f"stage {StageId(number)} stopped before subnet {stage.unfinished} was finished: "
+                + "; ".join(stage.controller.unfinished[:3])
+            )

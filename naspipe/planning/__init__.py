@@ -1,1 +1,0 @@
-"""Costs of layers, and the partitions that balance them."""

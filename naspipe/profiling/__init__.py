@@ -1,0 +1,1 @@
+"""Measured times and counted sizes of layers and subnets."""

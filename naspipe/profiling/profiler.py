@@ -1,0 +1,279 @@
+"""A quick profile: what every candidate of each kind of block costs on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.space import Elastic, Space
+from naspipe.jobs.losses import check_one_number, name_of_loss
+from naspipe.jobs.workload import Workload, field_of
+from naspipe.machine.cuda import open_clock
+from naspipe.plan.costs import CostTable, LayerCost, first_of_kind
+from naspipe.profiling.probes import ForwardProbe, Probe, TrainedProbe, measuring
+from naspipe.streams.samplers import draw_subnets
+from naspipe.worker.blocks.specs import SegmentSpec, Tensors, spec_of
+from naspipe.worker.layers.layer_store import LayerStore
+from naspipe.worker.layers.stored_layer import StoredLayer
+
+Costs = dict[tuple[int, int], LayerCost]
+Floats = NDArray[np.float64]
+
+
+def with_settings_between(space: Space, costs: Mapping[tuple[int, int], LayerCost]) -> Costs:
+    """The costs, and those of every other setting of layers of which some were measured.
+
+    Each figure is taken to be a product of powers of the settings, as that of a width and of a
+    kernel is, and to lie among those that were measured.
+    """
+    found = dict(costs)
+    for position, block in enumerate(space.blocks):
+        if not isinstance(block, Elastic):
+            continue
+        known = [option for option in range(block.num_options) if (position, option) in costs]
+        missing = [option for option in range(block.num_options) if option not in set(known)]
+        if not missing or len(known) < 2:
+            continue
+        rows = np.array([costs[position, option] for option in known], dtype=np.float64)
+        for option, row in zip(missing, _fitted(block, known, rows, missing), strict=True):
+            found[position, option] = LayerCost(*map(int, row))
+    return found
+
+
+def _fitted(block: Elastic, known: list[int], rows: Floats, missing: list[int]) -> Floats:
+    """By least squares of logarithms; no further from the middle than what was measured."""
+    logs = np.log(np.maximum(rows, 1.0))
+    factors, *_ = np.linalg.lstsq(_features(block, known), logs, rcond=None)
+    guessed: Floats = np.exp(_features(block, missing) @ factors)
+    return np.clip(guessed, rows.min(axis=0), rows.max(axis=0))
+
+
+def _features(block: Elastic, options: list[int]) -> Floats:
+    settings = [block.setting(option) for option in options]
+    columns = [[_size(block, name, each[name]) for each in settings] for name in block.settings]
+    return np.column_stack([np.ones(len(options)), *(np.log(column) for column in columns)])
+
+
+def _size(block: Elastic, name: str, value: Any) -> float:
+    """A number above zero; of what is none, its place in the list."""
+    values = block.settings[name]
+    is_size = all(isinstance(each, int | float) and each > 0 for each in values)
+    return float(value) if is_size else float(values.index(value) + 1)
+
+
+FIRST_CANDIDATES = 16
+"""Candidates per kind of block that are measured however long it takes, evenly spaced."""
+
+MIN_ROUNDS = 3
+"""Each measures every candidate once, so that a slow moment of the machine hits all alike."""
+
+MAX_ROUNDS = 9
+"""More would tell little more; a small space is done before the time is over."""
+
+TIME_BUDGET_SECONDS = 6.0
+"""Of the whole profile, where the least that is measured does not take longer."""
+
+ROUNDS_SECONDS = 1.0
+"""After which a space whose candidates are all being measured gets no rounds beyond the least."""
+
+_ROUNDS_TO_JOIN = MIN_ROUNDS + 2
+"""What a further candidate takes, in rounds: its making and warming count as one each."""
+
+
+def profile(
+    workload: Workload, budget_seconds: float = TIME_BUDGET_SECONDS, device: str = "cpu"
+) -> CostTable:
+    """Measure the options of each kind of block on the stream's first batch.
+
+    First some candidates of every kind; then as many others as the time allows, until it is
+    over. Where there are no others, further rounds are for a second at most: a start waits.
+
+    What was not measured costs the mean of its block; a setting of an elastic layer, what those
+    that were measured lead to. Trains nothing: the layers measured are thrown away.
+
+    On a GPU, to be called where CUDA has been started with it: times are then those of the
+    device, between events in its queue.
+    """
+    begin = time.monotonic()
+    deadline = begin + budget_seconds
+    bench = _Bench(workload, torch.device(device))
+    probes = bench.start()
+    seconds = sum(_round(probes) for _ in range(MIN_ROUNDS)) / MIN_ROUNDS
+    more = affordable(deadline - time.monotonic(), seconds / len(probes), len(probes))
+    if bench.is_complete:
+        deadline = min(deadline, begin + ROUNDS_SECONDS)
+    probes.update(bench.extend(more))
+    while _rounds(probes) < MIN_ROUNDS or (
+        _rounds(probes) < MAX_ROUNDS and time.monotonic() + seconds < deadline
+    ):
+        seconds = _round(probes)
+    measured = {key: probe.cost() for key, probe in probes.items()}
+    places = {
+        (index, option): (twin, option)
+        for index, twin in enumerate(first_of_kind(workload.space))
+        for option in range(workload.space.blocks[twin].num_options)
+        if (twin, option) in measured
+    }
+    costs = {place: measured[key] for place, key in places.items()}
+    whole = {place: why for place, key in places.items() if (why := probes[key].why_whole)}
+    return CostTable(with_settings_between(workload.space, costs), whole)
+
+
+def affordable(left_seconds: float, run_seconds: float, num_probes: int) -> int:
+    """How many candidates can join those measured and still be measured as often.
+
+    Args:
+        left_seconds: until the time is over; may be negative.
+        run_seconds: of measuring one candidate once.
+        num_probes: how many are measured already; they go on, so that all are alike.
+    """
+    return max(0, int(left_seconds / (run_seconds * _ROUNDS_TO_JOIN)) - num_probes)
+
+
+def measuring_order(count: int) -> list[int]:
+    """Every candidate of a block once; the first ones are spread over all of them.
+
+    Neighbours are often alike (the same operation with another activation), so few that are
+    spread say more than the first few.
+    """
+    order: dict[int, None] = {}
+    parts = min(count, FIRST_CANDIDATES)
+    while len(order) < count:
+        order.update(dict.fromkeys(part * count // parts for part in range(parts)))
+        parts = min(count, parts * 2)
+    return list(order)
+
+
+_Probes = dict[tuple[int, int], Probe]
+"""By the first block of a kind, and candidate."""
+
+
+def _round(probes: _Probes) -> float:
+    """Measure every probe once; returns the seconds that took."""
+    before = time.monotonic()
+    for probe in probes.values():
+        with measuring(probe.spec.label):
+            probe.run()
+    return time.monotonic() - before
+
+
+def _rounds(probes: _Probes) -> int:
+    return min(len(probe.samples) for probe in probes.values())
+
+
+class _Bench:
+    """Makes probes: the first candidates of every kind of block, then others."""
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        definition = workload.definition
+        self._workload = workload
+        self._device = device
+        self._clock = open_clock(device)
+        self._store = LayerStore(
+            workload.space, definition.seed, definition.recipe, self._adopt,
+            trains=workload.runs_in_training_mode,
+        )  # fmt: skip
+        batch = workload.data(definition.seed, 0)
+        self._batch = {
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
+        tapped = workload.tapped(batch) if workload.tapped else ()  # by modules in host memory
+        self._first = tuple(tensor.to(device) for tensor in tapped)
+        """What the first block is called with, beside fields of the batch."""
+        self._made_ns: dict[LayerId, int] = {}
+        """What making each layer took."""
+        self._inputs: dict[int, Tensors] = {}
+        self._waiting: list[tuple[int, int]] = []
+
+    def start(self) -> _Probes:
+        """The first probes, warm; the last of each kind has made the inputs of the next."""
+        if self._workload.space.decisions is not None:
+            return self._start_with_subnets()
+        blocks = self._workload.space.blocks
+        probes: _Probes = {}
+        waiting: list[Sequence[tuple[int, int]]] = []
+        inputs = self._first
+        for block in sorted(set(first_of_kind(self._workload.space))):
+            self._inputs[block] = inputs
+            order = [(block, number) for number in measuring_order(blocks[block].num_options)]
+            for key in order[:FIRST_CANDIDATES]:
+                probes[key], outputs = self._warm(*key)
+            inputs = outputs
+            waiting.append(order[FIRST_CANDIDATES:])
+        # One of each kind in turn: where the time is short, it is short for all.
+        self._waiting = [key for turn in zip_longest(*waiting) for key in turn if key is not None]
+        return probes
+
+    def _start_with_subnets(self) -> _Probes:
+        """The layers of a few whole subnets: here not any candidate can follow any other."""
+        space, seed = self._workload.space, self._workload.definition.seed
+        probes: _Probes = {}
+        for choices in draw_subnets("fair", space, seed, FIRST_CANDIDATES):
+            inputs = self._first
+            for key in enumerate(space.chain(choices)):
+                self._inputs[key[0]] = inputs
+                if key not in probes:
+                    probes[key], inputs = self._warm(*key)
+                else:
+                    with measuring(probes[key].spec.label):
+                        inputs = replace(probes[key], inputs=inputs).warm()
+        return probes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every candidate has a probe that is to have one."""
+        return not self._waiting
+
+    def extend(self, count: int) -> _Probes:
+        """Up to so many further probes, warm."""
+        joining, self._waiting = self._waiting[:count], self._waiting[count:]
+        return {key: self._warm(*key)[0] for key in joining}
+
+    def _warm(self, block: int, option: int) -> tuple[Probe, Tensors]:
+        """A probe behind its first round, and what that made."""
+        with measuring(self._workload.space.option_label(block, option)):
+            probe = self._probe(block, option)
+            return probe, probe.warm()
+
+    def _probe(self, block: int, option: int) -> Probe:
+        layer = LayerId(FIRST_STREAM, block, self._workload.space.blocks[block].candidate(option))
+        before = self._clock.mark()
+        stored = self._store.make(layer)
+        (made_ns,) = self._clock.between_ns([before, self._clock.mark()])
+        make_ns = self._made_ns.setdefault(layer, made_ns)
+        is_last = block == len(self._workload.space) - 1
+        keeps_graph = is_last or not self._workload.recompute
+        spec = self._spec(block, option, is_last, stored.module)
+        inputs, clock = self._inputs[block], self._clock
+        if self._workload.is_trained:
+            return TrainedProbe(spec, stored, inputs, make_ns, clock, keeps_graph, option)
+        return ForwardProbe(spec, stored, inputs, make_ns, clock, self._workload.follows)
+
+    def _adopt(self, _: LayerId, stored: StoredLayer) -> None:
+        if self._device.type != "cpu":
+            stored.move(self._device)
+
+    def _spec(self, block: int, option: int, is_last: bool, module: nn.Module) -> SegmentSpec:
+        space, batch = self._workload.space, self._batch
+        recipe = self._workload.definition.recipe
+        return spec_of(space, recipe, block, option, self._device.type)._replace(
+            fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
+            finish=partial(self._end, module) if is_last and self._workload.is_trained else None,
+        )
+
+    def _end(self, module: nn.Module, outputs: Tensors) -> Tensors:
+        given = (field_of(self._batch, name, 0) for name in self._workload.loss_fields)
+        loss = self._workload.objective_of(module)(*outputs, *given)
+        check_one_number(f"loss {name_of_loss(self._workload.loss)}", loss)
+        return (loss,)

@@ -1,1 +1,0 @@
-"""Stage processes: tensors, messages, files. Effects only; every decision is a controller's."""

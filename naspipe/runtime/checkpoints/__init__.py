@@ -1,1 +1,0 @@
-"""Layers as bytes: captured beside the training, written, and read back by layer."""

@@ -1,1 +1,0 @@
-"""What this machine has: devices, their memory and clocks, and torch set for equal bits."""

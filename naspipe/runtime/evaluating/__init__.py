@@ -1,1 +1,0 @@
-"""Judges subnets: one stage of a pipeline, with a run's weights; and proxies, with first ones."""

@@ -1,1 +1,0 @@
-"""Processes forked from this one, and what keeps this one fit for forking them. Knows no layer."""

@@ -1,1 +1,0 @@
-"""One layer on a stage: its module, versions and bytes; the store that makes them."""

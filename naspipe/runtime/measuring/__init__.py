@@ -1,1 +1,0 @@
-"""What layers and subnets cost: time, bytes and counts, measured or from shapes."""

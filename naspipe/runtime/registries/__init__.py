@@ -1,1 +1,0 @@
-"""Where teachers are introduced: cards, who keeps them, and who looks at them."""

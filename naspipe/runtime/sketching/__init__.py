@@ -1,1 +1,0 @@
-"""What is known of layers without memory for their tensors: sizes, shapes, structure, habits."""

@@ -1,1 +1,0 @@
-"""How a layer steps: its optimizer, made and called, alone or with those of other layers."""

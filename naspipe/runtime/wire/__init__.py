@@ -1,1 +1,0 @@
-"""Between processes: messages, how tensors travel, sockets and their keys. Knows no layer."""

@@ -1,1 +1,0 @@
-"""Inside a stage's process: the driver that carries commands out, and what it is made of."""

@@ -1,1 +1,0 @@
-"""Causal order: which version each access asks for, and when it exists."""

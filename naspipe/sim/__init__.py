@@ -1,1 +1,0 @@
-"""The same controllers on a virtual clock."""

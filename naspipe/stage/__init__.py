@@ -1,1 +1,0 @@
-"""One stage's decisions: the controller, and the admission of subnets."""

@@ -1,0 +1,1 @@
+"""The run directory: logs, losses, checkpoints, comparison and metrics. Pure."""

@@ -1,0 +1,457 @@
+"""What can differ between two runs of one definition, and where it is."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId, SequenceId
+from naspipe.store.access_columns import (
+    BACKWARD,
+    WRITE,
+    AccessColumns,
+    Integers,
+    Small,
+    from_accesses,
+)
+from naspipe.store.access_log import RunLog
+from naspipe.store.access_order import SharedSpan, by_steps, groups_of_layers, layer_order
+from naspipe.store.access_segments import Wanted
+from naspipe.store.checkpoints import Checkpoint
+from naspipe.store.labels import SpaceLabels
+from naspipe.store.losses import Loss
+from naspipe.store.shards import ITEM_BYTES, RawTensor
+
+_WHATS = (
+    "version read",
+    "order of WRITEs",
+    "access order",
+    "written bytes",
+    "tensor",
+    "version",
+    "scalar",
+    "loss",
+    "metric",
+)
+_FINAL_STATE = ("tensor", "version", "scalar")
+
+
+class Difference(NamedTuple):
+    """One place where two runs differ.
+
+    ``sequence_id`` is the pass (for final state, the earliest last WRITE of the layer; -1
+    is the state before any). ``layer`` is the label, empty for a loss or a metric;
+    ``block`` its place in the chain, behind the last one for those.
+    """
+
+    stream: int
+    sequence_id: int
+    block: int
+    layer: str
+    what: str
+    detail: str
+
+    @property
+    def key(self) -> tuple[int, int, int, int, str, str]:
+        """Earliest pass, then earliest block of the chain, then stream and kind."""
+        place = _WHATS.index(self.what)
+        return (self.sequence_id, self.block, self.stream, place, self.layer, self.detail)
+
+    def __str__(self) -> str:
+        where = f"step {self.sequence_id}" if self.sequence_id >= 0 else "before step 0"
+        if self.what in _FINAL_STATE:
+            where = f"final state, last written {'at ' * (self.sequence_id >= 0)}{where}"
+        stream = f"stream {self.stream}, " if self.stream else ""
+        layer = f", layer {self.layer}" if self.layer else ""
+        return f"{stream}{where}{layer}: {self.what}: {self.detail}"
+
+
+def loss_differences(
+    expected: Iterable[Loss], found: Iterable[Loss], labels: SpaceLabels
+) -> Iterator[Difference]:
+    """Every pass whose losses differ in their bits or are there in one run only."""
+    for key, one, other in _pairs(expected, found):
+        if one is None or other is None or one.bits != other.bits:
+            detail = f"{_loss_text(one)} against {_loss_text(other)}"
+            yield Difference(*key, len(labels), "", "loss", detail)
+            continue
+        others = dict(other.beside.metrics)
+        for name, metric in one.beside.metrics:
+            if name in others and others[name].bits != metric.bits:
+                detail = f"{name} {metric.value!r} against {others[name].value!r}"
+                yield Difference(*key, len(labels), "", "metric", detail)
+
+
+def _pairs(
+    expected: Iterable[Loss], found: Iterable[Loss]
+) -> Iterator[tuple[tuple[int, int], Loss | None, Loss | None]]:
+    """The losses of each pass in both runs, as they come; what only one has comes last."""
+    waiting: tuple[dict[tuple[int, int], Loss], ...] = ({}, {})
+    for both in zip_longest(expected, found):
+        for side, loss in enumerate(both):
+            if loss is not None:
+                waiting[side][loss.stream, loss.sequence_id] = loss
+        for loss in filter(None, both):
+            key = loss.stream, loss.sequence_id
+            if all(key in own for own in waiting):
+                one, other = (own.pop(key) for own in waiting)
+                yield key, one, other
+    for key in sorted({*waiting[0], *waiting[1]}):
+        yield key, waiting[0].get(key), waiting[1].get(key)
+
+
+def access_differences(
+    expected: AccessColumns, found: AccessColumns, labels: SpaceLabels, passes: int = 1
+) -> Iterator[Difference]:
+    """Per layer the first difference of each kind: versions read, orders, written bytes.
+
+    Of steps of several ``passes`` the order is that of steps. Both in order of time.
+    """
+    left, right = (side.take(side.kind != BACKWARD).by_layer() for side in (expected, found))
+    nothing = from_accesses(())
+    for layer in sorted(left.keys() | right.keys()):
+        columns = left.get(layer, nothing), right.get(layer, nothing)
+        is_exact = labels.is_exact(layer)
+        if _agree(*columns, is_exact):
+            continue
+        one, other = (list(side.accesses()) for side in columns)
+        first = (
+            _first_version_read(one, other),
+            _first_order(
+                "order of WRITEs",
+                *(layer_order([a for a in side if _is_write(a)]) for side in (one, other)),
+            ),
+            _first_order(
+                "access order", *(layer_order(by_steps(side, passes)) for side in (one, other))
+            )
+            if is_exact
+            else None,
+            _first_written_bytes(one, other),
+        )
+        for sequence_id, what, detail in filter(None, first):
+            yield Difference(
+                layer.stream, sequence_id, layer.block, labels.label(layer), what, detail
+            )
+
+
+def _agree(one: AccessColumns, other: AccessColumns, is_exact: bool) -> bool:
+    """Whether nothing that counts differs in the READs and WRITEs of a layer; False if unsure."""
+    if len(one) != len(other) or one.digest or other.digest:
+        return one.digest == other.digest and _same(one, other, ("sequence_id", "kind", "version"))
+    if is_exact:
+        return _same(one, other, ("sequence_id", "kind", "version"))
+    (reads, writes), (other_reads, other_writes) = map(_apart, (one, other))
+    return _same(writes, other_writes, ("sequence_id",)) and _same(
+        reads, other_reads, ("sequence_id", "version")
+    )
+
+
+def _apart(columns: AccessColumns) -> tuple[AccessColumns, AccessColumns]:
+    """READs in sequence order, and WRITEs as they came."""
+    reads = columns.take(columns.kind != WRITE)
+    in_order = reads.take(np.argsort(reads.sequence_id, kind="stable"))
+    return in_order, columns.take(columns.kind == WRITE)
+
+
+def _same(one: AccessColumns, other: AccessColumns, names: Iterable[str]) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def checkpoint_differences(
+    expected: Checkpoint, found: Checkpoint, labels: SpaceLabels
+) -> Iterator[Difference]:
+    """Every tensor, version and scalar that differs or is there in one run only."""
+    pairs: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
+        ("tensor", expected.tensors, found.tensors),
+        ("version", expected.versions, found.versions),
+        ("scalar", expected.scalars, found.scalars),
+    )
+    for what, left, right in pairs:
+        for name in sorted(left.keys() | right.keys()):
+            one, other = left.get(name), right.get(name)
+            if name in left and name in right and _is_same(one, other):
+                continue
+            stream, layer, rest = (*name.split("/", 2), "", "")[:3]
+            version = min(
+                checkpoint.versions.get(f"{stream}/{layer}", INITIAL)
+                for checkpoint in (expected, found)
+            )
+            detail = f"{_state_text(one, name in left)} against {_state_text(other, name in right)}"
+            if isinstance(one, RawTensor) and isinstance(other, RawTensor):
+                detail = _tensor_text(one, other)
+            yield Difference(
+                int(stream) if stream.isdigit() else 0,
+                version,
+                _position(layer, labels),
+                layer,
+                what,
+                f"{rest} {detail}" if rest else detail,
+            )
+
+
+_First = tuple[int, str, str]
+
+
+def _is_write(access: Access) -> bool:
+    return access.kind is AccessKind.WRITE
+
+
+def _first_version_read(expected: list[Access], found: list[Access]) -> _First | None:
+    def versions(accesses: list[Access]) -> dict[SequenceId, int]:
+        return {a.sequence_id: a.version for a in accesses if not _is_write(a)}
+
+    left, right = versions(expected), versions(found)
+    differing = [s for s in left.keys() | right.keys() if left.get(s) != right.get(s)]
+    if not differing:
+        return None
+    first = min(differing)
+    texts = [_absent_or(side.get(first)) for side in (left, right)]
+    return first, "version read", f"{texts[0]} against {texts[1]}"
+
+
+def _first_order(
+    what: str, expected: list[tuple[int, str]], found: list[tuple[int, str]]
+) -> _First | None:
+    for place, (one, other) in enumerate(zip_longest(expected, found)):
+        if one != other:
+            texts = [f"{use[0]}{use[1]}" if use else "absent" for use in (one, other)]
+            sequence_id = min(use[0] for use in (one, other) if use)
+            return sequence_id, what, f"{texts[0]} against {texts[1]} at place {place}"
+    return None
+
+
+def _first_written_bytes(expected: list[Access], found: list[Access]) -> _First | None:
+    """Where both runs recorded digests of the same WRITE."""
+    left = {a.sequence_id: a.digest for a in expected if _is_write(a) and a.digest}
+    right = {a.sequence_id: a.digest for a in found if _is_write(a) and a.digest}
+    differing = [s for s in left.keys() & right.keys() if left[s] != right[s]]
+    if not differing:
+        return None
+    first = min(differing)
+    return first, "written bytes", f"{left[first][:16]} against {right[first][:16]}"
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Equal in kind and in every bit: -0.0 is not 0.0, a NaN is its payload."""
+    if isinstance(one, float) and isinstance(other, float):
+        return struct.pack("<d", one) == struct.pack("<d", other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _position(layer: str, labels: SpaceLabels) -> int:
+    name = layer.partition(".")[0]
+    return labels.labels.index(name) if name in labels.labels else len(labels)
+
+
+def _loss_text(loss: Loss | None) -> str:
+    return "absent" if loss is None else f"{loss.value!r} ({loss.bits})"
+
+
+def _absent_or(value: object) -> str:
+    return "absent" if value is None else str(value)
+
+
+def _state_text(value: Any, is_there: bool) -> str:
+    if not is_there:
+        return "absent"
+    return _kind_text(value) if isinstance(value, RawTensor) else repr(value)
+
+
+def _kind_text(tensor: RawTensor) -> str:
+    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
+
+
+def _tensor_text(one: RawTensor, other: RawTensor) -> str:
+    """Dtypes and shapes, or how many elements differ and the first one's bits."""
+    if one[:2] != other[:2]:
+        return f"{_kind_text(one)} against {_kind_text(other)}"
+    size = ITEM_BYTES[one.dtype]
+    left, right = (np.frombuffer(t.data, np.uint8).reshape(-1, size) for t in (one, other))
+    differing = np.flatnonzero((left != right).any(axis=1))
+    first = int(differing[0]) * size
+    bits = [tensor.data[first : first + size][::-1].hex() for tensor in (one, other)]
+    return (
+        f"{len(differing)} of {len(one.data) // size} elements differ, first element "
+        f"{first // size}: bits {bits[0]} against {bits[1]}"
+    )
+
+
+_BITS = 40
+"""Of a key: for the number of a record of its layer, or its sequence ID."""
+_Whole = Integers | Small
+_FORWARDS_AND_WRITES = Wanted(backwards=False)
+
+
+class _Records(NamedTuple):
+    """Records by key: which layer, which kind of order, and the place in it."""
+
+    keys: Integers
+    sequence_ids: Integers
+    kinds: NDArray[np.int8]
+    versions: Integers
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> _Records:
+        columns: list[Any] = [column[rows] for column in self]
+        return _Records(*columns)
+
+    def sorted_with(self, more: _Records) -> _Records:
+        sides: tuple[Any, Any] = (self, more)
+        columns: list[Any] = [np.concatenate(pair) for pair in zip(*sides, strict=True)]
+        return _Records(*columns).take(np.argsort(columns[0], kind="stable"))
+
+
+def unequal_layers(
+    expected: RunLog,
+    found: RunLog,
+    is_exact: Callable[[LayerId], bool],
+    wanted: Wanted = _FORWARDS_AND_WRITES,
+) -> set[LayerId]:
+    """Layers whose READs and WRITEs differ, or may: equal ones are surely equal.
+
+    Args:
+        expected: a log.
+        found: another one.
+        is_exact: of a layer, whether the order of all its accesses counts. Of others READs are
+            compared in sequence order and WRITEs as they came.
+        wanted: which records to compare.
+
+    Returns:
+        All layers where one of the logs has digests of what was written.
+
+    Raises:
+        LogError: when what is read is damaged.
+    """
+    layers = sorted({*expected.layers, *found.layers})
+    sides = (
+        _Side(expected, layers, is_exact, wanted),
+        _Side(found, layers, is_exact, wanted),
+    )
+    unequal = np.zeros(len(layers), np.bool_)
+    while not all(side.is_over for side in sides):
+        behind = min((side for side in sides if not side.is_over), key=lambda side: side.count)
+        if not behind.advance():
+            return set(layers)
+        _match(*sides, unequal)
+    for side in sides:
+        unequal[side.layers_of(side.waiting)] = True
+    return {layers[number] for number in np.flatnonzero(unequal).tolist()}
+
+
+def _match(one: _Side, other: _Side, unequal: NDArray[np.bool_]) -> None:
+    """Let go what both have, and what is of layers that are known to differ."""
+    for side in (one, other):
+        keys = side.waiting.keys
+        doubled = keys[1:][keys[1:] == keys[:-1]]
+        unequal[side.layers_of_keys(doubled)] = True
+    _, left, right = np.intersect1d(one.waiting.keys, other.waiting.keys, return_indices=True)
+    mine, theirs = one.waiting.take(left), other.waiting.take(right)
+    differ = np.zeros(len(left), np.bool_)
+    for column, its in zip(mine[1:], theirs[1:], strict=True):
+        differ |= column != its
+    unequal[one.layers_of_keys(mine.keys[differ])] = True
+    for side, rows in ((one, left), (other, right)):
+        stays = ~unequal[side.layers_of(side.waiting)]
+        stays[rows] = False
+        side.waiting = side.waiting.take(stays)
+
+
+class _Side:
+    """One log, as far as it was read: its records that wait for the other's."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        layers: Sequence[LayerId],
+        is_exact: Callable[[LayerId], bool],
+        wanted: Wanted,
+    ) -> None:
+        self._parts: Iterator[AccessColumns] = log.parts(wanted)
+        table = np.array(layers, np.int64).reshape(-1, 3)
+        self._sizes = [int(each) + 1 for each in table.max(axis=0, initial=0)]
+        self._codes = self._code(*table.T)
+        self._is_exact = np.array([is_exact(layer) for layer in layers], np.bool_)
+        self._seen = np.zeros(len(layers), np.int64)
+        empty = np.empty(0, np.int64)
+        self.waiting = _Records(empty, empty, empty.astype(np.int8), empty)
+        self.count = 0
+        self.is_over = False
+
+    def advance(self) -> bool:
+        """Take the next part in; False for one that cannot be compared like that."""
+        part = next(self._parts, None)
+        if part is None:
+            self.is_over = True
+            return True
+        if part.digest or prod(self._sizes) >= 1 << 62 or part.sequence_id.max() >= 1 << _BITS:
+            return False
+        self.count += len(part)
+        self.waiting = self.waiting.sorted_with(self._records(part))
+        return True
+
+    def layers_of(self, records: _Records) -> NDArray[np.int64]:
+        """The layer of each record, by its number."""
+        return self.layers_of_keys(records.keys)
+
+    @staticmethod
+    def layers_of_keys(keys: Integers) -> NDArray[np.int64]:
+        """The same of keys."""
+        return keys >> (_BITS + 1)
+
+    def _records(self, part: AccessColumns) -> _Records:
+        layers = np.searchsorted(self._codes, self._code(part.stream, part.block, part.candidate))
+        in_sequence = ~self._is_exact[layers] & (part.kind != WRITE)
+        places = np.empty(len(part), np.int64)
+        places[in_sequence] = part.sequence_id[in_sequence]
+        places[~in_sequence] = self._numbered(layers[~in_sequence])
+        keys = (((layers.astype(np.int64) << 1) | in_sequence) << _BITS) | places
+        return _Records(keys, part.sequence_id, part.kind, part.version)
+
+    def _numbered(self, layers: NDArray[np.intp]) -> Integers:
+        """How many records of its layer came before each one."""
+        order = np.argsort(layers, kind="stable")
+        sorted_ = layers[order]
+        begins = np.searchsorted(sorted_, sorted_)
+        found = np.empty(len(layers), np.int64)
+        found[order] = np.arange(len(layers)) - begins + self._seen[sorted_]
+        self._seen += np.bincount(layers, minlength=len(self._seen))
+        return found
+
+    def _code(self, streams: _Whole, blocks: _Whole, candidates: _Whole) -> Integers:
+        _, most_blocks, most_candidates = self._sizes
+        wide = streams.astype(np.int64) * most_blocks + blocks
+        return wide * most_candidates + candidates
+
+
+def log_differences(
+    expected: RunLog,
+    found: RunLog,
+    labels: SpaceLabels,
+    passes: int = 1,
+    spans: Iterable[SharedSpan] = (SharedSpan(0, None, 1),),
+) -> Iterator[Difference]:
+    """Per layer the first difference of each kind, as :func:`access_differences` finds them.
+
+    Layers that differ are found first, and only those are read.
+
+    Only the steps in ``spans`` that both logs record are compared.
+    """
+    counts: Counter[LayerId] = Counter(expected.layers)
+    counts.update(found.layers)
+    for span in spans:
+        if not span.every:
+            continue
+        wanted = Wanted(
+            first=span.first, end=span.end, backwards=False, every=span.every, passes=passes
+        )
+        unequal = unequal_layers(expected, found, labels.is_exact, wanted)
+        for group in groups_of_layers({layer: counts[layer] for layer in unequal}):
+            own = wanted._replace(layers=group)
+            sides = expected.columns(own), found.columns(own)
+            yield from access_differences(*sides, labels, passes)

@@ -1,0 +1,416 @@
+"""Shards of checkpoints: safetensors files at byte level, with a checksum for every piece.
+
+The safetensors layout (length of a JSON header, the header, then the bytes of all tensors)
+is read here without torch, so that every dtype keeps its exact bytes. :mod:`.shard_writer` writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from isal.isal_zlib import crc32
+
+from naspipe.config.errors import LogError
+from naspipe.config.text import parse_json
+from naspipe.store.files import PAGE_BYTES, DirectWriter, atomic_file, note_room
+
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+"""Bytes of one element of each dtype, by its safetensors name."""
+
+HEADER_LENGTH = struct.Struct("<Q")
+"""What comes before a header: the bytes of its text."""
+
+Shape = tuple[int, ...]
+
+
+class Listing:
+    """Tensors of one dtype, by name and shape, one after another.
+
+    A layer has dozens, and they are those of the checkpoint before. So the text for them is made
+    once, but for where they are.
+
+    Args:
+        dtype: by its safetensors name.
+        tensors: name and shape of each.
+
+    Raises:
+        LogError: when there is no such dtype or shape.
+    """
+
+    def __init__(self, dtype: str, tensors: tuple[tuple[str, Shape], ...]) -> None:
+        if dtype not in ITEM_BYTES:
+            known = ", ".join(ITEM_BYTES)
+            raise LogError(f"{tensors[:1]}: dtype {dtype!r}, expected one of {known}")
+        self.dtype = dtype
+        self.tensors = tensors
+        self.item_bytes = ITEM_BYTES[dtype]
+        parts: list[str] = []
+        sizes: list[int] = []
+        for name, shape in tensors:
+            if any(size < 0 for size in shape):
+                raise LogError(f"{name}: {dtype} of shape {shape}")
+            fixed = json.dumps({"dtype": dtype, "shape": shape}, separators=(",", ":"))[:-1]
+            quoted = json.dumps(name)[1:-1].replace("%", "%%")
+            parts.append(f'"%s{quoted}":{fixed},"data_offsets":[%d,%d]}}')
+            sizes.append(self.item_bytes * math.prod(shape))
+        self.sizes = tuple(sizes)
+        """Of the tensors, in bytes."""
+        self._text = ",".join(parts)
+        self._ends = list(accumulate(sizes))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return self._ends[-1] if self._ends else 0
+
+    def entries(self, prefix: str, offset: int) -> str:
+        """The header's part for them, where the first begins at this byte of the data.
+
+        ``prefix`` goes before their names. Without tensors the text is empty.
+        """
+        name = json.dumps(prefix)[1:-1]
+        places: list[object] = []
+        start = offset
+        for end in self._ends:
+            places += (name, start, offset + end)
+            start = offset + end
+        return self._text % tuple(places)
+
+
+class Piece(NamedTuple):
+    """Tensors of one layer and dtype, and the CRC32 of their bytes."""
+
+    prefix: str
+    listing: Listing
+    crc32: int
+
+
+class _Items:
+    """What there is with items of one size, and what the header says of it if it comes first."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.entries: list[str] = []
+        self.nbytes = 0
+
+
+class Header:
+    """The header of one shard, made while its pieces come.
+
+    Those with items of the same size follow one another in the file.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[int, _Items] = defaultdict(_Items)
+
+    def add(self, prefix: str, listing: Listing, crc32: int) -> None:
+        """The next piece with items of its size.
+
+        ``prefix`` goes before the names of the tensors: ``{stream}/{label}/``. Their own are
+        ``param/{name}``, ``buffer/{name}``, ``optimizer/{param name}/{state key}``; the parameters
+        of an older version that may still be read, ``version/{version}/{name}``.
+        """
+        items = self._items[listing.item_bytes]
+        if listing.tensors:
+            items.entries.append(listing.entries(prefix, items.nbytes))
+        items.pieces.append(Piece(prefix, listing, crc32))
+        items.nbytes += listing.nbytes
+
+    @property
+    def nbytes(self) -> dict[int, int]:
+        """Of all tensors, by the size of their items."""
+        return {size: items.nbytes for size, items in self._items.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors, without what goes before them."""
+        pieces = (piece for items in self._items.values() for piece in items.pieces)
+        return [name for piece in pieces for name, _ in piece.listing.tensors]
+
+    def text(self, order: Sequence[int]) -> bytes:
+        """What it says where items of these sizes follow one another."""
+        entries: list[str] = []
+        offset = 0
+        for items in map(self._items.__getitem__, order):
+            if not offset:
+                entries += items.entries
+                offset = items.nbytes
+                continue
+            for prefix, listing, _ in items.pieces:
+                if listing.tensors:
+                    entries.append(listing.entries(prefix, offset))
+                offset += listing.nbytes
+        return ("{" + ",".join(entries) + "}").encode()
+
+    def checksums(self, order: Sequence[int]) -> list[list[int]]:
+        """Length and CRC32 of each piece where items of these sizes follow one another."""
+        pieces = (piece for size in order for piece in self._items[size].pieces)
+        return [[piece.listing.nbytes, piece.crc32] for piece in pieces]
+
+
+def header_digest(header: bytes) -> str:
+    """Of a header with its length before it."""
+    return hashlib.blake2b(header, digest_size=32).hexdigest()
+
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+class RawTensor(NamedTuple):
+    """A tensor as bytes: ``dtype`` by its safetensors name (``F32``, ``BF16``, ``I64``),
+    ``data`` contiguous and little-endian."""
+
+    dtype: str
+    shape: Shape
+    data: bytes
+
+
+def read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor]:
+    """The tensors of a shard, by name, when every byte is as its entry in the manifest says.
+
+    Raises:
+        LogError: when the file is damaged or missing.
+        KeyError, TypeError, ValueError: when the entry is not one.
+    """
+    name, length = str(entry["file"]), int(entry["bytes"])
+    expected = str(entry["header_blake2b"])
+    checksums = [(int(size), int(crc)) for size, crc in entry["crc32"]]
+    if Path(name).name != name:
+        raise LogError(f"{directory}: expected a file name, found {name!r}")
+    path = directory / name
+    try:
+        found = path.stat().st_size
+        if found != length:
+            raise LogError(f"{path}: expected {length} bytes, found {found}")
+        with path.open("rb") as file:
+            header, size = _read_header(file, length, expected, path)
+            pieces = _read_pieces(file, checksums, length - size, path)
+            return _cut(header, pieces, path)
+    except OSError as error:
+        raise LogError(f"{path}: expected a shard, found {error.strerror}") from error
+
+
+def shard_names(directory: Path, entry: Mapping[str, Any]) -> list[str]:
+    """The names of a shard's tensors, of which nothing is read.
+
+    Raises:
+        LogError: when the file is damaged or missing.
+        KeyError, TypeError, ValueError: when the entry is not one.
+    """
+    path = directory / Path(str(entry["file"])).name
+    try:
+        with path.open("rb") as file:
+            header, _ = _read_header(file, int(entry["bytes"]), entry["header_blake2b"], path)
+            return list(header)
+    except OSError as error:
+        raise LogError(f"{path}: expected a shard, found {error.strerror}") from error
+
+
+def _read_header(
+    file: BinaryIO, length: int, expected: str, path: Path
+) -> tuple[dict[str, Any], int]:
+    """What the header says, and how many bytes of the file it takes."""
+    try:
+        prefix = file.read(HEADER_LENGTH.size)
+        (size,) = HEADER_LENGTH.unpack(prefix)
+        if size > min(_MAX_HEADER_BYTES, length):
+            raise ValueError(f"a header of {size} bytes")
+        text = file.read(size)
+        found = header_digest(prefix + text)
+        if found != expected:
+            raise LogError(
+                f"{path} is damaged: expected a header with digest {expected[:16]}…, "
+                f"found {found[:16]}…"
+            )
+        header = parse_json(text)
+        header.pop("__metadata__", None)
+    except (struct.error, ValueError, TypeError, AttributeError) as error:
+        raise LogError(f"{path}: expected a safetensors file, found {error}") from error
+    return header, len(prefix) + size
+
+
+def _read_pieces(
+    file: BinaryIO, checksums: Sequence[tuple[int, int]], length: int, path: Path
+) -> Iterator[bytes]:
+    if any(size < 0 for size, _ in checksums) or sum(size for size, _ in checksums) != length:
+        raise LogError(f"{path} is damaged: expected pieces of {length} bytes in all")
+    for number, (size, crc) in enumerate(checksums):
+        data = file.read(size)
+        if len(data) != size or crc32(data) != crc:
+            raise LogError(
+                f"{path} is damaged: piece {number} of {size} bytes: expected CRC32 {crc:08x}, "
+                f"found {crc32(data):08x}"
+            )
+        yield data
+
+
+def _cut(header: dict[str, Any], pieces: Iterator[bytes], path: Path) -> dict[str, RawTensor]:
+    """Tensors in file order; they must follow one another without gaps to the end."""
+    tensors: dict[str, RawTensor] = {}
+    data, begin = b"", 0
+    try:
+        entries = sorted(header.items(), key=lambda item: (item[1]["data_offsets"], item[0]))
+        end = 0
+        for name, entry in entries:
+            start, stop = entry["data_offsets"]
+            if start != end or stop < start:
+                raise ValueError(f"{name} at {start} to {stop}, expected a start at {end}")
+            while start < stop and start == begin + len(data):
+                piece = next(pieces, None)
+                if piece is None:
+                    raise ValueError(f"{name} at {start} to {stop}, past the end")
+                data, begin = piece, start
+            raw = RawTensor(
+                entry["dtype"], tuple(entry["shape"]), data[start - begin : stop - begin]
+            )
+            _check_length(name, raw.dtype, raw.shape, len(raw.data))
+            tensors[name], end = raw, stop
+        if any(pieces) or end != begin + len(data):
+            raise ValueError(f"tensors end at {end}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LogError(f"{path}: expected a safetensors file, found {error}") from error
+    return tensors
+
+
+def _check_length(name: str, dtype: str, shape: Shape, length: int) -> None:
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"{name}: dtype {dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
+    expected = ITEM_BYTES[dtype] * math.prod(shape)
+    if length != expected or any(size < 0 for size in shape):
+        raise ValueError(f"{name}: {dtype} of shape {shape} has {expected} bytes, found {length}")
+
+
+class ShardWriter:
+    """Writes one shard, whole or not at all.
+
+    Args:
+        path: of the file; its directory is made when there is something to write.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open = ExitStack()
+        self._writer: DirectWriter | None = None
+        self._streamed_from = 0
+        self._streamed_bytes = 0
+
+    def append(self, block: memoryview, room: int) -> None:
+        """Write the next block of the items that are streamed.
+
+        Args:
+            block: of aligned memory, a multiple of a page.
+            room: bytes to leave before the first block; a guess.
+
+        Raises:
+            OSError: when it cannot be written. Nothing is left of the file.
+        """
+        with self._or_nothing():
+            writer = self._begun()
+            if not self._streamed_bytes:
+                self._streamed_from = _round_up(room, PAGE_BYTES)
+            writer.write_pages(block, self._streamed_from + self._streamed_bytes)
+        self._streamed_bytes += len(block)
+
+    def finish(
+        self, header: Header, streamed_items: int, rest: Mapping[int, Sequence[memoryview]]
+    ) -> dict[str, Any]:
+        """Write the rest and the header; returns the shard's entry for the manifest's ``shards``.
+
+        Args:
+            header: of everything, those with items of the same size in the order of their bytes.
+            streamed_items: the size of the items that were appended; 0 for none.
+            rest: by size of the items, all other bytes.
+
+        Raises:
+            LogError: when there are not as many bytes as the header says.
+            OSError: when it cannot be written. Nothing is left of the file.
+        """
+        sizes = {*header.nbytes, *rest}
+        streamed = streamed_items or max(sizes, default=1)
+        ahead = sorted(size for size in sizes if size > streamed)
+        behind = [streamed, *sorted((size for size in sizes if size < streamed), reverse=True)]
+        for size in sizes:
+            found = sum(map(len, rest.get(size, ()))) + self._streamed_bytes * (size == streamed)
+            self._check(size, header.nbytes.get(size, 0), found)
+        first, last = (
+            [data for s in which for data in rest.get(s, ())] for which in (ahead, behind)
+        )
+        text = header.text([*ahead, *behind])
+        length = sum(header.nbytes.values())
+        with self._or_nothing(HEADER_LENGTH.size + len(text) + length):
+            begin = self._make_room(HEADER_LENGTH.size + len(text), sum(map(len, first)))
+            text = text.ljust(begin - HEADER_LENGTH.size)
+            text = HEADER_LENGTH.pack(len(text)) + text
+            self._write([text, *first], 0)
+            self._write(last, self._streamed_from + self._streamed_bytes)
+            self._open.close()
+        return {
+            "file": self._path.name,
+            "bytes": begin + length,
+            "header_blake2b": header_digest(text),
+            "crc32": header.checksums([*ahead, *behind]),
+        }
+
+    def abort(self) -> None:
+        """Leave nothing of it."""
+        self._open.__exit__(GeneratorExit, GeneratorExit(), None)
+
+    @contextmanager
+    def _or_nothing(self, needed_bytes: int = 0) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, OSError):
+                note_room(error, self._path, needed_bytes)
+            self._open.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _begun(self) -> DirectWriter:
+        if self._writer is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._open.enter_context(atomic_file(self._path))
+            self._writer = DirectWriter(file.fileno())
+        return self._writer
+
+    def _check(self, size: int, expected: int, found: int) -> None:
+        if found != expected:
+            raise LogError(
+                f"{self._path}: tensors with items of {size} bytes have {expected} bytes, "
+                f"found {found}"
+            )
+
+    def _make_room(self, header_bytes: int, first_bytes: int) -> int:
+        """Have room before what is streamed, and move it where there is less.
+
+        Returns where the header ends.
+        """
+        needed, before = header_bytes + first_bytes, self._streamed_from
+        if not self._streamed_bytes:
+            self._streamed_from = _round_up(needed, 8)
+        elif needed > before:
+            self._streamed_from = _round_up(needed, PAGE_BYTES)
+            self._begun().move(self._streamed_bytes, before, self._streamed_from)
+        return self._streamed_from - first_bytes
+
+    def _write(self, parts: Sequence[bytes | memoryview], offset: int) -> None:
+        for data in parts:
+            self._begun().write(data, offset)
+            offset += len(data)
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step

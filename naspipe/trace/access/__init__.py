@@ -1,1 +1,0 @@
-"""The access log and what it says: who read and wrote which layer."""

@@ -1,1 +1,0 @@
-"""What is worked out of finished files: comparisons, differences, numbers."""

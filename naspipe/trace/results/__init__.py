@@ -1,1 +1,0 @@
-"""The run directory and its line files: losses, metrics, validations."""

@@ -1,1 +1,0 @@
-"""Checkpoints on disk: shards, their manifest, and which are kept."""

@@ -1,1 +1,0 @@
-"""Bytes on disk: files that appear whole, framed records, long writes."""

@@ -1,0 +1,1 @@
+"""Messages between processes: sockets, shared memory, tensors and keys."""

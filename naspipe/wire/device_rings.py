@@ -1,0 +1,362 @@
+"""Inputs of tasks from GPU to GPU of one host, by memory that both processes have open (CUDA IPC).
+
+**Never run on GPUs**; tests run it on host memory that processes share. Each ordered pair of
+stages has a ring on the sender's GPU, made with its first message. The sender copies tensors into
+it and waits until they lie there; then a ZeroMQ header says where. The receiver copies them out of
+it in its compute queue, so it waits for nothing. No kernel ever waits for another stage. A ring
+that is full, or that there is no memory for, is no harm: the message goes through host memory.
+
+A ring is given back when nobody reads it any more: who has ended says so to all others, and waits
+until all others have said it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import WorkerId
+from naspipe.machine.cuda import record_end
+from naspipe.machine.device_waits import Wait, wait_for
+from naspipe.machine.ports import Mark
+from naspipe.machine.staging import Staging
+from naspipe.wire.messages import (
+    Announcement,
+    InputMessage,
+    Message,
+    Place,
+    ReleaseMessage,
+    StageMessage,
+)
+from naspipe.wire.ports import PeerMemory, Sending
+from naspipe.wire.shared_rings import Positions, Rings, round_up
+from naspipe.wire.tensor_codec import blank, raw_bytes
+from naspipe.wire.transport import ZmqTransport
+
+_DRIVER = "libcuda.so.1"
+_HANDLE_BYTES = 64
+_OUT_OF_MEMORY = 2
+_ENABLE_PEER_ACCESS = 1
+
+_Address, _Size = ctypes.c_uint64, ctypes.c_size_t
+
+
+class _Handle(ctypes.Structure):
+    """As the driver has it: passed by value."""
+
+    _fields_ = (("data", ctypes.c_ubyte * _HANDLE_BYTES),)
+
+
+_CALLS: dict[str, tuple[Any, ...]] = {
+    "cuMemAlloc_v2": (ctypes.POINTER(_Address), _Size),
+    "cuMemFree_v2": (_Address,),
+    "cuIpcGetMemHandle": (ctypes.POINTER(_Handle), _Address),
+    "cuIpcOpenMemHandle_v2": (ctypes.POINTER(_Address), _Handle, ctypes.c_uint),
+    "cuIpcCloseMemHandle": (_Address,),
+    "cuMemcpyAsync": (_Address, _Address, _Size, ctypes.c_void_p),
+    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+}
+"""Functions of the driver, and their arguments."""
+
+
+class CudaMemory:
+    """Memory of one GPU; for the thread that computes, in whose queue it copies.
+
+    Args:
+        device: the stage's GPU, which is the thread's current one.
+
+    Raises:
+        TransportError: when the driver cannot be called.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.empty(1, device=device)  # the driver works in the context that this makes
+        try:
+            driver = ctypes.CDLL(_DRIVER)
+            for name, arguments in _CALLS.items():
+                getattr(driver, name).argtypes = arguments
+        except (OSError, AttributeError) as error:
+            raise TransportError(f"{_DRIVER} cannot be used: {error}") from error
+        self._driver = driver
+        self._made: list[int] = []
+        self._opened: list[int] = []
+
+    def make(self, nbytes: int) -> tuple[int, bytes] | None:
+        """See :class:`naspipe.wire.ports.PeerMemory`."""
+        address, handle = _Address(), _Handle()
+        result = self._driver.cuMemAlloc_v2(ctypes.byref(address), nbytes)
+        if result == _OUT_OF_MEMORY:
+            torch.cuda.empty_cache()
+            result = self._driver.cuMemAlloc_v2(ctypes.byref(address), nbytes)
+        if result == _OUT_OF_MEMORY:
+            return None
+        self._check("cuMemAlloc", result)
+        self._made.append(address.value)
+        self._check("cuIpcGetMemHandle", self._driver.cuIpcGetMemHandle(handle, address))
+        return address.value, bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        """See :class:`naspipe.wire.ports.PeerMemory`."""
+        if len(handle) != _HANDLE_BYTES:
+            raise TransportError(f"expected a handle of {_HANDLE_BYTES} bytes, found {len(handle)}")
+        address, theirs = _Address(), _Handle.from_buffer_copy(handle)
+        opening = self._driver.cuIpcOpenMemHandle_v2
+        self._check("cuIpcOpenMemHandle", opening(address, theirs, _ENABLE_PEER_ACCESS))
+        self._opened.append(address.value)
+        return address.value
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """See :class:`naspipe.wire.ports.PeerMemory`."""
+        queue = torch.cuda.current_stream(self._device).cuda_stream
+        self._check("cuMemcpyAsync", self._driver.cuMemcpyAsync(target, source, nbytes, queue))
+
+    def mark(self) -> torch.cuda.Event:
+        """See :class:`naspipe.wire.ports.PeerMemory`."""
+        return record_end(torch.cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        """See :class:`naspipe.wire.ports.PeerMemory`."""
+        for address in self._opened:
+            self._driver.cuIpcCloseMemHandle(address)
+        for address in self._made:
+            self._driver.cuMemFree_v2(address)
+        self._opened.clear()
+        self._made.clear()
+
+    def _check(self, call: str, result: int) -> None:
+        if result:
+            name = ctypes.c_char_p()
+            self._driver.cuGetErrorName(result, ctypes.byref(name))
+            said = (name.value or b"").decode(errors="replace") or f"error {result}"
+            raise TransportError(
+                f"{self._device}: {call} failed ({said}); use --set data_path=shm, which goes "
+                f"through host memory"
+            )
+
+
+RING_BYTES = 256 << 20
+"""Of each ring; on the GPU of who sends."""
+
+MEMORY: Callable[[torch.device], PeerMemory] = CudaMemory
+"""Tests put host memory in its place."""
+
+
+class DeviceTransport:
+    """ZeroMQ for headers and layers, rings on GPUs for the tensors of tasks; a context manager.
+
+    Args:
+        inner: the stage's sockets; entered and left with this.
+        rings: this stage's ends.
+        timeout_seconds: how long the others may take to end.
+    """
+
+    def __init__(self, inner: ZmqTransport, rings: DeviceRings, timeout_seconds: float) -> None:
+        self._inner = inner
+        self._rings = rings
+        self._timeout_seconds = timeout_seconds
+        self._released: set[WorkerId] = set()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._inner)
+            stack.callback(self._rings.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._stack:
+            if exception[0] is None:
+                self._part()
+
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
+        """See :class:`naspipe.wire.ports.Transport`."""
+        if not isinstance(message, InputMessage):
+            return self._inner.send(worker, message)
+        tensors = [tensor for tensor in message.tensors if tensor is not None]
+        place = self._rings.put(worker, tensors)
+        if place is None:
+            return self._inner.send(worker, message)
+        self._inner.announce(worker, message, place)
+        return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        """See :class:`naspipe.wire.ports.Transport`."""
+        self._rings.give_back()
+        message = self._inner.receive_any(timeout_seconds)
+        if isinstance(message, ReleaseMessage):
+            self._released.add(message.sender)
+            return None
+        if not isinstance(message, Announcement):
+            return message
+        tensors = self._rings.take(message)
+        return InputMessage(message.task, message.upcoming, tensors, message.name)
+
+    def _part(self) -> None:
+        """Read no more, and wait until nobody reads from here.
+
+        It is all the others that are waited for, so that nobody is told who has left.
+        """
+        self._rings.finish_reading()
+        for other in self._rings.others:
+            self._inner.release(other)
+        deadline = time.monotonic() + self._timeout_seconds
+        while not self._released.issuperset(self._rings.others):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return  # whoever is left is hung, and the launcher ends the run
+            message = self._inner.receive_any(left)
+            if isinstance(message, ReleaseMessage):
+                self._released.add(message.sender)
+
+
+@dataclass(slots=True)
+class _Out:
+    """The end of a ring that is written to."""
+
+    positions: Positions
+    address: int
+    handle: bytes
+    """Until it is told."""
+
+
+class _In(NamedTuple):
+    """The end of a ring that is read from."""
+
+    positions: Positions
+    address: int
+
+
+class _Reading(NamedTuple):
+    """Bytes that are copied out of a ring up to a mark."""
+
+    mark: Mark
+    positions: Positions
+    position: int
+    nbytes: int
+
+
+class DeviceRings:
+    """One worker's ends of the rings on GPUs; for the thread that computes.
+
+    Args:
+        worker: which one this is.
+        num_workers: how many there are.
+        counters: of the run, made before the workers were forked.
+        memory: of this worker's GPU.
+        staging: host memory for inputs that the GPU has no room for.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        num_workers: int,
+        counters: Rings,
+        memory: PeerMemory,
+        staging: Staging,
+    ) -> None:
+        self._worker = worker
+        self._counters = counters
+        self._memory = memory
+        self._staging = staging
+        self.others = [WorkerId(other) for other in range(num_workers) if other != worker]
+        self._outs: dict[WorkerId, _Out | None] = {}
+        self._ins: dict[WorkerId, _In] = {}
+        self._reading: deque[_Reading] = deque()
+
+    def put(self, worker: WorkerId, tensors: Sequence[torch.Tensor]) -> Place | None:
+        """Have tensors lie in the ring to a worker; None where it has no room for them."""
+        if worker not in self._outs:
+            self._outs[worker] = self._make(worker)
+        out = self._outs[worker]
+        raws = [raw for raw in map(raw_bytes, tensors) if len(raw)]
+        if out is None:
+            return None
+        position = out.positions.reserve(sum(round_up(len(raw)) for raw in raws))
+        if position is None:
+            return None
+        address = out.address + out.positions.place(position)
+        for raw in raws:
+            self._memory.copy(address, raw.data_ptr(), len(raw))
+            address += round_up(len(raw))
+        self._wait(self._memory.mark() if raws else None)
+        place = Place(position, out.handle)
+        out.handle = b""
+        return place
+
+    def take(self, message: Announcement) -> tuple[torch.Tensor | None, ...]:
+        """Copies of tensors that lie in a worker's ring, there for what is computed from now on.
+
+        Raises:
+            TransportError: when an entry describes no tensor, or the place is none of the ring.
+        """
+        sender, place = message.sender, message.place or Place(0)
+        if place.handle and sender not in self._ins:
+            address = self._memory.open(place.handle)
+            self._ins[sender] = _In(self._positions(sender, self._worker), address)
+        if sender not in self._ins:
+            raise TransportError(f"{message.task}: its input lies in a ring that is not open here")
+        ring = self._ins[sender]
+        at = start = ring.positions.place(place.position)
+        tensors: list[torch.Tensor | None] = []
+        for entry in message.entries:
+            tensor, raw = (None, None) if entry is None else blank(entry, self._allocate)
+            if raw is not None and len(raw):
+                if at + len(raw) > RING_BYTES:
+                    raise TransportError(f"{message.task}: its input would end behind its ring")
+                self._memory.copy(raw.data_ptr(), ring.address + at, len(raw))
+                at += round_up(len(raw))
+            tensors.append(tensor)
+        mark = self._memory.mark()
+        self._reading.append(_Reading(mark, ring.positions, place.position, at - start))
+        self.give_back()
+        return tuple(tensors)
+
+    def give_back(self) -> None:
+        """What has been copied by now is needed no more in its ring."""
+        while self._reading and _is_over(self._reading[0].mark):
+            _, positions, position, nbytes = self._reading.popleft()
+            positions.give_back(position, nbytes)
+
+    def finish_reading(self) -> None:
+        """Wait until all is copied that lies in others' rings."""
+        if self._reading:
+            self._wait(self._reading[-1].mark)
+            self.give_back()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._reading.clear()
+        self._memory.close()
+
+    def _make(self, worker: WorkerId) -> _Out | None:
+        made = self._memory.make(RING_BYTES)
+        return _Out(self._positions(self._worker, worker), *made) if made else None
+
+    def _positions(self, sender: WorkerId, receiver: WorkerId) -> Positions:
+        return Positions(self._counters.count_between(sender, receiver), RING_BYTES)
+
+    def _allocate(self, nbytes: int) -> torch.Tensor:
+        """Memory on the GPU; where that is short, on the host, and whoever needs it tries again."""
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._staging.device)
+        except torch.OutOfMemoryError:
+            return self._staging.allocate(nbytes)
+
+    @staticmethod
+    def _wait(mark: Mark) -> None:
+        if mark is not None:
+            wait_for(mark, Wait.RING)
+
+
+def _is_over(mark: Mark) -> bool:
+    return mark is None or bool(mark.query())  # type: ignore[no-untyped-call]

@@ -1,0 +1,106 @@
+"""A slower network on one machine: messages arrive as late as they would over it.
+
+Each worker has a link to each other one. A message takes its bytes over the bandwidth, behind what
+the link still carries, and the latency. Bits are those of any other network.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import zmq
+
+from naspipe.config.ids import WorkerId
+from naspipe.wire.endpoints import Endpoints
+from naspipe.wire.transport import ZmqTransport
+
+_STAMP = struct.Struct("!qq")
+"""Who sent a message and when, on the machine's monotonic clock."""
+
+
+class Link(NamedTuple):
+    """What is emulated."""
+
+    bandwidth: float
+    """Bytes per second; 0 for no limit."""
+    latency: float
+    """Seconds."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether it takes any time."""
+        return bool(self.bandwidth or self.latency)
+
+
+class Arrivals:
+    """Messages on their way over one worker's incoming links.
+
+    Args:
+        link: each of them.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._free_ns: dict[int, int] = {}
+        """By sender, when its link has carried all that was sent so far."""
+        self._due: list[tuple[int, int, Sequence[Any]]] = []
+        self._order = count()
+
+    def add(self, message: Sequence[Any], sender: int, sent_ns: int, nbytes: int) -> None:
+        """A message was sent."""
+        start_ns = max(sent_ns, self._free_ns.get(sender, 0))
+        carried_ns = int(1e9 * nbytes / self._link.bandwidth) if self._link.bandwidth else 0
+        self._free_ns[sender] = start_ns + carried_ns
+        due_ns = start_ns + carried_ns + int(1e9 * self._link.latency)
+        heapq.heappush(self._due, (due_ns, next(self._order), message))
+
+    def take(self, now_ns: int) -> Sequence[Any] | None:
+        """The next message that has arrived by now."""
+        return heapq.heappop(self._due)[2] if self._due and self._due[0][0] <= now_ns else None
+
+    def until_next(self, now_ns: int) -> float:
+        """Seconds; endless when nothing is on its way."""
+        return max(0, self._due[0][0] - now_ns) / 1e9 if self._due else float("inf")
+
+
+class LinkedTransport(ZmqTransport):
+    """ZeroMQ's sockets with an emulated link between.
+
+    Args:
+        link: of each worker to each other one.
+        worker: which one this is.
+        endpoints: every worker's address, all of this machine.
+        more: as :class:`ZmqTransport` takes it.
+    """
+
+    def __init__(self, link: Link, worker: WorkerId, endpoints: Endpoints, *more: Any) -> None:
+        super().__init__(worker, replace(endpoints, rings=None), *more)
+        self._arrivals = Arrivals(link)
+
+    def _send(self, worker: WorkerId, frames: Sequence[Any]) -> None:
+        stamp = _STAMP.pack(self._worker, time.monotonic_ns())
+        super()._send(worker, [*frames, stamp])
+
+    def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
+        """The next message that its link has carried; the launcher's come at once."""
+        wait_seconds = 0.0
+        while True:
+            while frames := super()._next(wait_seconds):
+                wait_seconds = 0.0
+                if len(frames) == 1:
+                    return frames
+                *message, stamp = frames
+                sender, sent_ns = _STAMP.unpack(stamp.bytes)
+                self._arrivals.add(message, sender, sent_ns, sum(map(len, message)))
+            now_ns = time.monotonic_ns()
+            arrived = self._arrivals.take(now_ns)
+            if arrived is not None or not timeout_seconds:
+                return arrived
+            wait_seconds = min(timeout_seconds, self._arrivals.until_next(now_ns))
+            timeout_seconds = 0.0  # after one wait whoever asks looks at other things, too

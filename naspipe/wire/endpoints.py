@@ -1,0 +1,173 @@
+"""Where the workers and the launcher of a run listen, and with which keys."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import zmq
+
+from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
+from naspipe.wire.shared_rings import Rings
+
+SOCKETS_PREFIX = "naspipe-"
+"""Of every such directory."""
+
+_NEW_PREFIX = ".np-"
+_OWNED = ".owned"
+
+
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """A directory for this process and what it forks; it is gone when the block ends."""
+    sweep()
+    new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
+    # It takes its name when it is locked: nobody else sees it before.
+    descriptor = os.open(new / _OWNED, os.O_RDWR | os.O_CREAT, 0o600)
+    path = new.with_name(f"{SOCKETS_PREFIX}{new.name.removeprefix(_NEW_PREFIX)}")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(path)
+        yield path
+    finally:
+        os.close(descriptor)
+        for each in (new, path):
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def sweep() -> list[Path]:
+    """Remove the directories of this user that nobody holds any more; returns them."""
+    swept = []
+    for path in Path(tempfile.gettempdir()).glob(f"{SOCKETS_PREFIX}*"):
+        with suppress(OSError):
+            if path.stat().st_uid == os.getuid() and _is_left(path / _OWNED):
+                shutil.rmtree(path)
+                swept.append(path)
+    return swept
+
+
+def _is_left(owned: Path) -> bool:
+    descriptor = os.open(owned, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+_MAX_IPC_PATH = 90
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Addresses of the workers and of the launcher; over tcp, the run's CURVE keys."""
+
+    workers: tuple[str, ...]
+    launcher: str
+    public_keys: Mapping[str, bytes] = field(default_factory=dict)
+    """Who listens at each address; nobody else is let in anywhere."""
+    own_keys: tuple[bytes, bytes] | None = None
+    """Public and secret key of this process."""
+    directory: Path = Path()
+    """Private to the run on this machine."""
+    rings: Rings | None = None
+    """Memory that the workers share, where all are forked from one process and may use it."""
+
+
+def check_endpoints(execution: Execution) -> None:
+    """Look whether the stages could have their addresses on this machine; takes none of them.
+
+    Raises:
+        ConfigError: when a port is in use, or the temporary directory's path is too long.
+    """
+    if execution.workers > 1 or execution.hardware.device != "cpu":
+        make_endpoints(execution, Path(tempfile.gettempdir()) / f"{SOCKETS_PREFIX}{8 * 'x'}")
+
+
+def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
+    """Addresses on this machine for a run's stages and its launcher.
+
+    Raises:
+        ConfigError: when a port is in use, or the directory's path is too long.
+    """
+    if execution.wire.transport == "tcp":
+        return tcp_endpoints(execution.wire.port, execution.workers, directory)
+    found = ipc_endpoints(directory, execution.workers)
+    return replace(found, rings=None) if execution.wire.data_path == "zmq" else found
+
+
+def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
+    """Endpoints in a private directory.
+
+    Raises:
+        ConfigError: when its path is too long for a socket's name.
+    """
+    if len(str(directory)) > _MAX_IPC_PATH:
+        raise ConfigError(
+            f"the temporary directory {directory} is too long for a socket's name (expected at "
+            f"most {_MAX_IPC_PATH} characters): set TMPDIR to a shorter one, or --set transport=tcp"
+        )
+    stages = tuple(f"ipc://{directory}/stage-{stage}" for stage in range(num_stages))
+    launcher = f"ipc://{directory}/launcher"
+    return Endpoints(stages, launcher, directory=directory, rings=Rings(num_stages))
+
+
+def tcp_endpoints(port: int, num_stages: int, directory: Path = Path()) -> Endpoints:
+    """Endpoints on the loopback interface, with new keys.
+
+    Raises:
+        ConfigError: when one of the ports is in use.
+    """
+    ports = range(port, port + num_stages + 1)
+    check_ports(_LOOPBACK, ports)
+    addresses = [f"tcp://{_LOOPBACK}:{number}" for number in ports]
+    pair = zmq.curve_keypair()
+    keys = dict.fromkeys(addresses, pair[0])
+    return Endpoints(tuple(addresses[:-1]), addresses[-1], keys, pair, directory)
+
+
+def check_ports(
+    address: str, ports: Sequence[int], keys: tuple[str, str] = ("port", "interface")
+) -> None:
+    """Look whether ports of an address of this machine are free; takes none of them.
+
+    Args:
+        address: of this machine, it should be.
+        ports: that are needed.
+        keys: of the settings that choose other ports, and another address.
+
+    Raises:
+        ConfigError: when one is in use, or the address is none of this machine's.
+    """
+    for number in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # As ZeroMQ does: what an earlier life has closed is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, number))
+                probe.listen(1)
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise ConfigError(
+                        f"{address} is no address of this host ({os.uname().nodename}): expected "
+                        f"one that it has, as `ip address` lists them; choose another with --set "
+                        f"{keys[1]}=..."
+                    ) from None
+                which = f"ports {ports[0]} to {ports[-1]}" if len(ports) > 1 else f"port {number}"
+                why = "is in use" if error.errno == errno.EADDRINUSE else "cannot be had"
+                raise ConfigError(
+                    f"port {number} {why} ({error.strerror}): the run needs the {which} of "
+                    f"{address} free; choose others with --set {keys[0]}=N"
+                ) from None

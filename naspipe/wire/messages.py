@@ -1,0 +1,300 @@
+"""What stages say to one another: msgpack headers, and one frame of bytes per tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+import torch
+
+from naspipe.config.errors import ConfigError, TransportError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Subnet, Version, WorkerId
+from naspipe.config.partition import make_partition
+from naspipe.config.wiring import CHAIN, InputName
+from naspipe.engine.events import LAYER, PARCELS, Parcel, Planned, Task, TaskKind
+from naspipe.machine.staging import HOST, Staging
+from naspipe.wire.tensor_codec import decode, decode_into, describe, encode, fits
+
+_INPUT, _ANNOUNCED, _VERSION, _SHARE = "input", "announced", "version", "contribution"
+_CONTROL, _SUBNETS, _RELEASE = "control", "subnets", "release"
+HOLD, STOP = "hold", "stop"
+
+
+class InputMessage(NamedTuple):
+    """The input of a task, and tasks whose inputs the sender will hand over next."""
+
+    task: Task
+    upcoming: tuple[Task, ...]
+    tensors: tuple[torch.Tensor | None, ...]
+    name: InputName = CHAIN
+
+
+class Place(NamedTuple):
+    """Where in the sender's ring bytes are, one tensor's behind the other's."""
+
+    position: int
+    handle: bytes = b""
+    """By which the ring is opened; the first time only."""
+
+
+class Announcement(NamedTuple):
+    """An :class:`InputMessage` whose tensors take another way; their header entries."""
+
+    sender: WorkerId
+    task: Task
+    upcoming: tuple[Task, ...]
+    entries: tuple[Any, ...]
+    name: InputName = CHAIN
+    place: Place | None = None
+    """Where their bytes are, on a way that has places."""
+
+
+class ReleaseMessage(NamedTuple):
+    """A worker is done: it reads nothing more from the memory of the one that is told."""
+
+    sender: WorkerId
+
+
+class ReceivedTensor(NamedTuple):
+    """One tensor (or plain value, without a frame) of a layer's state, still in its frame."""
+
+    entry: Any
+    frame: Any
+
+    def kept(self) -> ReceivedTensor:
+        """The same in memory of its own; a frame is good until the next message only."""
+        return self if self.frame is None else self._replace(frame=bytes(self.frame))
+
+    def fits(self, target: torch.Tensor) -> bool:
+        """See :class:`naspipe.worker.layers.layout.Received`."""
+        return fits(self.entry, target)
+
+    def copy_to(self, target: torch.Tensor) -> None:
+        """See :class:`naspipe.worker.layers.layout.Received`."""
+        decode_into(self.entry, self.frame, target)
+
+    def value(self) -> Any:
+        """See :class:`naspipe.worker.layers.layout.Received`."""
+        return self.entry if self.frame is None else decode(self.entry, self.frame)
+
+
+class VersionMessage(NamedTuple):
+    """A layer that another stage hands over, or a part of it: its version and tensors by name.
+
+    Sent with tensors and plain values, received with :class:`ReceivedTensor`.
+    """
+
+    layer: LayerId
+    version: Version
+    state: Sequence[tuple[str, Any]]
+    parcel: Parcel = LAYER
+
+
+class ContributionMessage(NamedTuple):
+    """What one stage contributes to an exchange of a step: tensors and plain values by name."""
+
+    exchange: str
+    stream: StreamId
+    sequence_id: SequenceId
+    """The step's first."""
+    sender: StageId
+    values: Mapping[str, Any]
+
+
+class ControlMessage(NamedTuple):
+    """From the launcher: ``HOLD`` admissions, or ``STOP`` each stream at its cut."""
+
+    what: str
+    cuts: tuple[int, ...] = ()
+
+
+class SubnetsMessage(NamedTuple):
+    """From the launcher: what a strategy proposed, in sequence order, from ``first`` on."""
+
+    stream: StreamId
+    first: int
+    planned: tuple[Planned, ...]
+
+
+LauncherMessage = ControlMessage | SubnetsMessage
+StageMessage = InputMessage | VersionMessage | ContributionMessage
+Message = StageMessage | LauncherMessage
+
+
+def launcher_frames(message: LauncherMessage) -> list[Any]:
+    """The one frame of what the launcher has to say."""
+    if isinstance(message, ControlMessage):
+        return [msgpack.packb([_CONTROL, message.what, message.cuts])]
+    planned = [
+        [each.subnet.chain, *each.partition, each.subnet.candidates] for each in message.planned
+    ]
+    return [msgpack.packb([_SUBNETS, [message.stream, message.first], planned])]
+
+
+def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
+    """The frames of what one stage says to another.
+
+    They share the memory of tensors in host memory; from a device they are complete copies.
+    """
+    match message:
+        case InputMessage(task, upcoming, tensors, name):
+            encoded = [encode(tensor, staging) for tensor in tensors]
+            staging.wait()
+            tasks = [_plain(each) for each in (task, *upcoming)]
+            header = msgpack.packb([_INPUT, [name, *tasks], [entry for entry, _ in encoded]])
+            return [header, *(frame for _, frame in encoded)]
+        case VersionMessage(layer, version, state, parcel):
+            return _state_frames(_VERSION, [*layer, version, parcel], state, staging)
+        case ContributionMessage():
+            state = list(message.values.items())
+            return _state_frames(_SHARE, list(message[:4]), state, staging)
+
+
+def announcement_frames(
+    sender: WorkerId, message: InputMessage, place: Place | None = None
+) -> list[Any]:
+    """The one frame of an :class:`Announcement`."""
+    tasks = [_plain(task) for task in (message.task, *message.upcoming)]
+    entries = [None if tensor is None else describe(tensor) for tensor in message.tensors]
+    return [msgpack.packb([_ANNOUNCED, [sender, message.name, place, *tasks], entries])]
+
+
+def release_frames(sender: WorkerId) -> list[Any]:
+    """The one frame of a :class:`ReleaseMessage`."""
+    return [msgpack.packb([_RELEASE, sender, None])]
+
+
+def _state_frames(
+    what: str, subject: list[Any], state: Sequence[tuple[str, Any]], staging: Staging
+) -> list[Any]:
+    entries: list[Any] = []
+    frames: list[memoryview] = []
+    for name, value in state:
+        if isinstance(value, torch.Tensor):
+            entry, frame = encode(value, staging)
+            entries.append([name, True, entry])
+            frames.append(frame)
+        else:
+            entries.append([name, False, value])
+    staging.wait()
+    return [msgpack.packb([what, subject, entries]), *frames]
+
+
+def read_message(
+    header: Any, frames: Sequence[Any], staging: Staging = HOST
+) -> Message | Announcement | ReleaseMessage:
+    """Rebuild a message.
+
+    Raises:
+        TransportError: when it is not one that a stage sends.
+    """
+    try:
+        what, subject, entries = msgpack.unpackb(header)
+        if what == _INPUT:
+            name, *tasks = subject
+            task, *upcoming = map(_task, tasks)
+            pairs = zip(entries, frames, strict=True)
+            tensors = tuple(decode(entry, frame, staging) for entry, frame in pairs)
+            return InputMessage(task, tuple(upcoming), tensors, _input_name(name))
+        if what == _ANNOUNCED:
+            sender, name, place, *tasks = subject
+            task, *upcoming = map(_task, tasks)
+            sent = (task, tuple(upcoming), tuple(entries), _input_name(name), _place(place))
+            return Announcement(WorkerId(sender), *sent)
+        if what == _RELEASE and not frames:
+            return ReleaseMessage(WorkerId(int(subject)))
+        if what == _CONTROL and not frames:
+            return _control(subject, entries)
+        if what == _SUBNETS and not frames:
+            stream, first = map(int, subject)
+            return _subnets(stream, first, entries)
+        if what == _SHARE:
+            return _contribution(subject, _read_state(entries, frames))
+        if what != _VERSION:
+            raise ValueError(f"a message of kind {what!r:.40}")
+        *layer, version, parcel = subject
+        state = list(_read_state(entries, frames))
+        return VersionMessage(LayerId(*layer), Version(version), state, _parcel(parcel))
+    except (TypeError, ValueError, OverflowError, ConfigError, msgpack.UnpackException) as error:
+        raise TransportError(f"a message header cannot be read: {error}") from error
+
+
+def _read_state(
+    entries: Sequence[Any], frames: Sequence[Any]
+) -> Iterator[tuple[str, ReceivedTensor]]:
+    rest = list(reversed(frames))
+    for name, is_tensor, entry in entries:
+        if is_tensor and not rest:
+            raise ValueError(f"no frame for {name!r:.80}")
+        yield name, ReceivedTensor(entry, rest.pop() if is_tensor else None)
+    if rest:
+        raise ValueError(f"{len(rest)} frames too many")
+
+
+def _control(what: Any, cuts: Any) -> ControlMessage:
+    if what not in (HOLD, STOP) or any(type(cut) is not int or cut < 0 for cut in cuts):
+        raise ValueError(f"a control message {what!r:.40}")
+    return ControlMessage(what, tuple(cuts))
+
+
+def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
+    if any(len(used) not in (0, len(chain)) for chain, *_, used in entries):
+        raise ValueError("a subnet whose candidates are not those of its blocks")
+    planned = tuple(
+        Planned(
+            Subnet(
+                StreamId(stream), SequenceId(first + place), _numbers(chain), _numbers(candidates)
+            ),
+            make_partition(_numbers(bounds), _numbers(stages)),
+        )
+        for place, (chain, bounds, stages, candidates) in enumerate(entries)
+    )
+    return SubnetsMessage(StreamId(stream), first, planned)
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    return tuple(map(int, values))
+
+
+def _contribution(subject: Any, state: Iterator[tuple[str, ReceivedTensor]]) -> ContributionMessage:
+    exchange, *numbers = subject
+    stream, sequence_id, sender = map(int, numbers)
+    values = {name: received.value() for name, received in state}
+    if not isinstance(exchange, str):
+        raise ValueError(f"an exchange called {exchange!r:.40}")
+    return ContributionMessage(
+        exchange, StreamId(stream), SequenceId(sequence_id), StageId(sender), values
+    )
+
+
+def _place(plain: Any) -> Place | None:
+    if plain is None:
+        return None
+    position, handle = plain
+    if type(position) is not int or position < 0 or not isinstance(handle, bytes):
+        raise ValueError(f"a place {plain!r:.40}")
+    return Place(position, handle)
+
+
+def _parcel(name: Any) -> Parcel:
+    if name not in PARCELS:
+        raise ValueError(f"a parcel called {name!r:.40}")
+    return Parcel(name)
+
+
+def _input_name(name: Any) -> InputName:
+    if not isinstance(name, str):
+        raise ValueError(f"an input called {name!r:.40}")
+    return InputName(name)
+
+
+def _plain(task: Task) -> list[Any]:
+    return [*task[:2], task.kind.value, task.stage, task.section]
+
+
+def _task(values: Sequence[Any]) -> Task:
+    stream, sequence_id, kind, stage, section = values
+    return Task(
+        StreamId(stream), SequenceId(sequence_id), TaskKind(kind), StageId(stage), int(section)
+    )

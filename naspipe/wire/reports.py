@@ -1,0 +1,136 @@
+"""What a stage tells the launcher: losses, how busy it was, how it ended."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import zmq
+
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import WorkerId
+from naspipe.wire.endpoints import Endpoints
+from naspipe.wire.transport import connect_outbox
+
+HEARTBEAT_SECONDS = 0.5
+"""From one sign of life to the next."""
+
+WAITING = "waiting"
+"""What a stage does that has nothing to do until a message comes."""
+
+
+class Observer:
+    """Is told of a run as it goes, and wants to know nothing: say in a subclass what you want.
+
+    Called in the process that called :func:`naspipe.train`, between its other work. Each method
+    gets the number of the stream where there are several, else 0.
+    """
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_pending(self, stage: int, subnets: int) -> None:
+        """See :class:`RunObserver`."""
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
+        """See :class:`LaunchObserver`."""
+
+    def on_note(self, text: str) -> None:
+        """See :class:`LaunchObserver`."""
+
+
+class NotesToStderr(Observer):
+    """An observer that writes notes as lines and wants to know nothing else."""
+
+    def on_note(self, text: str) -> None:
+        """See :class:`LaunchObserver`."""
+        with suppress(OSError, ValueError):  # a stderr that is gone ends no run
+            print(f"naspipe: {text}", file=sys.stderr, flush=True)
+
+
+class AtIt:
+    """Remembers since when a process has been at the same thing."""
+
+    def __init__(self) -> None:
+        self._doing, self._since = "", time.monotonic()
+
+    def look(self, doing: str) -> dict[str, Any]:
+        """What a heartbeat says: what it is at now, and for how many seconds."""
+        now = time.monotonic()
+        if doing != self._doing:
+            self._doing, self._since = doing, now
+        return {"doing": doing, "age": now - self._since}
+
+
+class ZmqReporter:
+    """Reports over a socket to the launcher's process; a context manager.
+
+    A heartbeat goes out beside them, from a thread and through a socket of its own.
+    """
+
+    def __init__(self, worker: WorkerId, endpoints: Endpoints) -> None:
+        self._worker = worker
+        self._endpoints = endpoints
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._outbox = self._connect()
+        self._current: Callable[[], str] = lambda: "start"
+        self._is_over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="naspipe-heartbeat", daemon=True)
+
+    def __enter__(self) -> ZmqReporter:
+        self._heart.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
+        self._heart.join()
+        self._context.destroy(linger=5_000)
+
+    def report(self, kind: str, body: Mapping[str, Any]) -> None:
+        """See :class:`Reporter`."""
+        self._outbox.send(msgpack.packb([kind, int(self._worker), dict(body)]))
+
+    def watch(self, current: Callable[[], str]) -> None:
+        """See :class:`Reporter`."""
+        self._current = current
+
+    def _beat(self) -> None:
+        at_it = AtIt()
+        with self._connect() as outbox:
+            outbox.linger = 0  # who has left wants no more of them, and the stage may end
+            while not self._is_over.wait(HEARTBEAT_SECONDS):
+                body = at_it.look(self._current())
+                outbox.send(msgpack.packb(["beat", int(self._worker), body]))
+
+    def _connect(self) -> zmq.Socket[Any]:
+        return connect_outbox(self._context, self._endpoints.launcher, self._endpoints)
+
+
+def read_report(data: bytes) -> tuple[str, int, dict[str, Any]]:
+    """Kind, stage and body of a report.
+
+    Raises:
+        TransportError: when it is not one that a stage sends.
+    """
+    try:
+        kind, stage, body = msgpack.unpackb(data)
+        return str(kind), int(stage), dict(body)
+    except (TypeError, ValueError, OverflowError, msgpack.UnpackException) as error:
+        raise TransportError(f"a report cannot be read: {error}") from error

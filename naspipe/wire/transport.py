@@ -1,0 +1,332 @@
+"""Any stage to any stage: msgpack headers and tensor frames over ZeroMQ.
+
+Sending and receiving happen in ZeroMQ's own thread, beside the compute. On one machine
+sockets are ``ipc`` files in a private directory; ``tcp`` binds one address only (the loopback
+interface's on one machine), with CURVE keys made for the run, so that strangers are dropped by
+the library.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+from zmq.utils import z85
+
+from naspipe.config.errors import TransportError
+from naspipe.config.ids import WorkerId
+from naspipe.engine.events import LAYER
+from naspipe.machine.staging import HOST, Staging
+from naspipe.wire.endpoints import Endpoints
+from naspipe.wire.messages import (
+    Announcement,
+    InputMessage,
+    LauncherMessage,
+    Message,
+    Place,
+    ReleaseMessage,
+    StageMessage,
+    VersionMessage,
+    announcement_frames,
+    read_message,
+    release_frames,
+    stage_frames,
+)
+from naspipe.wire.ports import Sending
+from naspipe.wire.shared_rings import SharedFrames
+
+TICK_SECONDS = 1e-3
+"""In which polls count."""
+NAP_SECONDS = 100e-6
+"""How long a wait that is shorter is slept through at most, deaf: it is one for a copy."""
+
+
+class Wakeup:
+    """A file descriptor that is readable from ``set`` to ``clear``; a context manager."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __enter__(self) -> Wakeup:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._fd)
+
+    def fileno(self) -> int:
+        """For pollers."""
+        return self._fd
+
+    def set(self) -> None:
+        """End the wait; from any thread."""
+        os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        """Make the next wait wait again."""
+        try:
+            os.eventfd_read(self._fd)
+        except BlockingIOError:
+            return  # it was not set
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait for nothing but this; whether it was set. It may end up to a tick too early."""
+        if timeout_seconds < TICK_SECONDS:
+            time.sleep(min(timeout_seconds, NAP_SECONDS))
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN)
+        return bool(poller.poll(int(timeout_seconds / TICK_SECONDS)))
+
+
+DOMAIN = b"naspipe"
+_ADDRESS = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+
+
+class Authenticator:
+    """Answers the library's question for each who knocks (ZeroMQ's ZAP); a context manager.
+
+    To be entered before an inbox of the context is bound, and left before the context ends.
+
+    Args:
+        context: of the inboxes.
+        public_keys: who may enter; where there are none, everybody is local and nobody asks.
+    """
+
+    def __init__(self, context: zmq.Context[Any], public_keys: Iterable[bytes]) -> None:
+        self._admitted = frozenset(map(z85.decode, public_keys))
+        self._context = context
+        self._thread: threading.Thread | None = None
+        self._leaving = Wakeup()
+
+    def __enter__(self) -> Self:
+        if self._admitted:
+            socket: zmq.Socket[Any] = self._context.socket(zmq.REP)
+            socket.bind(_ADDRESS)
+            self._thread = threading.Thread(
+                target=self._answer, args=(socket,), name="naspipe-authenticator", daemon=True
+            )
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._leaving.set()
+            self._thread.join()
+        self._leaving.__exit__()
+
+    def _answer(self, socket: zmq.Socket[Any]) -> None:
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._leaving.fileno(), zmq.POLLIN)
+        with socket:
+            while self._leaving.fileno() not in dict(poller.poll()):
+                _, number, _, _, _, mechanism, *keys = socket.recv_multipart()
+                knows = mechanism == b"CURVE" and keys[:1] and keys[0] in self._admitted
+                answer = (b"200", b"OK") if knows else (b"400", b"not of this run")
+                socket.send_multipart([_VERSION, number, *answer, b"", b""])
+
+
+MAX_FRAME_BYTES = 1 << 30
+"""Larger frames are refused by the library before any memory is taken, whoever sends them."""
+
+_LINGER_MS = 10_000
+
+
+class NoTransport:
+    """The transport of a run on one stage: there is nobody to talk to, only copies to wait for.
+
+    Args:
+        mailbox: what the launcher, in the same process, has to say.
+        wakeup: ends a wait.
+    """
+
+    def __init__(self, mailbox: deque[LauncherMessage], wakeup: Wakeup) -> None:
+        self._mailbox = mailbox
+        self._wakeup = wakeup
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to end."""
+
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
+        """Nobody is there.
+
+        Raises:
+            TransportError: always.
+        """
+        raise TransportError(f"worker {worker}: there is only one")
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        """What the launcher said; otherwise the wait ends when the wakeup is set."""
+        if self._mailbox:
+            return self._mailbox.popleft()
+        if timeout_seconds and self._wakeup.wait(timeout_seconds):
+            self._wakeup.clear()
+        return None
+
+
+def bind_inbox(context: zmq.Context[Any], address: str, endpoints: Endpoints) -> zmq.Socket[Any]:
+    """A socket that collects what others send to an address."""
+    inbox: zmq.Socket[Any] = context.socket(zmq.PULL)
+    _limit(inbox)
+    if endpoints.own_keys:
+        inbox.curve_server = True
+        inbox.zap_domain = DOMAIN
+        inbox.curve_publickey, inbox.curve_secretkey = endpoints.own_keys
+    try:
+        inbox.bind(address)
+    except zmq.ZMQError as error:
+        inbox.close(0)
+        raise TransportError(f"{address}: cannot listen there: {error}") from error
+    return inbox
+
+
+def connect_outbox(
+    context: zmq.Context[Any], address: str, endpoints: Endpoints
+) -> zmq.Socket[Any]:
+    """A socket that sends to an address."""
+    outbox: zmq.Socket[Any] = context.socket(zmq.PUSH)
+    _limit(outbox)
+    if endpoints.own_keys:
+        outbox.curve_serverkey = endpoints.public_keys[address]
+        outbox.curve_publickey, outbox.curve_secretkey = endpoints.own_keys
+    outbox.connect(address)
+    return outbox
+
+
+def _limit(endpoint: zmq.Socket[Any]) -> None:
+    # The admission window bounds what is under way, so queues need no bound of their own.
+    endpoint.set_hwm(0)
+    endpoint.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    endpoint.setsockopt(zmq.LINGER, _LINGER_MS)
+
+
+def _nbytes(frame: bytes | memoryview | zmq.Frame) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+class ZmqTransport:
+    """One stage's sockets; a context manager that gives unsent messages ten seconds to leave.
+
+    Args:
+        worker: which one this is.
+        endpoints: every worker's address.
+        wakeup: ends a wait for messages.
+        staging: where tensors wait on their way from and to the stage's device.
+    """
+
+    def __init__(
+        self, worker: WorkerId, endpoints: Endpoints, wakeup: Wakeup, staging: Staging = HOST
+    ) -> None:
+        self._worker = worker
+        self._staging = staging
+        self._endpoints = endpoints
+        self._wakeup = wakeup
+        self._context: zmq.Context[Any] = zmq.Context()
+        with ExitStack() as stack:
+            stack.callback(self._context.destroy, linger=_LINGER_MS)
+            stack.enter_context(Authenticator(self._context, endpoints.public_keys.values()))
+            self._inbox = bind_inbox(self._context, endpoints.workers[worker], endpoints)
+            self._resources = stack.pop_all()
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox, zmq.POLLIN)
+        self._poller.register(wakeup.fileno(), zmq.POLLIN)
+        self._outboxes: dict[WorkerId, zmq.Socket[Any]] = {}
+        self._shared = SharedFrames(worker, endpoints.rings) if endpoints.rings else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._resources.close()
+
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
+        """See :class:`Transport`."""
+        frames = stage_frames(message, self._staging)
+        nbytes = sum(map(_nbytes, frames))
+        if self._shared is not None:
+            frames = self._shared.pack(worker, frames)
+        if not (isinstance(message, VersionMessage) and message.parcel == LAYER):
+            self._send(worker, frames)
+            return Sending(nbytes, lambda: False)
+        tracked = [zmq.Frame(frame, track=True) for frame in frames]
+        self._send(worker, tracked)
+        tracker = zmq.MessageTracker(*tracked)
+        return Sending(nbytes, lambda: tracker.done)
+
+    def announce(self, worker: WorkerId, message: InputMessage, place: Place | None = None) -> None:
+        """Say that an input takes another way, and what its tensors are."""
+        self._send(worker, announcement_frames(self._worker, message, place))
+
+    def release(self, worker: WorkerId) -> None:
+        """Say that this worker reads nothing more from another one's memory."""
+        self._send(worker, release_frames(self._worker))
+
+    def _send(self, worker: WorkerId, frames: Sequence[Any]) -> None:
+        if (largest := max(map(_nbytes, frames))) > MAX_FRAME_BYTES:
+            raise TransportError(
+                f"worker {worker}: expected tensors of at most {MAX_FRAME_BYTES} bytes on the way "
+                f"to it, found one of {largest}; use smaller batches or layers"
+            )
+        outbox = self._outboxes.get(worker)
+        if outbox is None:
+            address = self._endpoints.workers[worker]
+            outbox = connect_outbox(self._context, address, self._endpoints)
+            self._outboxes[worker] = outbox
+        outbox.send_multipart(frames, copy=False)
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        """See :class:`Transport`.
+
+        Raises:
+            TransportError: when the tensors of a message take a way that this stage has not.
+        """
+        message = self.receive_any(timeout_seconds)
+        if isinstance(message, Announcement):
+            raise TransportError(f"{message.task}: its input comes by a way that is not open here")
+        return None if isinstance(message, ReleaseMessage) else message
+
+    def receive_any(self, timeout_seconds: float) -> Message | Announcement | ReleaseMessage | None:
+        """The same; what is said of inputs that take another way too."""
+        found = self._next(timeout_seconds)
+        if found is None:
+            return None
+        frames: Sequence[Any] = [frame.buffer for frame in found]
+        if self._shared is not None:
+            frames = self._shared.unpack(frames)
+        message = read_message(frames[0], frames[1:], self._staging)
+        if self._shared is not None and isinstance(message, InputMessage):
+            self._shared.give_back()  # its tensors lie elsewhere by now
+        return message
+
+    def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
+        """The frames of the next message, if one comes in time."""
+        is_here = self._is_one_here()
+        if not is_here and 0 < timeout_seconds < TICK_SECONDS:
+            time.sleep(min(timeout_seconds, NAP_SECONDS))
+            is_here = self._is_one_here()
+        elif not is_here and timeout_seconds:
+            ready = dict(self._poller.poll(int(timeout_seconds / TICK_SECONDS)))
+            is_here = self._inbox in ready
+            if self._wakeup.fileno() in ready:
+                self._wakeup.clear()
+        return self._inbox.recv_multipart(copy=False) if is_here else None
+
+    def _is_one_here(self) -> bool:
+        """Asked for after every block: looking at the socket's state is cheaper than a poll."""
+        return bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

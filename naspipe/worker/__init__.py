@@ -1,0 +1,1 @@
+"""What runs inside a stage process: the loop, the blocks, the layers and the checkpoints."""

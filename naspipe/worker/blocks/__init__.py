@@ -1,0 +1,1 @@
+"""The computation of blocks: forward, backward, objectives and updates."""

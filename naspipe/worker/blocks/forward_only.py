@@ -1,0 +1,123 @@
+"""A block of a pass that is not trained: a forward without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from naspipe.config.errors import ConfigError
+from naspipe.config.user_code import called
+from naspipe.machine.determinism import seed_draws
+from naspipe.machine.out_of_memory import raising_shortages
+from naspipe.machine.staging import same_bits
+from naspipe.worker.blocks.guards import left_as_it_is
+from naspipe.worker.blocks.segment import as_tuple, autocast
+from naspipe.worker.blocks.specs import SegmentSpec, Tensors, form_of, form_text
+from naspipe.worker.layers.bound_layer import BoundLayer, refused
+from naspipe.worker.layers.kept_state import KNOWN, Statistics, collected
+
+
+def forward_only(
+    spec: SegmentSpec, layer: BoundLayer, inputs: Tensors, trains: bool = False
+) -> tuple[Tensors, Statistics]:
+    """Compute the block of a stream that is not trained; its draws are keyed as in training.
+
+    Args:
+        spec: what is fixed about the block.
+        layer: at the version that this pass reads.
+        inputs: of the block.
+        trains: compute as in training; the module's norms keep the statistics that they have.
+
+    Returns:
+        The outputs, and of norms in training mode what they saw.
+
+    Raises:
+        ConfigError: when it returns something that is not tensors, or writes a buffer.
+    """
+    if layer.module.training != trains:
+        layer.module.train(trains)
+    before = _others(layer) if trains else {}
+    statistics: Statistics = {}
+    with ExitStack() as stack:
+        if trains:
+            statistics = stack.enter_context(collected(layer.module))
+        outputs = _computed(spec, layer, inputs)
+    for name, buffer in _others(layer).items() if before else ():
+        if name not in before or not same_bits(buffer, before[name]):
+            raise ConfigError(
+                f"layer {spec.label} of the teacher: its forward writes the buffer {name}, which "
+                f"only batch normalisation may; use mode eval, or a layer that keeps nothing"
+            )
+    return outputs, statistics
+
+
+def probe(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
+    """Compute the block of a probe: as in training, and the layer's buffers stay as they were.
+
+    Args:
+        spec: what is fixed about the block.
+        layer: at the version that this pass reads.
+        inputs: of the block.
+
+    Returns:
+        Its outputs, or the loss where ``spec.finish`` makes one of them.
+
+    Raises:
+        ConfigError: when it returns something that is not tensors.
+    """
+    with lent_buffers(layer.module):
+        return _computed(spec, layer, inputs)
+
+
+def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
+    given = (*inputs, *spec.fields)
+    name = f"{spec.label} ({type(layer.module).__name__})"
+    seed_draws(spec.seed)
+    with raising_shortages(), torch.no_grad(), autocast(spec.precision, spec.device_type):
+        with (
+            left_as_it_is(f"block {name}", inputs, spec.fields, layer.is_first),
+            called(lambda: f"in layer {spec.label}, called with {form_text(form_of(given))}"),
+        ):
+            outputs = as_tuple(layer.call(*given, **spec.setting), spec)
+        if layer.edited:
+            raise refused(f"layer {name}", layer.edited, "a forward without a backward")
+        if spec.finish is None:
+            return outputs
+        with called(lambda: f"in the loss, called with {form_text(form_of(outputs))}"):
+            return spec.finish(outputs)
+
+
+@contextmanager
+def lent_buffers(module: nn.Module) -> Iterator[None]:
+    """Inside, the module has copies of its buffers; its own ones are not touched.
+
+    So the graphs of other passes, which may hold them, stay good. Buffers that
+    are registered or dropped inside are as before afterwards.
+    """
+    own = [(part, dict(part._buffers)) for part in module.modules()]
+    lent: dict[int, torch.Tensor | None] = {id(None): None}
+    try:
+        for part, buffers in own:
+            for name, buffer in buffers.items():
+                if buffer is not None and id(buffer) not in lent:  # some are in two places
+                    lent[id(buffer)] = buffer.clone()
+                part._buffers[name] = lent[id(buffer)]
+        yield
+    finally:
+        for part, buffers in own:
+            part._buffers.clear()
+            part._buffers.update(buffers)
+
+
+def _others(layer: BoundLayer) -> dict[str, torch.Tensor]:
+    """Copies of the buffers that are no statistics of norms."""
+    return {
+        f"{prefix}.{name}": buffer.clone()
+        for prefix, part in layer.module.named_modules()
+        if type(part) not in KNOWN
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    }

@@ -1,0 +1,268 @@
+"""Work in place on tensors that others have, too."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from naspipe.config.errors import BlockInputEditedError, ConfigError
+from naspipe.jobs.losses import Loss, name_of_loss
+from naspipe.machine.device_waits import Wait
+from naspipe.machine.staging import same_bits
+from naspipe.worker.layers.held_tensors import held_tensors, leaves_of
+
+_LEAF = "a view of a leaf Variable"
+"""In torch's own refusal."""
+
+
+def times_edited(tensor: torch.Tensor) -> int:
+    """How often it was changed in place; 0 where torch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class Edits:
+    """Whether a call changed its inputs or fields of the batch in place.
+
+    Torch does not count what is done to ``tensor.data``, or by NumPy: only the bits tell.
+
+    Args:
+        inputs: of the call.
+        fields: of the batch.
+        looks_at_bits: do not rely on what torch counts.
+    """
+
+    __slots__ = ("_before", "_copies", "_given", "_num_inputs")
+
+    def __init__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        fields: Sequence[torch.Tensor] = (),
+        looks_at_bits: bool = False,
+    ) -> None:
+        self._given, self._num_inputs = (*inputs, *fields), len(inputs)
+        self._before = [times_edited(each) for each in self._given]
+        copies = [each.detach().clone() for each in self._given] if looks_at_bits else None
+        self._copies = copies
+
+    def check(self, name: Callable[[], str]) -> None:
+        """Behind the call, which messages name so.
+
+        Raises:
+            BlockInputEditedError: when something was changed.
+        """
+        for place, each in enumerate(self._given):
+            is_same = self._copies is None or same_bits(each, self._copies[place], Wait.INPUT)
+            if times_edited(each) != self._before[place] or not is_same:
+                what = "its input" if place < self._num_inputs else "a field of its batch"
+                raise _edited(name(), what)
+
+    @staticmethod
+    def explain(error: BaseException, name: Callable[[], str]) -> None:
+        """Say an error of torch's about an edit in words of ours.
+
+        Raises:
+            BlockInputEditedError: when it is one.
+        """
+        if isinstance(error, RuntimeError) and _LEAF in str(error) and "in-place" in str(error):
+            raise _edited(name(), "its input") from error
+
+
+@contextmanager
+def left_as_it_is(
+    name: str,
+    inputs: Sequence[torch.Tensor],
+    fields: Sequence[torch.Tensor] = (),
+    looks_at_bits: bool = False,
+) -> Iterator[None]:
+    """What is called inside changes neither its inputs nor fields of the batch.
+
+    Raises:
+        BlockInputEditedError: when it did.
+    """
+    edits = Edits(inputs, fields, looks_at_bits)
+    try:
+        yield
+    except RuntimeError as error:
+        edits.explain(error, lambda: name)
+        raise
+    edits.check(lambda: name)
+
+
+def _edited(name: str, what: str) -> BlockInputEditedError:
+    whom = "the block before it" if what == "its input" else "what others find in the batch"
+    return BlockInputEditedError(
+        f"{name} changes {what} in place, which would corrupt {whom}; use the out-of-place "
+        f"operation (for example inplace=False, or x = x * 2 for x *= 2)"
+    )
+
+
+_WATCHED = (
+    (torch.Tensor, "register_hook", "its forward puts a hook on a tensor"),
+    (torch.Tensor, "retain_grad", "its forward keeps the gradient of a tensor"),
+    (saved_tensors_hooks, "__enter__", "its forward has hooks on saved tensors, as checkpoints do"),
+)
+"""Methods that are counted, each with what a call of it in a forward means.
+Non-reentrant checkpoints and ``save_on_cpu`` enter ``saved_tensors_hooks``."""
+
+
+class _Calls(threading.local):
+    """The calls of each watched method in this thread."""
+
+    def __init__(self) -> None:
+        self.numbers = [0] * len(_WATCHED)
+
+
+_CALLS = _Calls()
+
+
+@cache
+def watch_hooks() -> None:
+    """Count hooks from now on, in this process and in those that are forked from it."""
+    for number, (owner, name, _) in enumerate(_WATCHED):
+        setattr(owner, name, _counted(getattr(owner, name), number))
+
+
+def hook_calls() -> tuple[int, ...]:
+    """The calls so far in this thread; to be given to :func:`hooks_since`."""
+    return tuple(_CALLS.numbers)
+
+
+def hooks_since(before: tuple[int, ...]) -> str:
+    """Say in one clause what code has put on a graph since then; empty if nothing."""
+    for old, new, (_, _, meaning) in zip(before, _CALLS.numbers, _WATCHED, strict=True):
+        if new != old:
+            return meaning
+    return ""
+
+
+def _counted(method: Callable[..., Any], number: int) -> Callable[..., Any]:
+    @wraps(method)
+    def counted(*given: Any, **named: Any) -> Any:
+        _CALLS.numbers[number] += 1
+        return method(*given, **named)
+
+    return counted
+
+
+class OutsideGradientError(ConfigError):
+    """A layer or the loss has a gradient for a tensor that belongs to no layer."""
+
+
+def check_loss_leaves(
+    name: str, loss: object, found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor]
+) -> None:
+    """A loss may have gradients for its outputs and fields, and its own parameters as a layer.
+
+    Args:
+        name: how messages call the loss.
+        loss: the user's, which is searched for what holds a tensor.
+        found: what it returned.
+        inside: the outputs and fields that it was called with, or leaves that these come from, and
+            the parameters of a loss that is a layer.
+
+    Raises:
+        OutsideGradientError: naming what holds the first other tensor.
+    """
+    if outside := _outside(found, inside):
+        held, where = _named(outside, loss, "loss")
+        if held is not None:
+            raise OutsideGradientError(
+                f"loss {name}: expected a gradient for the outputs alone, found one for {where}, "
+                f"which is outside the layers that a run trains (npp.chain trains copies of its "
+                f"modules); compute this term in the layer that has the tensor and return it "
+                f"beside the output, make the loss an nn.Module that registers the tensor if it "
+                f"belongs to the loss, or freeze it by requires_grad_(False) if it is constant"
+            )
+
+
+def check_layer_leaves(
+    name: str, module: nn.Module, found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor]
+) -> None:
+    """A layer may have gradients for its inputs, fields and own parameters alone.
+
+    Args:
+        name: how messages call the layer.
+        module: the layer, which is searched for what holds a tensor.
+        found: what it returned.
+        inside: inputs, fields, parameters and buffers.
+
+    Raises:
+        OutsideGradientError: naming what holds the first other tensor.
+    """
+    if outside := _outside(found, (*inside, *module.parameters(), *module.buffers())):
+        held, where = _named(outside, module, type(module).__name__)
+        if held is not None:
+            raise OutsideGradientError(
+                f"{name}: expected gradients for its inputs and its own parameters alone, found "
+                f"one for {where}, which the run does not train; register it as a parameter of "
+                f"the layer (nn.Parameter, nn.ParameterList), let the layer that has it return "
+                f"it, or freeze it by requires_grad_(False) if it is constant"
+            )
+
+
+def _outside(
+    found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    known = {id(each) for each in inside}
+    return {id(leaf): leaf for leaf in leaves_of(found) if id(leaf) not in known}
+
+
+def _named(
+    outside: dict[int, torch.Tensor], root: object, name: str
+) -> tuple[torch.Tensor | None, str]:
+    """The first tensor that was there before the call, and what holds it.
+
+    A leaf that is neither held by anything nor a parameter was made during the call, as for a
+    gradient penalty: it ends with the graph.
+    """
+    for path, tensor in held_tensors(root, name):
+        if id(tensor) in outside:
+            return tensor, f"{path} (shape {list(tensor.shape)})"
+    for leaf in outside.values():
+        if isinstance(leaf, nn.Parameter):
+            return leaf, f"a parameter of another module (shape {list(leaf.shape)})"
+    return None, ""
+
+
+class LossState:
+    """The buffers of a loss, which no checkpoint keeps and no other stage is told.
+
+    Args:
+        loss: the user's; only a module has buffers. None if a layer of the run holds them.
+    """
+
+    def __init__(self, loss: Loss | None) -> None:
+        self._name = name_of_loss(loss)
+        self._modules = list(loss.modules()) if isinstance(loss, nn.Module) else []
+
+    @contextmanager
+    def left_as_it_is(self) -> Iterator[None]:
+        """The loss is called inside.
+
+        Raises:
+            ConfigError: when it changed a buffer.
+        """
+        before = self._seen()
+        yield
+        for (name, *seen), (_, *earlier) in zip(self._seen(), before, strict=True):
+            if seen != earlier:
+                raise ConfigError(
+                    f"loss {self._name}: expected the same result for the same batch, as no "
+                    f"checkpoint keeps what a loss does, found it to change its buffer {name}; "
+                    f"keep it in the last layer, which may return it beside its output"
+                )
+
+    def _seen(self) -> list[tuple[str, int, int]]:
+        return [
+            (name, id(buffer), times_edited(buffer))
+            for module in self._modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]

@@ -1,0 +1,230 @@
+"""What a stage holds of the passes and steps that are under way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId
+from naspipe.config.steps import Steps
+from naspipe.config.user_code import called
+from naspipe.config.wiring import InputName, Tap, TapRole
+from naspipe.data.loaders import short_digest
+from naspipe.jobs.workload import Workload
+from naspipe.worker.blocks.ports import REDUCTIONS, GradientSum, PassSum
+from naspipe.worker.blocks.segment import Segment
+from naspipe.worker.blocks.specs import Gradient, Tensors
+from naspipe.worker.blocks.split_backward import Owed
+from naspipe.worker.layers.bound_layer import Gradients
+from naspipe.worker.layers.kept_state import Statistics
+
+
+@dataclass(slots=True)
+class PassState:
+    """Tensors of one pass on this stage."""
+
+    inputs: Tensors = ()
+    segments: dict[int, Segment] = field(default_factory=dict)
+    arrived: dict[InputName, Tensors] = field(default_factory=dict)
+    """Tapped from other blocks, for this pass."""
+    tapped: dict[InputName, Tensors] = field(default_factory=dict)
+    """Of this pass's blocks, for others."""
+    gradients: dict[int, tuple[Gradient, ...]] = field(default_factory=dict)
+    """By section, what goes back along the chain."""
+    parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
+    owed: dict[LayerId, Owed] = field(default_factory=dict)
+    """Gradients that backwards have left to be computed later."""
+    options: dict[LayerId, int] = field(default_factory=dict)
+    """By which they were used."""
+    statistics: dict[LayerId, Statistics] = field(default_factory=dict)
+    """Of batch normalisation, where it is deferred."""
+    batch: Mapping[str, torch.Tensor] | None = None
+    digest: str = ""
+    """Of the batch."""
+    fields: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Of the batch, on the device."""
+
+    def made_batch(self, workload: Workload, number: int) -> Mapping[str, torch.Tensor]:
+        """The pass's batch, made when it is asked for first; blocks may change it later on."""
+        if self.batch is None:
+            seed = workload.definition.seed
+            with called(lambda: f"in data({seed}, {number})"):
+                self.batch = workload.data(seed, number)
+            self.digest = short_digest(self.batch) if workload.is_trained else ""
+        return self.batch
+
+    @property
+    def num_tapped(self) -> int:
+        """Tapped outputs that are held: to be handed on, or for this pass. A credit is none."""
+        return len(self.tapped) + sum(map(bool, self.arrived.values()))
+
+    def settle(self, layer: LayerId) -> bool:
+        """Compute the gradients of a layer that its backward has left; return whether it has."""
+        if (owed := self.owed.get(layer)) is None:
+            return False
+        found = {**self.parameter_gradients[layer], **owed.compute()}
+        self.parameter_gradients[layer] = owed.in_order(found)
+        del self.owed[layer]
+        return True
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All on the device but those that only autograd knows of."""
+        yield from self.inputs
+        for tensors in (*self.arrived.values(), *self.tapped.values()):
+            yield from tensors
+        for back in self.gradients.values():
+            yield from (gradient for gradient in back if gradient is not None)
+        yield from self.fields.values()
+        for named in (*self.parameter_gradients.values(), *self.statistics.values()):
+            yield from named.values()
+        for owed in self.owed.values():
+            yield from owed.tensors
+        for segment in self.segments.values():
+            yield from segment.kept
+
+
+class TappedOutputs:
+    """Which outputs of blocks are kept for others, who gets them, and how many there are.
+
+    Args:
+        taps: with names.
+    """
+
+    def __init__(self, taps: Sequence[Tap]) -> None:
+        self._from = {
+            tap.source: [each for each in taps if each.source == tap.source] for tap in taps
+        }
+        self._to = {tap.sink: [each for each in taps if each.sink == tap.sink] for tap in taps}
+        self._num = self.most = 0
+
+    def given(self, state: PassState, place: tuple[StreamId, int], role: TapRole) -> Tensors:
+        """What was tapped for a block, in the order of the taps."""
+        taps = [tap for tap in self._to.get(place, ()) if tap.role is role]
+        return tuple([tensor for tap in taps for tensor in state.arrived.get(tap.name, ())])
+
+    def keep(self, state: PassState, place: tuple[StreamId, int], outputs: Tensors) -> None:
+        """A block was computed: keep its outputs for whoever taps them."""
+        before = len(state.tapped)
+        for tap in self._from.get(place, ()):
+            state.tapped[tap.name] = tuple(output.detach() for output in outputs)
+        self.count(len(state.tapped) - before)
+
+    def count(self, change: int) -> None:
+        """So many more are held, or taken."""
+        self._num += change
+        self.most = max(self.most, self._num)
+
+
+@dataclass(slots=True)
+class StepState:
+    """What the passes of one step have in common on this stage."""
+
+    steps: Steps
+    sums: dict[LayerId, PassSum] = field(default_factory=dict)
+    """Of gradients so far, over passes in their order."""
+    statistics: dict[LayerId, dict[int, Statistics]] = field(default_factory=dict)
+    """Of batch normalisation, by the number of the pass in its step."""
+    counts: Counter[LayerId] = field(default_factory=Counter)
+    """Passes whose gradients they hold."""
+    options: dict[LayerId, frozenset[int]] = field(default_factory=dict)
+    """By which those passes used a layer."""
+    contributions: dict[str, dict[StageId, Mapping[str, Any]]] = field(default_factory=dict)
+    """By exchange, what each stage has told."""
+    num_retired: int = 0
+
+    def sum(self, layer: LayerId) -> PassSum:
+        """That of a layer's gradients."""
+        if layer not in self.sums:
+            self.sums[layer] = REDUCTIONS[self.steps.reduction](self.steps.trained)
+        return self.sums[layer]
+
+    def join(self, layer: LayerId, given: GradientSum) -> None:
+        """Add what another group has of its passes, all of them before this stage's."""
+        self.counts[layer] += given.num_passes
+        self._use(layer, given.options)
+        self.sum(layer).join(given.parts)
+        if given.statistics:
+            self.statistics.setdefault(layer, {}).update(given.statistics)
+
+    def gather(self, layer: LayerId, sequence_id: SequenceId, state: PassState) -> None:
+        """Add the gradients of a pass on this stage, once; none of them may still be deferred."""
+        gradients = state.parameter_gradients.pop(layer, None)
+        if gradients is None:
+            return
+        self.counts[layer] += 1
+        self._use(layer, {state.options[layer]} if layer in state.options else ())
+        number = self.steps.pass_of(sequence_id)
+        self.sum(layer).add(number, gradients)
+        if (statistics := state.statistics.pop(layer, None)) is not None:
+            self.statistics.setdefault(layer, {})[number] = statistics
+
+    def _use(self, layer: LayerId, options: Iterable[int]) -> None:
+        self.options[layer] = self.options.get(layer, frozenset()).union(options)
+
+    def total(self, layer: LayerId) -> Gradients:
+        """The gradients of all passes that used a layer, averaged over them where that is asked."""
+        total = self.sums[layer].total()
+        if self.steps.average == "users":
+            count, self.counts[layer] = self.counts[layer], 1
+            for gradient in total.values() if count > 1 else ():
+                gradient.div_(count)
+        return total
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All on the device."""
+        for each in self.sums.values():
+            for gradients in each.parts.values():
+                yield from gradients.values()
+
+
+class StepStates:
+    """Those of the steps that are under way on a stage.
+
+    Args:
+        steps: of each stream.
+    """
+
+    def __init__(self, steps: Sequence[Steps]) -> None:
+        self._steps = tuple(steps)
+        self._states: dict[tuple[StreamId, SequenceId], StepState] = {}
+
+    def __iter__(self) -> Iterator[StepState]:
+        return iter(self._states.values())
+
+    def of(self, stream: StreamId, sequence_id: SequenceId) -> StepState:
+        """That of a pass's step."""
+        key = self._key(stream, sequence_id)
+        if key not in self._states:
+            self._states[key] = StepState(self._steps[stream])
+        return self._states[key]
+
+    def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
+        """A pass is done on this stage; with the last of its step, all but sums is forgotten."""
+        self.of(stream, sequence_id).num_retired += 1
+        self._end(stream, sequence_id)
+
+    def give_sum(self, layer: LayerId, sequence_id: SequenceId) -> GradientSum:
+        """The gradients of a layer up to a pass, which leave this stage."""
+        state = self.of(layer.stream, sequence_id)
+        given = GradientSum(
+            state.sum(layer).parts,
+            state.counts.pop(layer, 0),
+            state.statistics.pop(layer, {}),
+            state.options.pop(layer, frozenset()),
+        )
+        del state.sums[layer]
+        self._end(layer.stream, sequence_id)
+        return given
+
+    def _end(self, stream: StreamId, sequence_id: SequenceId) -> None:
+        key = self._key(stream, sequence_id)
+        state = self._states[key]
+        if state.num_retired == self._steps[stream].passes and not state.sums:
+            del self._states[key]
+
+    def _key(self, stream: StreamId, sequence_id: SequenceId) -> tuple[StreamId, SequenceId]:
+        return stream, self._steps[stream].first(sequence_id)

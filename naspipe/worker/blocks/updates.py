@@ -1,0 +1,284 @@
+"""WRITEs on one stage: gradients gathered over a step's passes, changed by exchanges, applied."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from naspipe.config.errors import InvariantError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
+from naspipe.config.recipe import Recipe, learning_rate
+from naspipe.config.rules import Follows, MomentumUpdate
+from naspipe.config.steps import Steps
+from naspipe.engine.builder import GATES
+from naspipe.engine.commands import Contribute, JoinSum, WriteLayer
+from naspipe.engine.gates import NORMS, WriteGate
+from naspipe.jobs.workload import Workload
+from naspipe.machine.device_waits import Wait, on_host
+from naspipe.worker.blocks.pass_state import PassState, StepStates
+from naspipe.worker.blocks.ports import Exchange, GradientSum
+from naspipe.worker.layers.bound_layer import Gradients
+from naspipe.worker.layers.joint_steps import JointSteps
+from naspipe.worker.layers.kept_state import fold
+from naspipe.worker.layers.layer_store import LayerStore
+from naspipe.worker.layers.stored_layer import StoredLayer, follow
+
+SMALLEST = 1e-6
+"""Added to a norm before it divides, as by ``torch.nn.utils.clip_grad_norm_``."""
+
+
+def clip_factor(norms: Sequence[float], limit: float) -> float:
+    """What gradients are multiplied by so that the norm of all of them is at most ``limit``.
+
+    If a norm is NaN, the factor is ``math.nan``. The sign of a NaN that Python's arithmetic
+    computes from two others depends on how often the interpreter has executed the line.
+    """
+    total = 0.0
+    for norm in norms:
+        total += norm * norm
+    return math.nan if math.isnan(total) else limit / (math.sqrt(total) + SMALLEST)
+
+
+class NormExchange:
+    """``clip_global_norm``: every stage tells its layers' norms, and works the same total out.
+
+    Args:
+        recipes: of each stream.
+    """
+
+    def __init__(self, recipes: Sequence[Recipe]) -> None:
+        self._recipes = tuple(recipes)
+
+    def contribution(
+        self, stream: StreamId, gradients: Mapping[LayerId, Gradients]
+    ) -> Mapping[str, float]:
+        """The norm of each layer's gradients: torch's, of its parameters in their order."""
+        layers = [layer for layer in sorted(gradients) if gradients[layer]]
+        norms = [
+            torch.nn.utils.get_total_norm(list(gradients[layer].values())).double()
+            for layer in layers
+        ]
+        found: list[float] = on_host(torch.stack(norms), Wait.NORM).tolist() if norms else []
+        # The names rise as block and candidate do.
+        names = [f"{layer.block:08d}.{layer.candidate:08d}" for layer in layers]
+        return dict(zip(names, found, strict=True))
+
+    def apply(
+        self,
+        layer: LayerId,
+        gradients: Gradients,
+        contributions: Mapping[StageId, Mapping[str, Any]],
+    ) -> None:
+        """Scale a layer's gradients so that the norm of all of the step's is at most the limit.
+
+        The squares of the layers' norms are summed in the order of block and candidate, as
+        float64.
+        """
+        norms = {name: norm for told in contributions.values() for name, norm in told.items()}
+        limit = self._recipes[layer.stream].clip_global_norm
+        factor = clip_factor([norms[name] for name in sorted(norms)], limit)
+        if not factor >= 1.0:  # also where the norm is not a number
+            for gradient in gradients.values():
+                gradient.mul_(factor)
+
+
+EXCHANGES: dict[str, Callable[[Sequence[Recipe]], Exchange]] = {NORMS: NormExchange}
+"""What stages exchange, by the names of :data:`naspipe.engine.builder.GATES`; each is given the
+recipe of every stream."""
+
+
+def register_exchange(
+    name: str,
+    gate: Callable[[Steps], WriteGate],
+    effect: Callable[[Sequence[Recipe]], Exchange],
+) -> None:
+    """Let WRITEs wait for an exchange by its name: when, and what it does."""
+    GATES[name] = gate
+    EXCHANGES[name] = effect
+
+
+Passes = dict[tuple[StreamId, SequenceId], PassState]
+
+_WRITE_COPIES, _STATE_COPIES = 5, 3
+"""Of a layer's parameters; see ``_write_bytes``."""
+
+
+class StageUpdates:
+    """See :class:`naspipe.worker.blocks.ports.Updates`.
+
+    Args:
+        workloads: of each stream.
+        passes: under way on this stage.
+        together: what the passes of each step have in common.
+        stores: the layers of each stream.
+        make_room: has so many bytes of device memory free before a layer is changed.
+        exchanges: by name, beside what the recipes ask for.
+    """
+
+    def __init__(
+        self,
+        workloads: Sequence[Workload],
+        passes: Passes,
+        together: StepStates,
+        stores: Sequence[LayerStore],
+        make_room: Callable[[int], None],
+        settle: Callable[[PassState, LayerId], bool],
+        exchanges: Sequence[str] = (),
+    ) -> None:
+        self._workloads = tuple(workloads)
+        self._passes = passes
+        self._together = together
+        self._stores = tuple(stores)
+        self._make_room, self._settle = make_room, settle
+        recipes = [workload.definition.recipe for workload in workloads]
+        self._steps = [recipe.steps for recipe in recipes]
+        own = [NORMS] if any(steps.is_gated for steps in self._steps) else []
+        self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
+        self._joint = JointSteps()
+        self._sums: dict[tuple[LayerId, Version], GradientSum] = {}
+        """Of other stages' passes, up to one of them; until this stage's follow."""
+
+    def write(
+        self, *commands: WriteLayer, begin: Callable[[WriteLayer], None] = lambda _: None
+    ) -> int:
+        """Apply WRITEs with the gradients of their steps, or only add a pass's to them.
+
+        Returns the nanoseconds that went to gradients that split backwards had left.
+        """
+        owed_ns = 0
+        for command in commands:
+            begin(command)
+            layer, sequence_id = command.layer, command.sequence_id
+            self._make_room(_write_bytes(self._stores[layer.stream][layer]))
+            before_ns = time.monotonic_ns()
+            if self._settle(self._passes[layer.stream, sequence_id], layer):
+                owed_ns += time.monotonic_ns() - before_ns
+            self._write(command)
+        self._joint.take()
+        return owed_ns
+
+    def _write(self, command: WriteLayer) -> None:
+        layer, sequence_id = command.layer, command.sequence_id
+        stored = self._stores[layer.stream][layer]
+        self._gather(layer, sequence_id)
+        if not command.ends_step:
+            stored.advance(sequence_id, command.base, command.keeps_base)
+            return
+        workload = self._workloads[layer.stream]
+        step = self._together.of(layer.stream, sequence_id)
+        gradients = step.total(layer)
+        options = step.options.pop(layer, frozenset())
+        del step.sums[layer]
+        if workload.follows is None:
+            self._step(command, stored, gradients, options, step.contributions)
+        else:
+            self._follow(command, stored, workload.follows)
+        for _, statistics in sorted(step.statistics.pop(layer, {}).items()):
+            if workload.follows is None or workload.follows.buffers == "own":
+                fold(stored.module, statistics)
+
+    def _step(
+        self,
+        command: WriteLayer,
+        stored: StoredLayer,
+        gradients: Gradients,
+        options: frozenset[int],
+        contributions: Mapping[str, Mapping[StageId, Mapping[str, Any]]],
+    ) -> None:
+        """One step of the layer's optimizer."""
+        layer, sequence_id = command.layer, command.sequence_id
+        for name, exchange in self._exchanges.items():
+            told = contributions[name]
+            exchange.apply(layer, gradients, {stage: told[stage] for stage in sorted(told)})
+        definition = self._workloads[layer.stream].definition
+        number = self._steps[layer.stream].step(sequence_id)
+        lr = learning_rate(definition.recipe, number, definition.steps)
+        base, keeps_base = command.base, command.keeps_base
+        stored.write(gradients, sequence_id, base, keeps_base, number, lr, options, self._joint)
+
+    def _follow(self, command: WriteLayer, stored: StoredLayer, update: MomentumUpdate) -> None:
+        """One step towards the layer's source, which has made its own."""
+        layer, sequence_id = command.layer, command.sequence_id
+        workload = self._workloads[layer.stream]
+        rule = workload.space.rules[layer.block]
+        if not isinstance(rule, Follows):
+            raise InvariantError(f"layer {layer} follows no other, its rule is {rule}")
+        source = LayerId(StreamId(rule.stream), rule.block, layer.candidate)
+        number = self._steps[layer.stream].step(sequence_id)
+        tau = update.rate(number, workload.definition.steps)
+        stored.advance(sequence_id, command.base, command.keeps_base)
+        follow(stored, self._stores[rule.stream][source], update, tau)
+
+    def give_sum(self, layer: LayerId, version: Version) -> GradientSum:
+        """The gradients of a step's passes up to one, for the stage of the next pass."""
+        return self._together.give_sum(layer, SequenceId(version))
+
+    def take_sum(self, layer: LayerId, version: Version, given: GradientSum) -> None:
+        """Keep the gradients of other stages' passes."""
+        self._sums[layer, version] = given
+
+    def join(self, command: JoinSum) -> None:
+        """Add this stage's gradients of a step to those that came."""
+        layer, last = command.layer, SequenceId(command.version)
+        self._make_room(_write_bytes(self._stores[layer.stream][layer]))
+        given = self._sums.pop((layer, command.version))
+        self._together.of(layer.stream, last).join(layer, given)
+        if command.base is not None:
+            stored = self._stores[layer.stream][layer]
+            stored.advance(last, command.base, command.keeps_base)
+
+    def contribution(self, command: Contribute) -> Mapping[str, Any]:
+        """What this stage contributes to an exchange of a step, all of whose gradients it has.
+
+        Nothing to one that is no matter of gradients: there it counts that it came.
+        """
+        if command.exchange not in self._exchanges:
+            return {}
+        stream, first = command.stream, command.sequence_id
+        steps = self._steps[stream]
+        for number in range(first, steps.end(first)):
+            sequence_id = SequenceId(number)
+            state = self._passes.get((stream, sequence_id))
+            for layer in list(state.parameter_gradients) if state else ():
+                self._gather(layer, sequence_id)
+        step = self._together.of(stream, first)
+        own = [layer for layer in step.sums if layer not in command.lent]
+        ordered = {layer: self._ordered(layer, step.total(layer)) for layer in own}
+        return self._exchanges[command.exchange].contribution(stream, ordered)
+
+    def take(
+        self,
+        exchange: str,
+        stream: StreamId,
+        first: SequenceId,
+        sender: StageId,
+        values: Mapping[str, Any],
+    ) -> None:
+        """Keep what a stage contributes until the step's WRITEs."""
+        self._together.of(stream, first).contributions.setdefault(exchange, {})[sender] = values
+
+    def _ordered(self, layer: LayerId, gradients: Gradients) -> Gradients:
+        names = self._stores[layer.stream][layer].parameters
+        return {name: gradients[name] for name in names if name in gradients}
+
+    def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
+        """Add a pass's gradients to its step's, unless that was done for an exchange."""
+        state = self._passes[layer.stream, sequence_id]
+        self._settle(state, layer)
+        self._together.of(layer.stream, sequence_id).gather(layer, sequence_id, state)
+
+
+def _write_bytes(stored: StoredLayer) -> int:
+    """Device memory that a WRITE may take for a while or for good, rather too much than too little.
+
+    The sum of gradients and what an exchange makes of it, a copy for readers of the older version,
+    two temporaries of the step; what the optimizer keeps, where it has not made that yet; and what
+    it kept before, where a part stands still.
+    """
+    is_new = stored.optimizer is not None and not stored.optimizer.state
+    more = _STATE_COPIES * (is_new + stored.is_sliced)
+    return stored.parameter_bytes * (_WRITE_COPIES + more)

@@ -1,0 +1,1 @@
+"""Checkpoints on a stage: capture while training, write in the background, restore."""

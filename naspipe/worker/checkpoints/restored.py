@@ -1,0 +1,474 @@
+"""One layer as a checkpoint holds it, and a checkpoint to go on from, by layer."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import torch
+from isal.isal_zlib import crc32
+from torch import nn
+from torch._utils import _flatten_dense_tensors
+
+from naspipe.config.errors import ConfigError, LogError
+from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, StageId, StreamId, Version
+from naspipe.config.space import Space
+from naspipe.engine.events import KeptLayer
+from naspipe.machine.device_waits import Wait, on_host
+from naspipe.machine.staging import tensor_bytes
+from naspipe.store.checkpoints import Checkpoint
+from naspipe.store.shards import Listing, RawTensor
+from naspipe.worker.layers.bound_layer import Gradients
+from naspipe.worker.layers.kept_state import drop_buffers, fill_buffer, replace_buffer, slot_of
+from naspipe.worker.layers.own_steps import AVERAGE
+from naspipe.worker.layers.stored_layer import StoredLayer
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def layer_key(space: Space, layer: LayerId) -> str:
+    """How checkpoints call a layer: ``stream/label``."""
+    return f"{layer.stream}/{space.label(layer.block, layer.candidate)}"
+
+
+def in_a_row(tensors: Iterable[torch.Tensor]) -> memoryview:
+    """The bytes of tensors of one dtype, on one device, without a graph, each row by row."""
+    flat: torch.Tensor = _flatten_dense_tensors(tuple(tensors))  # type: ignore[no-untyped-call]
+    return on_host(flat, Wait.CAPTURE).view(torch.uint8).numpy().data
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What safetensors call it."""
+    return _NAMES[dtype]
+
+
+def from_raw(raw: RawTensor) -> torch.Tensor:
+    """A new tensor with these bytes."""
+    data = torch.frombuffer(bytearray(raw.data), dtype=torch.uint8) if raw.data else torch.empty(0)
+    return data.view(_DTYPES[raw.dtype]).reshape(raw.shape)
+
+
+def aligned(raw: RawTensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """The same in memory that torch has allocated, because alignment may decide over bits.
+
+    Args:
+        raw: the bytes.
+        strides: of a tensor that is not contiguous; None for any other.
+    """
+    flat = from_raw(raw)
+    if strides is None:
+        return flat.clone()
+    return torch.empty_strided(flat.shape, tuple(strides), dtype=flat.dtype).copy_(flat)
+
+
+def load_layer(
+    module: nn.Module, key: str, tensors: Mapping[str, RawTensor], ema: bool = False
+) -> nn.Module:
+    """Fill a module's parameters and buffers from a checkpoint.
+
+    With ``ema`` it takes the parameters' moving averages; of those that were never stepped,
+    and of buffers, the values themselves.
+
+    Raises:
+        ConfigError: when the checkpoint has no such layer.
+    """
+    state = {
+        name.split("/", 3)[3]: from_raw(raw)
+        for name, raw in tensors.items()
+        if name.startswith((f"{key}/param/", f"{key}/buffer/"))
+    }
+    parameters = dict(module.named_parameters())
+    expected = set(parameters) | set(dict(module.named_buffers()))
+    is_whole = set(parameters) <= set(state) and bool(state or not expected)
+    if not is_whole or not all(map(partial(_has_place, module), set(state) - expected)):
+        raise ConfigError(
+            f"layer {key}: the checkpoint holds {sorted(state) or 'nothing of it'}, "
+            f"expected {sorted(expected)}"
+        )
+    if ema:
+        averages = {name: f"{key}/optimizer/{name}/{AVERAGE}" for name in state}
+        state |= {n: from_raw(tensors[each]) for n, each in averages.items() if each in tensors}
+    with torch.no_grad():
+        for name, value in state.items():
+            if name in parameters:
+                parameters[name].copy_(value)
+            else:
+                fill_buffer(module, name, value)
+    drop_buffers(module, set(state))
+    return module
+
+
+def _has_place(module: nn.Module, name: str) -> bool:
+    """Whether a forward of the module may have made such a buffer."""
+    try:
+        slot_of(module, name)
+    except KeyError:
+        return False
+    return True
+
+
+BLOCK_BYTES = 4 * 1024 * 1024
+"""So small that what was copied is still in the cache when it is written."""
+
+
+class Block:
+    """Some memory, and its address."""
+
+    def __init__(self) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, BLOCK_BYTES, flags=flags)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.view = memoryview(memory)
+
+
+class CaptureMemory:
+    """Blocks for one checkpoint after another.
+
+    Fresh memory costs more than the copies that it is for: the kernel clears it page by page.
+    May be given back on another thread than it is taken.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[Block] = deque()
+
+    def take(self) -> Block:
+        """The block that was given back last, or a new one."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Block()
+
+    def give_back(self, block: Block) -> None:
+        """Nobody reads it any more."""
+        self._free.append(block)
+
+
+class Span:
+    """A stretch of memory that is to be filled."""
+
+    __slots__ = ("address", "view")
+
+    def __init__(self, block: Block, begin: int, end: int) -> None:
+        self.address = block.address + begin
+        self.view = block.view[begin:end]
+
+
+def checksum(spans: Iterable[Span], of_earlier: int = 0) -> int:
+    """The CRC32 of what is there, behind bytes with this one."""
+    for span in spans:
+        of_earlier = crc32(span.view, of_earlier)
+    return of_earlier
+
+
+class _Lane:
+    """Blocks that are filled one after another."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.used = BLOCK_BYTES
+        """Bytes of the last one."""
+
+
+class Captured:
+    """The bytes of one checkpoint, those with items of the same size one after another.
+
+    Of the items that first fill a block, every full block is handed on; the rest stays here.
+
+    Args:
+        memory: where blocks are from.
+        hand_on: takes a block that nobody fills any more, and has it given back.
+    """
+
+    def __init__(self, memory: CaptureMemory, hand_on: Callable[[Block], None]) -> None:
+        self._memory = memory
+        self._hand_on = hand_on
+        self._lanes: dict[int, _Lane] = {}
+        self.streamed_items = 0
+        """The size of the items that are handed on; 0 as long as no block is full."""
+
+    def reserve(self, nbytes: int, item_bytes: int) -> Sequence[Span]:
+        """Memory for the next bytes of such items: to be filled before the next call."""
+        lane = self._lanes.get(item_bytes)
+        if lane is None:
+            lane = self._lanes[item_bytes] = _Lane()
+        elif lane.used == BLOCK_BYTES or len(lane.blocks) > 1:
+            self._hand_on_full(lane, item_bytes)
+        spans = []
+        while nbytes:
+            if lane.used == BLOCK_BYTES:
+                lane.blocks.append(self._memory.take())
+                lane.used = 0
+            begin, lane.used = lane.used, min(lane.used + nbytes, BLOCK_BYTES)
+            spans.append(Span(lane.blocks[-1], begin, lane.used))
+            nbytes -= lane.used - begin
+        return spans
+
+    def keep(self, data: memoryview, item_bytes: int) -> Sequence[Span]:
+        """Copy the next bytes of such items."""
+        spans = self.reserve(len(data), item_bytes)
+        for span in spans:
+            span.view[:] = data[: len(span.view)]
+            data = data[len(span.view) :]
+        return spans
+
+    def end(self) -> None:
+        """Nothing comes any more: hand on what is full."""
+        for item_bytes, lane in self._lanes.items():
+            self._hand_on_full(lane, item_bytes)
+
+    @property
+    def rest(self) -> dict[int, list[memoryview]]:
+        """By size of the items, what was not handed on."""
+        return {
+            item_bytes: [
+                *(block.view for block in lane.blocks[:-1]),
+                *(block.view[: lane.used] for block in lane.blocks[-1:]),
+            ]
+            for item_bytes, lane in self._lanes.items()
+        }
+
+    def give_back(self) -> None:
+        """Nobody reads the rest any more."""
+        for lane in self._lanes.values():
+            for block in lane.blocks:
+                self._memory.give_back(block)
+        self._lanes.clear()
+
+    def _hand_on_full(self, lane: _Lane, item_bytes: int) -> None:
+        num_full = len(lane.blocks) - (lane.used < BLOCK_BYTES)
+        if num_full and self.streamed_items in (0, item_bytes):
+            self.streamed_items = item_bytes
+            for block in lane.blocks[:num_full]:
+                self._hand_on(block)
+            del lane.blocks[:num_full]
+
+
+class LayerSnapshot(NamedTuple):
+    """One layer's state at a cut, by names without the layer's own.
+
+    ``tensors`` are those of one dtype each, with the CRC32 of their bytes. ``versions`` may still
+    be read, oldest first; all but the last one are parameters only.
+    ``strides`` are those of tensors that are not contiguous.
+    """
+
+    versions: tuple[Version, ...]
+    tensors: tuple[tuple[Listing, int], ...]
+    scalars: Mapping[str, Any]
+    strides: Mapping[str, Sequence[int]]
+
+
+class _State(NamedTuple):
+    """The same as a checkpoint gives it back, tensor by tensor."""
+
+    versions: tuple[Version, ...]
+    tensors: Mapping[str, RawTensor]
+    scalars: Mapping[str, Any]
+    strides: Mapping[str, Sequence[int]]
+
+
+class Restored:
+    """A checkpoint that a stream goes on from.
+
+    Args:
+        space: of the stream.
+        stream: its number in this pipeline; in the files it is the only one.
+        checkpoint: at the cut.
+    """
+
+    def __init__(self, space: Space, stream: StreamId, checkpoint: Checkpoint) -> None:
+        self.first = checkpoint.subnets
+        self._space = space
+        self._stream = stream
+        self.checkpoint = checkpoint
+        self._tensors = _by_layer(checkpoint.tensors)
+        self._scalars = _by_layer(checkpoint.scalars)
+        self._strides = _by_layer(checkpoint.strides)
+
+    def layers(self, stages: Collection[StageId]) -> tuple[KeptLayer, ...]:
+        """Every layer that it holds, in chain order, kept by these stages in turn.
+
+        Raises:
+            ConfigError: when the space has no such layer.
+        """
+        keys = self.checkpoint.versions
+        found = sorted(
+            (self._space.layer(key.split("/", 1)[1])._replace(stream=self._stream), key)
+            for key in keys
+        )
+        return tuple(
+            KeptLayer(layer, self._versions(key), keeper)
+            for keeper, (layer, key) in zip(cycle(sorted(stages)), found, strict=False)
+        )
+
+    def version(self, layer: LayerId) -> Version | None:
+        """The newest one of a layer; None when nobody had used it before the cut."""
+        state = self._state(layer)
+        return state.versions[-1] if state else None
+
+    def capture(
+        self, layer: LayerId, versions: tuple[Version, ...], into: Captured
+    ) -> LayerSnapshot:
+        """Copy a layer as the checkpoint holds it, of versions but the last the parameters only.
+
+        Raises:
+            KeyError: when nobody had used it before the cut.
+        """
+        state = self._state(layer)
+        if state is None:
+            raise KeyError(layer)
+        asked = tuple(f"version/{version}/" for version in versions[:-1])
+        tensors = {
+            name: raw
+            for name, raw in state.tensors.items()
+            if not name.startswith("version/") or name.startswith(asked)
+        }
+        return LayerSnapshot(versions, _keep(tensors, into), state.scalars, state.strides)
+
+    def _state(self, layer: LayerId) -> _State | None:
+        key = layer_key(self._space, layer._replace(stream=FIRST_STREAM))
+        if key not in self.checkpoint.versions:
+            return None
+        return _State(
+            self._versions(key),
+            self._tensors.get(key, {}),
+            self._scalars.get(key, {}),
+            self._strides.get(key, {}),
+        )
+
+    def restore(self, layer: LayerId, stored: StoredLayer) -> None:
+        """Bring a layer that was just made to where the checkpoint left it.
+
+        Raises:
+            LogError: when what the checkpoint holds does not fit the layer.
+        """
+        self._fill(stored, self._state(layer))
+
+    def restore_weights(self, layer: LayerId, stored: StoredLayer, ema: bool = False) -> None:
+        """Fill a layer that was just made with the newest parameters and buffers, nothing else.
+
+        It stays at its initial version: nothing was written here. With ``ema`` the parameters are
+        their moving averages, where there are any.
+
+        Raises:
+            LogError: when what the checkpoint holds does not fit the layer.
+        """
+        state = self._state(layer)
+        if state is not None:
+            tensors = {
+                name: raw
+                for name, raw in state.tensors.items()
+                if name.startswith(("param/", "buffer/"))
+            }
+            for name in stored.parameters if ema else ():
+                if raw := state.tensors.get(f"optimizer/{name}/{AVERAGE}"):
+                    tensors[f"param/{name}"] = raw
+            versions = (INITIAL,)
+            state = state._replace(versions=versions, tensors=tensors, scalars={})
+        self._fill(stored, state)
+
+    def _fill(self, stored: StoredLayer, state: _State | None) -> None:
+        if state is None:
+            return
+        try:
+            _restore(stored, state)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise LogError(
+                f"layer {stored.label}: the checkpoint at subnet {self.first} does not fit it: "
+                f"{error!r:.200}"
+            ) from error
+
+    def _versions(self, key: str) -> tuple[Version, ...]:
+        newest = self.checkpoint.versions[key]
+        return tuple(map(Version, self.checkpoint.history.get(key, (newest,))))
+
+
+def _by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """``stream/label/rest`` to ``stream/label`` and ``rest``."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for name, value in values.items():
+        stream, label, rest = name.split("/", 2)
+        found[f"{stream}/{label}"][rest] = value
+    return dict(found)
+
+
+def _keep(tensors: Mapping[str, RawTensor], into: Captured) -> tuple[tuple[Listing, int], ...]:
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name, raw in tensors.items():
+        alike[raw.dtype].append(name)
+    kept = []
+    for dtype, names in alike.items():
+        listing = Listing(dtype, tuple((name, tensors[name].shape) for name in names))
+        crc = 0
+        for name in names:
+            spans = into.keep(memoryview(tensors[name].data), listing.item_bytes)
+            crc = checksum(spans, crc)
+        kept.append((listing, crc))
+    return tuple(kept)
+
+
+def _restore(stored: StoredLayer, state: _State) -> None:
+    copies: dict[Version, Gradients] = defaultdict(dict)
+    expected = {f"param/{name}" for name in stored.parameters}
+    if missing := expected - state.tensors.keys():
+        raise KeyError(min(missing))
+    for name, raw in state.tensors.items():
+        kind, _, rest = name.partition("/")
+        value = aligned(raw, state.strides.get(name))
+        match kind:
+            case "param":
+                _copy(value, stored.parameters[rest].detach())
+            case "buffer":
+                _set_buffer(stored, rest, value)
+            case "optimizer":
+                _set_optimizer_state(stored, rest, value)
+            case "version":
+                older, _, parameter = rest.partition("/")
+                like = torch.empty_like(_read(stored, parameter))
+                copies[Version(int(older))][parameter] = _copy(value, like)
+            case _:
+                raise KeyError(name)
+    drop_buffers(stored.module, [n.removeprefix("buffer/") for n in state.tensors])
+    for name, scalar in state.scalars.items():
+        _set_optimizer_state(stored, name.removeprefix("optimizer/"), scalar)
+    for version in state.versions[:-1]:
+        copies[version]  # a layer without parameters has versions, too
+    stored.restore(state.versions[-1], copies)
+
+
+def _read(stored: StoredLayer, name: str) -> torch.Tensor:
+    """A parameter, or a buffer of a layer whose readers have their own."""
+    parameter = stored.parameters.get(name)
+    return parameter.detach() if parameter is not None else stored.module.get_buffer(name)
+
+
+def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if (value.dtype, value.shape) != (target.dtype, target.shape):
+        raise ValueError(f"{value.dtype} of shape {tuple(value.shape)}")
+    return target.copy_(value)
+
+
+def _set_buffer(stored: StoredLayer, name: str, value: torch.Tensor) -> None:
+    """Fill a buffer, in its own memory where that fits: others may share it."""
+    owner, key = slot_of(stored.module, name)
+    buffer = owner._buffers.get(key)
+    if buffer is None or (buffer.dtype, buffer.shape) != (value.dtype, value.shape):
+        replace_buffer(stored.module, name, value)
+    elif not torch.equal(tensor_bytes(buffer), tensor_bytes(value)):
+        buffer.copy_(value)
+
+
+def _set_optimizer_state(stored: StoredLayer, name: str, value: Any) -> None:
+    parameter, _, key = name.rpartition("/")
+    if stored.optimizer is None:
+        raise KeyError(name)
+    stored.optimizer.state[stored.parameters[parameter]][key] = value

@@ -1,0 +1,240 @@
+"""A layer at one version, as a pass uses it: called itself, or by what an elastic layer gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from naspipe.config.errors import ConfigError
+from naspipe.machine.device_waits import Wait, count
+
+_NORMED = (nn.Embedding, nn.EmbeddingBag)
+
+
+class EditedParameterError(ConfigError):
+    """A layer's forward changes a parameter where the run cannot carry the change."""
+
+
+def refused(layer: str, parameter: str, obstacle: str) -> EditedParameterError:
+    """What refuses such a layer.
+
+    Args:
+        layer: what messages call it, as in ``layer 2.0 (Embedding)``.
+        parameter: the name of the parameter that changes.
+        obstacle: what of the run does not carry the change.
+    """
+    return EditedParameterError(
+        f"{layer}: its forward changes its own parameter {parameter}, which only a run with "
+        f"rule exact, policy csp, one pass per step and neither recompute nor memory_budget "
+        f"carries on as a plain loop does, found {obstacle}; train without it, or let the forward "
+        f"compute with a changed copy and leave the parameter as it is"
+    )
+
+
+def obstacle_to_edits(
+    policy: str, passes: int, recompute: bool = False, has_budget: bool = False
+) -> str:
+    """What of a run does not carry such a change; empty if nothing is in the way."""
+    if policy != "csp":
+        return f"policy {policy}"
+    if passes > 1:
+        return f"{passes} passes per step"
+    if recompute:
+        return "recompute"
+    return "memory_budget" if has_budget else ""
+
+
+def known_edit(module: nn.Module) -> str:
+    """The parameter that torch's own parts change in their forward; empty if there is none."""
+    for name, part in module.named_modules():
+        if isinstance(part, _NORMED) and part.max_norm is not None:
+            return f"{name}.weight" if name else "weight"
+    return ""
+
+
+class _Mark(NamedTuple):
+    """What tells that a parameter has changed."""
+
+    counter: int
+    address: int
+    checksum: int
+
+
+class ParameterMarks:
+    """Parameters as they are now, to find out later which of them has changed.
+
+    Torch counts changes in place, but not those made through ``parameter.data``.
+
+    Args:
+        parameters: by name.
+        looks_at_bits: do not rely on what torch counts; waits for the device.
+    """
+
+    __slots__ = ("_before", "_looks_at_bits", "_parameters")
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], looks_at_bits: bool) -> None:
+        self._parameters = parameters
+        self._looks_at_bits = looks_at_bits
+        self._before = [_mark(each, looks_at_bits) for each in parameters.values()]
+
+    def changed(self) -> str:
+        """The name of the first parameter that has changed since; empty if none has."""
+        for (name, each), before in zip(self._parameters.items(), self._before, strict=True):
+            if _mark(each, self._looks_at_bits) != before:
+                return name
+        return ""
+
+
+def _mark(tensor: torch.Tensor, looks_at_bits: bool) -> _Mark:
+    counter = 0 if tensor.is_inference() else tensor._version
+    return _Mark(counter, tensor.data_ptr(), _checksum(tensor) if looks_at_bits else 0)
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    """A sum over all bits, which takes no memory to speak of."""
+    value = tensor.detach()
+    if value.layout != torch.strided or value.is_meta or not value.numel():
+        return 0
+    if not value.is_cpu:
+        count(Wait.INPUT)
+    kind = torch.int32 if value.itemsize % 4 == 0 else torch.uint8
+    value = value.resolve_conj().resolve_neg().contiguous()
+    flat = value.as_strided((value.numel(),), (1,), value.storage_offset())
+    return int(flat.view(kind).sum(dtype=torch.int64))
+
+
+Gradients = dict[str, torch.Tensor]
+"""Gradients by parameter name; a parameter without one is absent, never zero."""
+
+Apply = Callable[..., Any]
+"""Of a module, tensors and settings by their names; see :class:`naspipe.Elastic`."""
+
+_set_counters = torch._C._autograd._unsafe_set_version_counter
+"""What ``torch.autograd._unsafe_preserve_version_counter`` puts counters back with."""
+
+
+class BoundLayer:
+    """A layer at one version: its forward, and the parameters that its gradients arrive at.
+
+    Args:
+        module: the layer's module.
+        call: its forward; reads the module's own parameters.
+        parameters: the module's parameters by name.
+        is_first: whether this is the first time that the layer is called in this process.
+        version: the module's tensors, each with the value that the forward and its backward read;
+            None to read the present values.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[..., Any],
+        parameters: Mapping[str, torch.Tensor],
+        is_first: bool = False,
+        version: Sequence[tuple[torch.Tensor, torch.Tensor]] | None = None,
+    ) -> None:
+        self.module = module
+        self.parameters = parameters
+        self.is_first = is_first
+        """Whether nothing has called the layer here before, so that it is looked at closely."""
+        self.edited = ""
+        """The name of a parameter that the last call has changed, if there is one."""
+        self._forward = call
+        self._version = version
+        self._is_in_place = version is None
+
+    def call(self, *inputs: Any, **setting: Any) -> Any:
+        """The layer's forward with this version; says in ``edited`` what it changes."""
+        return self.run(self._forward, *inputs, **setting)
+
+    def run(self, function: Callable[..., Any], *inputs: Any, **setting: Any) -> Any:
+        """Call a function that computes with the module, as :meth:`call` calls the forward."""
+        with self.in_place():
+            marks = ParameterMarks(self.parameters, self.is_first)
+            outputs = function(*inputs, **setting)
+            self.edited = marks.changed()
+            return outputs
+
+    @property
+    def is_version(self) -> bool:
+        """Whether it is a copy, apart from what the next version is made of."""
+        return self._version is not None
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the module's own parameters have the values of this version.
+
+        To be entered for the forward and again for the backward. The parameters stay the same
+        objects, and only the memory behind them is exchanged. So whoever reads them reads this
+        version, whichever way they get at them: a list of parameters, a hook, a function that
+        activation checkpointing calls during the backward.
+
+        Autograd saves a parameter as the object that it is, and refuses a backward when its version
+        counter has changed since the forward. The counters therefore stand at 0 whenever a version
+        is in place, and are put back afterwards: writes of newer versions in between are no matter
+        of the graphs of older ones, because those have memory of their own.
+        """
+        if self._is_in_place or self._version is None:
+            yield
+            return
+        before = [(tensor, tensor.data, tensor._version) for tensor, _ in self._version]
+        tensors = tuple([tensor for tensor, _ in self._version])
+        for tensor, value in self._version:
+            tensor.data = value
+        _set_counters(tensors, (0,) * len(tensors))
+        self._is_in_place = True
+        try:
+            yield
+        finally:
+            self._is_in_place = False
+            for tensor, own, _ in before:
+                tensor.data = own
+            _set_counters(tensors, tuple([counter for _, _, counter in before]))
+
+    def part_gradients(self, others: Iterable[torch.Tensor | None]) -> None:
+        """Give gradients that are in the memory of one of the others memory of their own.
+
+        The gradient of ``p`` in ``x + p.view_as(x)`` is that of the sum, and so is that of ``x``.
+        What changes it in place, as clipping does, must not change what goes back along the chain.
+        Those of one layer that share memory still do, as in a plain loop.
+        """
+        having = [each for each in self.parameters.values() if each.grad is not None]
+        for parameter, own in zip(having, apart([p.grad for p in having], others), strict=True):
+            if own is not parameter.grad:
+                parameter.grad = own
+
+    def take_gradients(self) -> Gradients:
+        """Move the gradients out of the parameters, leaving them absent."""
+        gradients: Gradients = {}
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad
+                parameter.grad = None
+        return gradients
+
+
+def apart(
+    tensors: Sequence[torch.Tensor | None], others: Iterable[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Copy those of the tensors that are in the memory of one of the others.
+
+    Strides are kept, and tensors that share memory with each other still do.
+    """
+    storages = (each.untyped_storage() for each in others if each is not None)
+    taken = {(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages}
+    found = list(tensors)
+    shared = [n for n, each in enumerate(found) if each is not None and _is_within(each, taken)]
+    copies = deepcopy([found[number] for number in shared]) if shared else ()
+    for number, copy in zip(shared, copies, strict=True):
+        found[number] = copy
+    return found
+
+
+def _is_within(tensor: torch.Tensor, memory: Iterable[tuple[int, int]]) -> bool:
+    begin = (tensor._values() if tensor.is_sparse else tensor).data_ptr()
+    return any(first <= begin < end for first, end in memory)

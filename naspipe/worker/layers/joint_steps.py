@@ -1,0 +1,196 @@
+"""One step of many layers' optimizers with one call for each operation, in host memory.
+
+Adam of 50 small layers with ten tensors each makes eight calls for each of 500 tensors; joined, it
+makes eight for a hundred of them. Each operation on each tensor is the same one, so the bits are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from naspipe.config.rules import OwnStep
+from naspipe.worker.layers.own_steps import (
+    FACTOR,
+    GROUP,
+    is_bare,
+    parameters_of,
+    set_rates,
+    step_of,
+)
+
+JOINED = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop")
+"""Optimizers whose ``foreach`` leaves the bits of their loop over parameters, whatever options."""
+
+ENTRIES = 1 << 18
+"""Of the parameters that are stepped in one call: more would leave a processor's cache between one
+operation and the next."""
+
+ENOUGH = 8
+"""Parameters of a layer that is stepped alone: with fewer, a loop over them is as fast."""
+
+_KINDS = {getattr(torch.optim, name) for name in JOINED}
+_PRECISIONS = (torch.float32, torch.float64)  # with fewer bits, foreach rounds at other places
+
+_State = dict[torch.Tensor, Any]
+_Options = Mapping[str, Any]
+"""Of a group of an optimizer: all but its parameters."""
+
+
+class JointSteps:
+    """Steps that are due, of optimizers of one layer each; :meth:`take` takes all of them."""
+
+    def __init__(self) -> None:
+        self._due: list[torch.optim.Optimizer] = []
+
+    def takes(self, optimizer: torch.optim.Optimizer, own: OwnStep, lr: float) -> bool:
+        """Whether a step is taken later; then its gradients are to stay until it is.
+
+        Args:
+            optimizer: of one layer; its parameters have the gradients of one step.
+            own: how it steps.
+            lr: by the recipe.
+        """
+        if own.every > 1 or own.predicts or not _can_be_joined(optimizer):
+            return False
+        set_rates(optimizer, own, lr)
+        self._due.append(optimizer)
+        return True
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Take the steps that are due, and leave no gradients."""
+        due, self._due = self._due, []
+        alike: dict[type, list[torch.optim.Optimizer]] = {}
+        for optimizer in due:
+            alike.setdefault(type(optimizer), []).append(optimizer)
+        for optimizers in alike.values():
+            if len(optimizers) > 1:
+                _step(optimizers)
+            else:
+                _step_alone(optimizers[0])
+        for optimizer in due:
+            for parameter in parameters_of(optimizer):
+                parameter.grad = None
+
+
+def _can_be_joined(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether nothing but its kind's own step is asked of it, in host memory and with loops."""
+    if type(optimizer) not in _KINDS or not is_bare(optimizer):
+        return False
+    groups = optimizer.param_groups
+    if any(group.get("foreach") is False or group.get("fused") for group in groups):
+        return False
+    return all(
+        each.is_cpu
+        and each.dtype in _PRECISIONS
+        and (each.grad is None or each.grad.layout is torch.strided)
+        for each in parameters_of(optimizer)
+    )
+
+
+def _step_alone(optimizer: torch.optim.Optimizer) -> None:
+    """One step of an optimizer, whose parameters may be enough for one call for all."""
+    groups = optimizer.param_groups
+    if not optimizer.state or not all(  # where nothing is kept, there is little to call
+        len(group["params"]) >= ENOUGH
+        and sum([each.numel() for each in group["params"]]) <= ENTRIES
+        and _has_same_bits(type(optimizer), _options(group))
+        for group in groups
+    ):
+        step_of(optimizer)
+        return
+    asked = [group.get("foreach") for group in groups]
+    for group in groups:
+        group["foreach"] = True
+    step_of(optimizer)
+    for group, before in zip(groups, asked, strict=True):
+        group["foreach"] = before
+
+
+def _step(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """One step of optimizers of a kind, as if one of them had all parameters."""
+    kind: type[Any] = type(optimizers[0])
+    groups = _joined(optimizers)
+    if not all(_has_same_bits(kind, _options(group)) for group in groups):
+        for optimizer in optimizers:
+            step_of(optimizer)
+        return
+    state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+    for optimizer in optimizers:
+        state.update(optimizer.state)
+    num_known = len(state)
+    joint = object.__new__(kind)
+    joint.__dict__ |= {**vars(optimizers[0]), "state": state, "param_groups": groups}
+    step_of(joint)
+    if len(state) > num_known:
+        for optimizer in optimizers:
+            _take_over(optimizer.state, state, parameters_of(optimizer))
+
+
+def _joined(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    """Parameters with the same options, in groups of not too many entries."""
+    found: list[dict[str, Any]] = []
+    filled: list[tuple[_Options, int]] = []
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        options = _options(group)
+        size = sum([each.numel() for each in group["params"]])
+        for place, (those, before) in enumerate(filled):
+            if before + size <= ENTRIES and those == options:
+                found[place]["params"] += group["params"]
+                filled[place] = those, before + size
+                break
+        else:
+            found.append({**group, "params": [*group["params"]], "foreach": True})
+            filled.append((options, size))
+    return found
+
+
+def _options(group: Mapping[str, Any]) -> _Options:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _take_over(own: _State, state: _State, parameters: Iterable[torch.Tensor]) -> None:
+    """What the joint step has made for parameters that had nothing yet."""
+    own.update({each: state[each] for each in parameters if each in state and each not in own})
+
+
+_SIZES = (1, 37, 256)
+_STEPS = 3
+_LEFT_OUT = ("lr", GROUP, FACTOR)
+_proved: list[tuple[type, _Options, bool]] = []
+
+
+def _has_same_bits(kind: type[Any], options: _Options) -> bool:
+    """Whether the torch that is here leaves the same bits either way; tried once, on small tensors.
+
+    The rate and whose group it is are left out: these change from step to step and layer to layer.
+    """
+    given = {name: value for name, value in options.items() if name not in _LEFT_OUT}
+    for known, those, is_same in _proved:
+        if known is kind and those == given:
+            return is_same
+    one, other = (_stepped(kind, {**given, "foreach": joined}) for joined in (False, True))
+    _proved.append((kind, given, all(map(torch.equal, one, other))))
+    return _proved[-1][-1]
+
+
+def _stepped(kind: type[Any], options: _Options) -> list[torch.Tensor]:
+    """Parameters and what an optimizer keeps of them, behind a few steps."""
+    parameters = _values()
+    optimizer: torch.optim.Optimizer = kind(parameters)
+    optimizer.param_groups[0] |= options
+    for step in range(_STEPS):
+        for parameter in parameters:
+            parameter.grad = torch.cos(parameter.detach() * (step + 2))
+        step_of(optimizer)
+    states = [optimizer.state[parameter] for parameter in parameters]
+    kept = [state[name] for state in states for name in sorted(state)]
+    return [*parameters, *(each for each in kept if torch.is_tensor(each))]
+
+
+def _values() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.linspace(-1.0, 1.0, size).sin()) for size in _SIZES]

@@ -1,0 +1,287 @@
+"""Whether a layer keeps anything from one forward to the next: if not, it has no versions.
+
+Parameters and buffers are state. So is what a module keeps in attributes of Python: two forwards
+through it must then come in their order. Whether it does cannot be seen for sure, so whatever
+might be state counts as state. That costs time, and never a bit.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from types import BuiltinFunctionType, CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from naspipe.config.errors import ConfigError
+
+TORCHS = {*nn.Module().__dict__}
+"""What every module has, whatever it computes."""
+HOOKS = [name for name in TORCHS if name.endswith("_hooks")]
+_SLOTS = ("_parameters", "_buffers")
+_PLAIN = (
+    int, float, complex, str, bytes, type(None), type, enum.Enum, torch.dtype, torch.device,
+    torch.Size, BuiltinFunctionType,
+)  # fmt: skip
+_STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"}
+
+
+def keeps_state(module: nn.Module) -> bool:
+    """Whether a module has parameters, buffers, or anything else that a forward may change.
+
+    A place for a parameter or a buffer counts, also when nothing is in it yet: a forward may fill
+    it. Of modules that are not torch's own, plain attributes are no state as long as no method
+    stores any. All else is: hooks, lists, tensors that are no buffers, objects of the user's.
+    """
+    return any(map(_part_keeps_state, module.modules()))
+
+
+def _part_keeps_state(part: nn.Module) -> bool:
+    if any(vars(part)[name] for name in (*_SLOTS, *HOOKS)):
+        return True
+    own = [value for name, value in vars(part).items() if name not in TORCHS]
+    if any(isinstance(value, torch.Tensor) for value in own):
+        return True
+    if _is_torchs(type(part)):
+        return False
+    return not all(map(_is_plain, own)) or any(map(_stores, _methods(type(part))))
+
+
+def _is_torchs(kind: type) -> bool:
+    """Torch's modules without parameters and buffers keep nothing; a graph's code is made."""
+    return kind.__module__.startswith(("torch.nn.", "torch.fx."))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value cannot change."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, FunctionType):
+        return value.__closure__ is None and not _stores(value.__code__)
+    return isinstance(value, _PLAIN)
+
+
+def _methods(kind: type) -> Iterator[CodeType]:
+    """What a user's module may run after it is made."""
+    for each in kind.__mro__:
+        if each is nn.Module or _is_torchs(each):
+            return
+        for name, value in vars(each).items():
+            inner = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            if name != "__init__" and isinstance(inner, FunctionType):
+                yield inner.__code__
+
+
+def _stores(code: CodeType) -> bool:
+    """Whether a function, or one inside it, stores an attribute or a variable of others."""
+    for each in dis.get_instructions(code):
+        is_others = each.opname == "STORE_DEREF" and each.argval in code.co_freevars
+        if is_others or each.opname in _STORES:
+            return True
+    return any(_stores(each) for each in code.co_consts if isinstance(each, CodeType))
+
+
+def buffer_slots(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Each buffer that a module has now: its full name, its owner and what that calls it."""
+    for prefix, owner in module.named_modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is not None:
+                yield f"{prefix}.{key}" if prefix else key, owner, key
+
+
+class SwappedBufferError(ConfigError):
+    """A buffer is not what it was when its layer was made, and the layer is swapped."""
+
+
+def swapped_misfit(label: str, name: str, what: str) -> SwappedBufferError:
+    """What refuses such a buffer; ``what`` says what has become of it."""
+    return SwappedBufferError(
+        f"layer {label}: {name} {what}; a layer that is swapped keeps the buffers that it "
+        f"was made with, at their sizes: register them all when it is made, each with "
+        f"memory of its own, or train without memory_budget"
+    )
+
+
+def check_sizes(label: str, module: nn.Module, made: Mapping[str, int]) -> None:
+    """A module must have no buffers but those that it was made with, and none may have grown.
+
+    Args:
+        label: what messages call the layer.
+        module: the layer's.
+        made: the bytes of its buffers as it was made, by name.
+
+    Raises:
+        SwappedBufferError: when it is not so.
+    """
+    for name, nbytes in buffer_bytes(module).items():
+        if name not in made:
+            raise swapped_misfit(label, f"buffer/{name}", NEW)
+        if nbytes > made[name]:
+            raise swapped_misfit(label, f"buffer/{name}", grown(made[name], nbytes))
+
+
+NEW = "was not there when the layer was made"
+
+
+def grown(before: int, nbytes: int) -> str:
+    """How messages say that a buffer takes more than it did."""
+    return f"grew from {before} to {nbytes} bytes"
+
+
+def buffer_bytes(module: nn.Module) -> dict[str, int]:
+    """What each buffer takes, by name."""
+    return {
+        name: 0 if (buffer := owner._buffers[key]) is None else buffer.nbytes
+        for name, owner, key in buffer_slots(module)
+    }
+
+
+def slot_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The owner of a buffer, which need not be there yet, and what that calls it.
+
+    Raises:
+        KeyError: when the module has no such part, or has something else of that name.
+    """
+    path, _, key = name.rpartition(".")
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        raise KeyError(name) from None
+    if key not in owner._buffers and hasattr(owner, key):
+        raise KeyError(name)
+    return owner, key
+
+
+def replace_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Put another tensor in a buffer's place, also where one buffer has several names.
+
+    Raises:
+        KeyError: when the module has no place for it.
+    """
+    owner, key = slot_of(module, name)
+    if key not in owner._buffers:
+        owner.register_buffer(key, value)
+        return
+    before = owner._buffers[key]
+    owner._buffers[key] = value
+    if before is not None:
+        for _, other, its_key in [*buffer_slots(module)]:
+            if other._buffers[its_key] is before:
+                other._buffers[its_key] = value
+
+
+@torch.no_grad()
+def fill_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
+    """Give a buffer a value: in its own memory if the shape fits, with a new tensor if not.
+
+    Raises:
+        KeyError: when the module has no place for it.
+    """
+    owner, key = slot_of(module, name)
+    buffer = owner._buffers.get(key)
+    if buffer is not None and buffer.shape == value.shape:
+        buffer.copy_(value)
+    else:
+        device, dtype = (
+            (value.device, value.dtype) if buffer is None else (buffer.device, buffer.dtype)
+        )
+        replace_buffer(module, name, value.detach().to(device, dtype, copy=True))
+
+
+def drop_buffers(module: nn.Module, kept: Collection[str]) -> None:
+    """Have no buffers but those with these names, or that are the same tensor as one of them."""
+    there = [*buffer_slots(module)]
+    stay = {id(owner._buffers[key]) for name, owner, key in there if name in kept}
+    for _, owner, key in there:
+        if id(owner._buffers[key]) not in stay:
+            owner._buffers[key] = None
+
+
+KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""What can be deferred."""
+
+Statistics = dict[str, torch.Tensor]
+"""Of one pass: mean and variance by the name of the buffer that they are folded into."""
+
+_RUNNING = ("running_mean", "running_var")
+_COUNT = "num_batches_tracked"
+
+
+def unknown_norm(module: nn.Module) -> str | None:
+    """The name of a part that keeps running statistics in a way that is not known here."""
+    for name, part in module.named_modules():
+        if isinstance(part, _NormBase) and part.track_running_stats and type(part) not in KNOWN:
+            return f"{name or 'itself'} ({type(part).__name__})"
+    return None
+
+
+def other_buffers(module: nn.Module) -> bool:
+    """Whether there are buffers that are no statistics of known norms."""
+    return any(
+        buffer is not None
+        for part in module.modules()
+        for buffer in part._buffers.values()
+        if type(part) not in KNOWN
+    )
+
+
+@contextmanager
+def collected(module: nn.Module) -> Iterator[Statistics]:
+    """Inside, forwards leave their batch's statistics in the result; the module keeps its own.
+
+    Raises:
+        ConfigError: when a norm is used twice in one forward.
+    """
+    norms = dict(_norms(module))
+    before = {name: (dict(norm._buffers), norm.momentum) for name, norm in norms.items()}
+    for norm in norms.values():
+        # A kernel that adds the whole of a batch's statistic to zero leaves just that.
+        for key, buffer in norm._buffers.items():
+            norm._buffers[key] = None if buffer is None else torch.zeros_like(buffer)
+        norm.momentum = 1.0
+    found: Statistics = {}
+    try:
+        yield found
+        for name, norm in norms.items():
+            uses = int(_buffer(norm, _COUNT))
+            if uses > 1:
+                raise ConfigError(
+                    f"norms=deferred: expected a norm to be used once in a forward, found "
+                    f"{name} used {uses} times; use norms=ordered"
+                )
+            if uses:
+                found.update({f"{name}.{key}": _buffer(norm, key) for key in _RUNNING})
+    finally:
+        for name, norm in norms.items():
+            buffers, norm.momentum = before[name]
+            norm._buffers.update(buffers)
+
+
+@torch.no_grad()
+def fold(module: nn.Module, statistics: Mapping[str, torch.Tensor]) -> None:
+    """Fold one pass's statistics into the running ones."""
+    for name, norm in _norms(module):
+        if f"{name}.running_mean" not in statistics:
+            continue
+        count = int(_buffer(norm, _COUNT).add_(1))
+        momentum = 1 / count if norm.momentum is None else norm.momentum
+        for key in _RUNNING:
+            batch = statistics[f"{name}.{key}"]
+            _buffer(norm, key).mul_(1 - momentum).add_(batch, alpha=momentum)
+
+
+def _buffer(norm: nn.Module, name: str) -> torch.Tensor:
+    buffer = norm._buffers[name]
+    assert buffer is not None, "a norm that tracks statistics has them all"
+    return buffer
+
+
+def _norms(module: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
+    for name, part in module.named_modules():
+        if type(part) in KNOWN and part.track_running_stats and part.training:
+            yield name, part

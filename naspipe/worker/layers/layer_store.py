@@ -1,0 +1,274 @@
+"""The layers of one stage: made lazily from their own seeds, and left to other stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.ids import LayerId
+from naspipe.config.rules import Frozen, Rule
+from naspipe.config.space import Elastic, Space
+from naspipe.engine.policies import CausalPolicy
+from naspipe.engine.ports import SyncPolicy
+from naspipe.machine.determinism import layer_seed, seed_draws
+from naspipe.worker.layers.kept_state import keeps_state
+from naspipe.worker.layers.stored_layer import StoredLayer
+from naspipe.worker.layers.used_entries import UsedEntries
+
+KEPT_AWAY = 64
+"""Layers that left of which the modules are kept, in case they come back."""
+
+_CAUSAL = CausalPolicy()
+_FROZEN = Frozen()
+
+
+class LayerStore:
+    """Makes each layer when it is first asked for, and keeps it while it is on this stage.
+
+    Of layers that other stages took over, those that left last keep their modules, which need
+    not be made again when they come back.
+
+    Args:
+        space: whose layers.
+        seed: of the run; each layer has its own.
+        recipe: names the optimizer.
+        on_made: told of each layer, in host memory.
+        restore: brings a layer that was just made to where a checkpoint left it.
+        policy: says which layers are written while they are read, and how they step.
+        on_dropped: told of each layer that left and that is not kept any longer.
+        trains: whether modules are in training mode.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        seed: int,
+        recipe: Recipe,
+        on_made: Callable[[LayerId, StoredLayer], None] | None = None,
+        policy: SyncPolicy = _CAUSAL,
+        restore: Callable[[LayerId, StoredLayer], None] | None = None,
+        on_dropped: Callable[[LayerId], None] | None = None,
+        trains: bool = True,
+    ) -> None:
+        self.stateless: Collection[tuple[int, int]] = ()
+        """Block and candidate of the layers that were found to have no state before the run."""
+        self._trains = trains
+        self._policy = policy
+        self._on_made = on_made
+        self._restore = restore
+        self._on_dropped = on_dropped
+        self._space = space
+        self._seed = seed
+        self._recipe = recipe
+        self._layers: dict[LayerId, StoredLayer] = {}
+        self._owners: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
+        """Labels of layers by their parameters and buffers, which forwards may put others for."""
+        self._away: set[LayerId] = set()
+        self._left: dict[LayerId, None] = {}
+        """Those of them that keep their modules; what left first is first."""
+
+    def __getitem__(self, layer: LayerId) -> StoredLayer:
+        stored = self._layers.get(layer)
+        return self.make(layer) if stored is None else stored
+
+    def make(self, layer: LayerId) -> StoredLayer:
+        """The layer, made now if it has not been; when that happens changes none of its bits.
+
+        Raises:
+            InvariantError: when it is on another stage.
+        """
+        if layer not in self._layers:
+            if layer in self._away:
+                raise InvariantError(f"layer {layer} was asked for, but is on another stage")
+            stored = self._make(layer)
+            if self._restore is not None:
+                self._restore(layer, stored)
+            if self._on_made is not None:
+                self._on_made(layer, stored)
+            self._layers[layer] = stored
+        return self._layers[layer]
+
+    def prepare(self, layer: LayerId) -> None:
+        """Make a layer that will be needed, unless it is to come from another stage."""
+        if layer not in self._away:
+            self.make(layer)
+
+    def leave(self, layer: LayerId) -> None:
+        """A layer was handed over to another stage."""
+        self._away.add(layer)
+        self._left[layer] = None
+        if len(self._left) > KEPT_AWAY:
+            self._drop(next(iter(self._left)))
+
+    def give_up(self, layer: LayerId) -> None:
+        """What is here of a layer is a copy, and used up: it is written on another stage."""
+        self._away.add(layer)
+
+    def come_back(self, layer: LayerId) -> StoredLayer:
+        """A layer for what another stage hands over; what is in it is old."""
+        self._away.discard(layer)
+        self._left.pop(layer, None)
+        return self[layer]
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all layers that have been made, as tensors."""
+        return sum(len(stored.parameters) for stored in self._layers.values())
+
+    def find(self, layer: LayerId) -> StoredLayer | None:
+        """The layer, if it has been made."""
+        return self._layers.get(layer)
+
+    def items(self) -> list[tuple[LayerId, StoredLayer]]:
+        """Every layer made so far and not handed over, in chain order."""
+        return sorted(pair for pair in self._layers.items() if pair[0] not in self._away)
+
+    def _drop(self, layer: LayerId) -> None:
+        del self._left[layer]
+        for _, tensor in tensors_of(self._layers.pop(layer).module):
+            self._owners.pop(tensor, None)
+        if self._on_dropped is not None:
+            self._on_dropped(layer)
+
+    def _make(self, layer: LayerId) -> StoredLayer:
+        label = self._space.label(layer.block, layer.candidate)
+        block = self._space.blocks[layer.block]
+        seed_draws(layer_seed(self._seed, layer.block, layer.candidate))
+        module = block.candidates[layer.candidate]()
+        check_made(label, module, self._policy.keeps_versions(block.rule))
+        if self._recipe.steps.passes > 1:
+            check_hooks(label, module)
+        block.set_mode(module, self._trains)
+        for what, tensor in tensors_of(module):
+            owner = self._owners.setdefault(tensor, label)
+            if owner != label:
+                raise shared(what, owner, label)
+        rule: Rule = block.rule
+        if (layer.block, layer.candidate) in self.stateless:
+            if keeps_state(module):
+                raise ConfigError(
+                    f"layer {label}: expected its factory to make a module without parameters, "
+                    f"buffers or other state, as it did before the run, found {type(module)} with "
+                    f"some; a factory has to make the same layer each time"
+                )
+            rule = _FROZEN
+        keeps_versions = self._policy.keeps_versions(rule)
+        own = self._policy.own_step(rule)
+        used = None
+        if isinstance(block, Elastic) and block.step == "slice":
+            used = UsedEntries(block, module)
+        return StoredLayer(
+            label, rule, module, self._recipe, keeps_versions, own, block.apply, used
+        )
+
+
+def check_hooks(label: str, module: nn.Module) -> None:
+    """Raises ConfigError for a hook that a plain loop calls with the sum of a step's passes so far.
+
+    Here each pass has its gradients for itself, and they are summed behind it.
+    """
+    for name, each in module.named_parameters():
+        if _has_late_hooks(each):
+            raise ConfigError(
+                f"layer {label}: expected no register_post_accumulate_grad_hook where a step has "
+                f"several passes, as it would be given the gradient of each pass and not their "
+                f"sum, found one on {name}; change gradients in the layer's forward, or by "
+                f"Tensor.register_hook"
+            )
+
+
+def check_sized(label: str, module: Any) -> None:
+    """What a factory made must be a module with sizes.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    expected = f"layer {label}: expected its factory to return"
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{expected} a torch.nn.Module, found {type(module).__name__}")
+    for name, each in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(each):
+            raise ConfigError(
+                f"{expected} a module with sizes, found {name} without one, as in nn.LazyLinear; "
+                f"give the number of inputs, as in nn.Linear(inputs, outputs)"
+            )
+
+
+def check_made(label: str, module: Any, keeps_versions: bool) -> None:
+    """What a factory made must be a module with sizes, and do nothing that a run would leave out.
+
+    Args:
+        label: how messages call the layer.
+        module: what its factory returned.
+        keeps_versions: whether older versions are read, of which there are copies.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    check_sized(label, module)
+    for name, each in (*module.named_parameters(), *module.named_buffers()):
+        if keeps_versions and (each._backward_hooks or _has_late_hooks(each)):
+            raise ConfigError(
+                f"layer {label}: expected its factory to return parameters without hooks, as its "
+                f"rule has older versions read, whose copies have none, found one on {name}; "
+                f"use the rule exact, or change the gradient in the layer's forward"
+            )
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter and buffer, with the word for what it is."""
+    for parameter in module.parameters():
+        yield "parameter", parameter
+    for buffer in module.buffers():
+        yield "buffer", buffer
+
+
+def shared(what: str, owner: str, label: str) -> ConfigError:
+    """What refuses two layers with one tensor.
+
+    Args:
+        what: ``parameter`` or ``buffer``.
+        owner: the label of the layer that was made first.
+        label: that of the other.
+    """
+    if what == "buffer":
+        return ConfigError(
+            f"layers {owner} and {label} share one buffer: expected each layer to have its own, as "
+            f"layers live on different stages and a forward may change buffers; let each factory "
+            f"make its own, of a tensor from outside a copy, b.clone(), which changes nothing for "
+            f"a constant such as a mask"
+        )
+    return ConfigError(
+        f"layers {owner} and {label} share one {what}: tied layers are not supported, as a layer "
+        f"has one place in the chain and is written by the stage there; let each factory make its "
+        f"own, of a tensor from outside a copy, w.clone() (equal at the start: init_from=)"
+    )
+
+
+def made_before(layer: str, what: str) -> ConfigError:
+    """What refuses a factory that hands out what it, or somebody else, made before.
+
+    Args:
+        layer: how messages call it.
+        what: ``module``, or ``memory`` where only that of its parameters was there.
+    """
+    found, todo = "takes a parameter from outside", "take a copy, as in w.clone()"
+    if what == "module":
+        found = "hands out what was made before, as under functools.cache"
+        todo = "make it inside, as in lambda: nn.Linear(4, 4)"
+    return ConfigError(
+        f"{layer}: expected its factory to make a new module each time, found one that {found}, "
+        f"which a run would train on from where the last one left it; {todo}, or begin with "
+        f"weights by init_from="
+    )
+
+
+def _has_late_hooks(tensor: torch.Tensor) -> bool:
+    return bool(getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -1,0 +1,257 @@
+"""Where each tensor of a layer lies in the layer's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError
+from naspipe.config.rules import RECIPES, OwnStep
+from naspipe.machine.host_arena import ALIGNMENT, round_up
+from naspipe.mixed.architecture import Alpha
+from naspipe.worker.layers.optimizers import make_optimizer
+from naspipe.worker.layers.own_steps import GROUP, take_step
+
+
+class Layer(Protocol):
+    """What is laid out in one piece of memory."""
+
+    label: str
+    module: nn.Module
+    parameters: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer | None
+    own_step: OwnStep
+    at_hand: Callable[[], None]
+    """Called before anyone looks at it, as it may be where nobody can."""
+
+
+class Received(Protocol):
+    """One tensor or value of a layer that another stage handed over."""
+
+    def fits(self, target: torch.Tensor) -> bool:
+        """Whether a tensor has its dtype, shape and strides."""
+        ...
+
+    def copy_to(self, target: torch.Tensor) -> None:
+        """Overwrite a tensor with it."""
+        ...
+
+    def value(self) -> Any:
+        """It, in memory of its own."""
+        ...
+
+
+class StateSizes:
+    """How many bytes each tensor of an optimizer's state takes, learnt from a real step.
+
+    Tensors without dimensions (Adam's ``step``) are left out: they stay where the optimizer
+    made them. Sizes are learnt once for each shape, strides, dtype and kind of a parameter, and
+    for each way in which layers and parameter groups step.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._known: dict[object, Mapping[str, int]] = {}
+
+    def of(
+        self, parameter: torch.Tensor, own: OwnStep = RECIPES, group: int = 0
+    ) -> Mapping[str, int]:
+        """Bytes by the names of the state, in their order; ``group`` is the parameter's."""
+        kind = type(parameter)
+        kind = kind if issubclass(kind, Alpha) else nn.Parameter
+        key = (parameter.shape, parameter.stride(), parameter.dtype, kind, own, group)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._learn(parameter, kind, own, group)
+        return known
+
+    def _learn(
+        self, like: torch.Tensor, kind: type[nn.Parameter], own: OwnStep, group: int
+    ) -> Mapping[str, int]:
+        zeros = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
+        parameter = kind(zeros)
+        parameter.grad = torch.ones_like(zeros)
+        optimizer = make_optimizer(self._recipe, [parameter], own, lambda _: group)
+        take_step(optimizer, own, own.every - 1, self._recipe.lr)  # one that changes the layer
+        state = sorted(optimizer.state[parameter].items())
+        return {name: span_bytes(value) for name, value in state if is_moved(value)}
+
+
+class Slot(NamedTuple):
+    """The part of the blob that one tensor has.
+
+    It starts at a multiple of 512 bytes, unless the tensor began inside of its storage: then it
+    is as far from such a multiple as it was, because alignment may decide over bits.
+    """
+
+    name: str
+    key: str
+    """What its module, or its optimizer's state, calls it."""
+    number: int
+    """Of the tensor: one with two names has two slots of one number."""
+    offset: int
+    nbytes: int
+    is_shared: bool = False
+    """Whether other tensors of the layer may have bytes of it too."""
+    is_buffer: bool = False
+
+
+class TensorForm(NamedTuple):
+    """How a tensor lies in its memory."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorForm:
+        """That of a tensor."""
+        return cls(tensor.dtype, tensor.shape, tensor.stride())
+
+
+class Blob:
+    """Memory that a layer's tensors are views of: uint8, a multiple of 512 bytes."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self._typed: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
+
+    def view(self, slot: Slot, form: TensorForm) -> torch.Tensor:
+        """A tensor of a form, at a slot's bytes.
+
+        Views share one version counter, and a buffer's change in the forward would invalidate what
+        a backward saved of the others: ``data`` has its own. Parameters keep theirs, and autograd
+        never sees an optimizer's state.
+        """
+        dtype, shape, stride = form
+        if dtype not in self._typed:
+            whole = self.memory.view(dtype)
+            self._typed[dtype] = whole, int(whole.storage_offset())
+        whole, start = self._typed[dtype]
+        view = whole.as_strided(shape, stride, start + slot.offset // dtype.itemsize)
+        return view.data if slot.is_buffer else view
+
+
+@dataclass(slots=True)
+class Layout:
+    """A slot for every tensor that a layer has or will have."""
+
+    parameters: list[tuple[Slot, nn.Parameter]] = field(default_factory=list)
+    buffers: list[tuple[str, nn.Module, dict[str, Slot]]] = field(default_factory=list)
+    """Of each of its modules, also those without: the prefix, and slots by what it calls them."""
+    states: list[tuple[str, nn.Parameter, dict[str, Slot]]] = field(default_factory=list)
+    """Of each parameter that is stepped: its name, and slots by what its state calls them."""
+    nbytes: int = 0
+    """All of it."""
+
+
+def lay_out(layer: Layer, sizes: StateSizes) -> Layout:
+    """Where everything of a layer goes.
+
+    Raises:
+        ConfigError: when a parameter or buffer is no ordinary tensor, such as a sparse one.
+    """
+    layout = Layout()
+    modules = list(layer.module.named_modules())
+    found = [_Found(f"param/{name}", "", each) for name, each in layer.parameters.items()]
+    found += _buffers(modules)
+    slots = _place(layer.label, found, layout)
+    layout.parameters = list(zip(slots, layer.parameters.values(), strict=False))
+    left = iter(slots[len(layout.parameters) :])
+    for prefix, module in modules:
+        here = [key for key, buffer in module._buffers.items() if buffer is not None]
+        layout.buffers.append((prefix, module, {key: next(left) for key in here}))
+    if layer.optimizer is not None:
+        _add_states(layer, layer.optimizer, sizes, layout)
+    return layout
+
+
+class _Found(NamedTuple):
+    name: str
+    key: str
+    tensor: torch.Tensor
+
+
+def _buffers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[_Found]:
+    for prefix, module in modules:
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                yield _Found(buffer_name(prefix, key), key, buffer)
+
+
+def _place(label: str, found: Sequence[_Found], layout: Layout) -> list[Slot]:
+    """A slot for each; tensors in one storage keep their distances."""
+    regions: dict[int, list[tuple[int, int]]] = {}
+    keys: list[int] = []
+    spans: list[tuple[int, int]] = []
+    for name, _, tensor in found:
+        if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
+            raise ConfigError(
+                f"layer {label}: expected {name} to be an ordinary dense tensor, found one "
+                f"that is sparse or a lazy view; copy it when the layer is made"
+            )
+        keys.append(tensor.untyped_storage().data_ptr() or -len(regions) - 1)
+        spans.append((start_byte(tensor), span_bytes(tensor)))
+        regions.setdefault(keys[-1], []).append(spans[-1])
+    begins: dict[int, int] = {}
+    for key, region in regions.items():
+        begins[key] = layout.nbytes - min(region)[0] // ALIGNMENT * ALIGNMENT
+        layout.nbytes = round_up(begins[key] + max(map(sum, region)))
+    numbers: dict[int, int] = {}
+    return [
+        Slot(
+            name, own, numbers.setdefault(id(tensor), len(numbers)),
+            begins[key] + start, nbytes, len(regions[key]) > 1, bool(own),
+        )
+        for (name, own, tensor), key, (start, nbytes) in zip(found, keys, spans, strict=True)
+    ]  # fmt: skip
+
+
+def _add_states(
+    layer: Layer, optimizer: torch.optim.Optimizer, sizes: StateSizes, layout: Layout
+) -> None:
+    """What the optimizer keeps, or will keep."""
+    groups = optimizer.param_groups
+    group_of = {id(p): int(group.get(GROUP, 0)) for group in groups for p in group["params"]}
+    number = -1  # of none of the others
+    for name, parameter in layer.parameters.items():
+        if id(parameter) not in group_of:
+            continue
+        slots: dict[str, Slot] = {}
+        kept = sizes.of(parameter, layer.own_step, group_of[id(parameter)])
+        for key, nbytes in kept.items():
+            slots[key] = Slot(f"optimizer/{name}/{key}", key, number, layout.nbytes, nbytes)
+            layout.nbytes += round_up(nbytes)
+            number -= 1
+        layout.states.append((name, parameter, slots))
+
+
+def buffer_name(prefix: str, key: str) -> str:
+    """How errors call a buffer of the submodule ``prefix``."""
+    return f"buffer/{prefix}.{key}" if prefix else f"buffer/{key}"
+
+
+def is_moved(value: object) -> bool:
+    """Whether a value of an optimizer's state moves with its layer."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def start_byte(tensor: torch.Tensor) -> int:
+    """Where in its storage a tensor begins, in bytes."""
+    return int(tensor.storage_offset()) * tensor.itemsize
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """From a tensor's first byte to its last, in bytes."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((int(size) - 1) * int(stride) for size, stride in steps)
+    return (last + 1) * tensor.itemsize

@@ -1,0 +1,386 @@
+"""One layer on a stage: its module, version and optimizer, and older versions still read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import ConfigError, InvariantError, TransportError
+from naspipe.config.ids import INITIAL, SequenceId, Version
+from naspipe.config.rules import Follows, Frozen, MomentumUpdate, OwnStep, Rule, own_step
+from naspipe.machine.device_waits import Wait, count, on_host
+from naspipe.machine.staging import tensor_bytes
+from naspipe.worker.layers.bound_layer import Apply, BoundLayer, Gradients
+from naspipe.worker.layers.joint_steps import JointSteps
+from naspipe.worker.layers.kept_state import drop_buffers, replace_buffer, slot_of
+from naspipe.worker.layers.layout import Received, is_moved
+from naspipe.worker.layers.optimizers import grouping, make_optimizer
+from naspipe.worker.layers.own_steps import READ_STATES, ahead, take_step
+from naspipe.worker.layers.used_entries import UsedEntries
+
+
+class StoredLayer:
+    """One layer: module, newest version, optimizer state, and older versions still read.
+
+    A layer that is written while older versions are read (``keeps_versions``) is never read where
+    it is written: its readers are given immutable copies, because a step in place would change
+    what a pending backward needs. See :meth:`BoundLayer.in_place`.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        rule: Rule,
+        module: nn.Module,
+        recipe: Recipe,
+        keeps_versions: bool = False,
+        own: OwnStep | None = None,
+        apply: Apply | None = None,
+        used: UsedEntries | None = None,
+    ) -> None:
+        self.label = label
+        self.at_hand: Callable[[], None] = lambda: None
+        self.call: Callable[..., Any] = module if apply is None else partial(apply, module)
+        """Its forward, with the newest version; an elastic layer's takes settings, too."""
+        self.module = module
+        self.version = INITIAL
+        self._keeps_versions = keeps_versions
+        self._is_called = False
+        self.own_step = own_step(rule) if own is None else own
+        self.parameters = dict(module.named_parameters())
+        self.parameter_bytes = sum(each.nbytes for each in self.parameters.values())
+        if isinstance(rule, Frozen | Follows):
+            module.requires_grad_(False)
+        self._reads_buffers = isinstance(rule, Follows) and not module.training
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        self.optimizer: torch.optim.Optimizer | None = None
+        if trained:
+            group_of = grouping(label, module, recipe.groups)
+            self.optimizer = make_optimizer(recipe, trained, self.own_step, group_of)
+        self._used = used
+        """What of it a step moves; None for all."""
+        self._copies: dict[Version, dict[str, torch.Tensor]] = {}
+        self._buffers: list[tuple[str, Received]] = []
+        """What another stage's forwards left, for the next one here."""
+
+    def bind(self, version: Version) -> BoundLayer:
+        """The layer at one version.
+
+        Raises:
+            InvariantError: when that version is not here.
+        """
+        self._follow_buffers()
+        is_first, self._is_called = not self._is_called, True
+        if self._keeps_versions:
+            copy = self._copy(version)
+            values = [(self._tensor(name), value) for name, value in copy.items()]
+            return BoundLayer(self.module, self.call, self.parameters, is_first, values)
+        if version != self.version:
+            raise InvariantError(
+                f"layer {self.label}: version {version} was asked for, found {self.version}"
+            )
+        return BoundLayer(self.module, self.call, self.parameters, is_first)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        """A parameter, or a buffer of a layer whose readers have their own."""
+        parameter = self.parameters.get(name)
+        return self.module.get_buffer(name) if parameter is None else parameter
+
+    def write(
+        self, gradients: Gradients, version: SequenceId, base: Version, keeps_base: bool, step: int,
+        lr: float, options: frozenset[int] = frozenset(), joint: JointSteps | None = None,
+    ) -> None:  # fmt: skip
+        """One optimizer step on top of ``base``; parameters without a gradient are left alone.
+
+        ``step`` is its number, ``lr`` the rate by the recipe, ``options`` what its passes chose;
+        ``joint`` may take it later, with those of other layers.
+
+        Raises:
+            InvariantError: when the newest version is not ``base``.
+            ConfigError: when something has a gradient that none of the options uses.
+        """
+        self.advance(version, base, keeps_base)
+        if self.optimizer is not None:
+            used = {} if self._used is None else self._used.among(gradients, options)
+            for name, gradient in gradients.items():
+                self.parameters[name].grad = gradient
+            if joint and not used and joint.takes(self.optimizer, self.own_step, lr):
+                return
+            entries = {self.parameters[name]: mask for name, mask in used.items()}
+            take_step(self.optimizer, self.own_step, step, lr, entries)
+            for name in gradients:
+                self.parameters[name].grad = None
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether a step may leave a part of it alone."""
+        return self._used is not None
+
+    def advance(self, version: SequenceId, base: Version, keeps_base: bool) -> None:
+        """Be at the version that follows ``base``, as yet with its bits.
+
+        Raises:
+            InvariantError: when the newest version is not ``base``.
+        """
+        if self.version != base:
+            what = f"WRITE {version} was to follow version {base}"
+            raise InvariantError(f"layer {self.label}: {what}, found {self.version}")
+        if keeps_base:
+            self._copy(base)
+        else:
+            self.drop(base)
+        self.version = Version(version)
+
+    def copies(self, versions: Iterable[Version]) -> Iterator[tuple[Version, str, torch.Tensor]]:
+        """What is kept of older versions to be read: version, name of the parameter, and value.
+
+        Raises:
+            InvariantError: when one of the versions is not here.
+        """
+        for version in versions:
+            for name, parameter in self._copy(version).items():
+                yield version, name, parameter
+
+    def restore(self, version: Version, copies: Mapping[Version, Gradients]) -> None:
+        """Be at a version, with copies of the parameters of older ones."""
+        self.version = version
+        for older, parameters in copies.items():
+            self._copies[older] = dict(parameters)
+
+    def move(self, device: torch.device) -> None:
+        """Have all of it on a device: the module, what its optimizer keeps, and older versions."""
+        count(Wait.LAYER)
+        self.module.to(device)
+        states = self.optimizer.state.values() if self.optimizer is not None else ()
+        for state in states:
+            for name, value in state.items():
+                state[name] = value.to(device) if is_moved(value) else value
+        self.move_copies(device)
+
+    def move_copies(self, device: torch.device) -> None:
+        """Have the older versions on a device: readers take them from there."""
+        for copy in self._copies.values():
+            count(Wait.LAYER)
+            for name, value in copy.items():
+                copy[name] = value.to(device)
+
+    def drop(self, version: Version) -> None:
+        """Forget the copy of an older version, if there is one."""
+        self._copies.pop(version, None)
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Everything a WRITE may change, by name: parameters, buffers, optimizer state."""
+        self.at_hand()
+        for name, parameter in self.parameters.items():
+            yield f"param/{name}", parameter.detach()
+        for name, buffer in self.module.named_buffers():
+            yield f"buffer/{name}", buffer
+        if self.optimizer is not None:
+            for name, parameter in self.parameters.items():
+                state = self.optimizer.state.get(parameter, {})
+                for key in sorted(state):
+                    yield f"optimizer/{name}/{key}", state[key]
+
+    def hand_over(self) -> list[tuple[str, Any]]:
+        """Every tensor and value of the newest version, for the stage that takes it over.
+
+        Their memory does not change before it is sent, so it need not be copied.
+        """
+        return list(self.tensors())
+
+    def copied(self, *kinds: str, lends: bool = False) -> list[tuple[str, Any]]:
+        """The tensors and values whose names begin so, for stages that only read them.
+
+        Parameters are accompanied by the optimizer state from which readers predict them.
+
+        Args:
+            kinds: how names begin.
+            lends: share the memory of all but the buffers, which the next forward here may change.
+                The next WRITE waits for the gradients of whoever is sent this.
+        """
+        is_read = tuple(f"/{key}" for key in READ_STATES) if "param/" in kinds else ()
+        return [
+            (name, value.clone() if self._must_copy(name, value, lends) else value)
+            for name, value in self.tensors()
+            if name.startswith(kinds) or name.endswith(is_read)
+        ]
+
+    @staticmethod
+    def _must_copy(name: str, value: Any, lends: bool) -> bool:
+        return isinstance(value, torch.Tensor) and not (lends and not name.startswith("buffer/"))
+
+    def take_buffers(self, state: Iterable[tuple[str, Received]]) -> None:
+        """Let the next forward here go on where the forwards of another stage left the buffers.
+
+        Not sooner: until then the layer is as its newest version is, for checkpoints, and may be
+        on its way between host and device.
+
+        Raises:
+            TransportError: when they are not this layer's.
+        """
+        self._buffers = list(state)
+        for name, _ in self._buffers:
+            self._slot(name)
+
+    def _follow_buffers(self) -> None:
+        if self._buffers:
+            self._set_buffers(self._buffers)
+            self._buffers = []
+
+    def _slot(self, name: str) -> tuple[nn.Module, str]:
+        """Where a buffer is, or is to be, by its name in a state."""
+        kind, _, own = name.partition("/")
+        with suppress(KeyError):
+            if kind == "buffer":
+                return slot_of(self.module, own)
+        raise TransportError(f"layer {self.label}: it has no tensor {name}")
+
+    def _set_buffers(self, state: Sequence[tuple[str, Received]]) -> None:
+        """Have the buffers of another stage, all of them, with the shapes that they have there."""
+        for name, received in state:
+            owner, key = self._slot(name)
+            buffer = owner._buffers.get(key)
+            if buffer is not None and received.fits(buffer):
+                received.copy_to(buffer)
+            else:
+                device = self._device if buffer is None else buffer.device
+                value = received.value().to(device)
+                replace_buffer(self.module, name.removeprefix("buffer/"), value)
+        drop_buffers(self.module, {name.removeprefix("buffer/") for name, _ in state})
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the layer is computed."""
+        tensors = chain(self.parameters.values(), self.module.buffers())
+        return next((each.device for each in tensors), torch.device("cpu"))
+
+    def take_over(self, version: Version, state: Iterable[tuple[str, Received]]) -> None:
+        """Become what another stage handed over.
+
+        Raises:
+            InvariantError: when it is not newer than what is here.
+            TransportError: when it is not a state of this layer.
+        """
+        if version <= self.version:
+            raise InvariantError(
+                f"layer {self.label}: version {version} arrived, found version {self.version}"
+            )
+        here, state = dict(self.tensors()), list(state)
+        if buffers := [each for each in state if each[0].startswith("buffer/")]:
+            self._set_buffers(buffers)
+        for name, received in state:
+            if name.startswith("buffer/"):
+                continue
+            target = here.get(name)
+            if isinstance(target, torch.Tensor):
+                received.copy_to(target)
+            else:
+                self._set_optimizer_state(name, received.value())
+        self.version = version
+
+    def _set_optimizer_state(self, name: str, value: Any) -> None:
+        kind, parameter, key = name.split("/", 2)
+        if kind != "optimizer" or parameter not in self.parameters or self.optimizer is None:
+            raise TransportError(f"layer {self.label}: it has no tensor {name}")
+        owner = self.parameters[parameter]
+        # Where torch.optim keeps it: step counts in host memory, the rest beside the parameter.
+        self.optimizer.state[owner][key] = value.to(owner.device) if is_moved(value) else value
+
+    def digest(self) -> str:
+        """Hash of the bytes that the last WRITE left."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, value in self.tensors():
+            digest.update(name.encode())
+            if isinstance(value, torch.Tensor):
+                digest.update(tensor_bytes(on_host(value, Wait.DIGEST)).numpy().data)
+            else:
+                digest.update(repr(value).encode())
+        return digest.hexdigest()
+
+    def tensor_digests(self) -> dict[str, str]:
+        """A digest of the dtype, shape and bytes of each tensor, and of the text of other values.
+
+        :mod:`naspipe.verification` compares them with those of a plain loop.
+        """
+        found = {}
+        for name, value in self.tensors():
+            digest = hashlib.blake2b(digest_size=8)
+            if isinstance(value, torch.Tensor):
+                there = on_host(value, Wait.DIGEST)
+                digest.update(f"{there.dtype}{tuple(there.shape)}".encode())
+                digest.update(tensor_bytes(there).numpy().data)
+            else:
+                digest.update(repr(value).encode())
+            found[name] = digest.hexdigest()
+        return found
+
+    def _copy(self, version: Version) -> dict[str, torch.Tensor]:
+        copy = self._copies.get(version)
+        if copy is None:
+            self.at_hand()
+            if version != self.version:
+                raise InvariantError(
+                    f"layer {self.label}: version {version} was asked for, found {self.version} "
+                    f"and copies of {sorted(self._copies)}"
+                )
+            copy = {
+                name: ahead(parameter, self.optimizer, self.own_step)
+                for name, parameter in self.parameters.items()
+            }
+            if self._reads_buffers:
+                buffers = self.module.named_buffers()
+                copy |= {name: buffer.clone() for name, buffer in buffers}
+            self._copies[version] = copy
+        return copy
+
+
+@torch.no_grad()
+def follow(layer: StoredLayer, source: StoredLayer, update: MomentumUpdate, tau: float) -> None:
+    """Move a layer towards its source, in place.
+
+    Args:
+        layer: of the teacher.
+        source: of the student, stepped already.
+        update: what becomes of buffers.
+        tau: how much of the layer stays.
+    """
+    source.at_hand()
+    for name, parameter in layer.parameters.items():
+        parameter.lerp_(source.parameters[name].to(parameter.device), 1.0 - tau)
+    if update.buffers == "own":
+        return
+    sources = dict(source.module.named_buffers())
+    for name, buffer in layer.module.named_buffers():
+        value = sources[name].to(buffer.device)
+        if update.buffers == "averaged" and buffer.is_floating_point():
+            buffer.lerp_(value, 1.0 - tau)
+        else:
+            buffer.copy_(value)
+
+
+def check_pair(layer: StoredLayer, source: StoredLayer) -> None:
+    """A layer and its source must have the same parameters and buffers, by name and shape.
+
+    Raises:
+        ConfigError: naming the first that does not fit.
+    """
+    mine, theirs = dict(_shapes(layer)), dict(_shapes(source))
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            raise ConfigError(
+                f"layer {layer.label} of the teacher: expected {name} as the student has it, "
+                f"{theirs.get(name, 'nothing')}, found {mine.get(name, 'nothing')}"
+            )
+
+
+def _shapes(layer: StoredLayer) -> Iterator[tuple[str, str]]:
+    for name, tensor in (*layer.parameters.items(), *layer.module.named_buffers()):
+        yield name, f"{tuple(tensor.shape)} of {tensor.dtype}"

@@ -1,0 +1,501 @@
+"""Where a stage's layers and tensors live: on its device for good, or only while needed."""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from naspipe.config.definition import Recipe
+from naspipe.config.errors import InvariantError, NaspipeError, reason
+from naspipe.config.ids import LayerId, WorkerId
+from naspipe.engine.events import LayerLoaded, LayerSaved
+from naspipe.machine.cuda import count_gpus, record_end
+from naspipe.machine.device_waits import Wait, count, per_block, wait_for
+from naspipe.machine.host_arena import HostArena
+from naspipe.machine.out_of_memory import LayerUse
+from naspipe.machine.ports import Copy, Device, Mark
+from naspipe.wire.tensor_codec import copy_to
+from naspipe.worker.layers.layout import StateSizes
+from naspipe.worker.layers.resident_layer import Handed, LayerMemory
+from naspipe.worker.layers.stored_layer import StoredLayer
+
+CLOSE_SECONDS = 10.0
+"""How long the copies under way at the end may last."""
+
+
+class SwapError(NaspipeError):
+    """A layer could not be copied between host and device."""
+
+
+class SwapKind(enum.StrEnum):
+    """What was done with a layer."""
+
+    LOADED = "loaded"
+    SAVED = "saved"
+
+
+Finished = LayerLoaded | LayerSaved
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What was copied one way, and the time that the copies took."""
+
+    nbytes: int = 0
+    nanoseconds: int = 0
+    copies: int = 0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The bandwidth that was reached; 0 where nothing was copied."""
+        return self.nbytes * 1e9 / self.nanoseconds if self.nanoseconds else 0.0
+
+
+class _Job(NamedTuple):
+    layer: LayerId
+    memory: LayerMemory
+    blob: torch.Tensor
+    copy: Copy
+
+
+class Swapper:
+    """Loads and saves layers in two lanes, each in the order asked for.
+
+    Which layer, and when, is decided elsewhere. Nothing waits, and there is no thread: the device
+    copies beside the compute, and is asked between blocks what is over. Left without an exception,
+    it finishes what it was asked for.
+
+    Args:
+        device: where layers are loaded to.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._blobs: dict[LayerId, torch.Tensor] = {}
+        self._copying: dict[LayerId, SwapKind] = {}
+        self._lanes = {kind: deque[_Job]() for kind in SwapKind}
+        self._traffic = {kind: Traffic() for kind in SwapKind}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._finish()
+
+    @property
+    def loaded(self) -> Traffic:
+        """Copied to the device, as far as ``take_finished`` has told."""
+        return self._traffic[SwapKind.LOADED]
+
+    @property
+    def saved(self) -> Traffic:
+        """Copied to the host, as far as ``take_finished`` has told."""
+        return self._traffic[SwapKind.SAVED]
+
+    @property
+    def left_seconds(self) -> float:
+        """After how long to ask again whether a copy is over; infinite while none is under way."""
+        return min(
+            (lane[0].copy.left_seconds for lane in self._lanes.values() if lane), default=math.inf
+        )
+
+    def holds(self, layer: LayerId) -> bool:
+        """Whether a layer is on the device or on its way."""
+        return layer in self._blobs
+
+    def load(self, layer: LayerId, memory: LayerMemory) -> None:
+        """Start copying a layer to the device; it is there when ``take_finished`` says so.
+
+        Raises:
+            DeviceMemoryError: when the device has no room for it.
+            InvariantError: when it is on the device already, or on its way.
+            SwapError: when the device refuses.
+        """
+        if layer in self._blobs:
+            raise InvariantError(f"layer {memory.label} was loaded, but is on the device already")
+        if (piece := memory.piece) is None:
+            piece = self._device.allocate(memory.state_bytes)
+        else:
+            self._device.refill(piece)
+        self._blobs[layer] = piece
+        self._start(SwapKind.LOADED, layer, memory)
+
+    def save(self, layer: LayerId, memory: LayerMemory) -> None:
+        """Start copying a layer to host memory; nothing may write it until that is done.
+
+        Raises:
+            InvariantError: when it is not on the device, or is being copied.
+            SwapError: when the device refuses.
+        """
+        self._check_resting("saved", layer, memory)
+        memory.adopt_state()
+        self._start(SwapKind.SAVED, layer, memory)
+
+    def evict(self, layer: LayerId, memory: LayerMemory) -> None:
+        """Free a layer's device memory at once; what changed since the last save is lost.
+
+        Raises:
+            InvariantError: when it is not on the device, or is being copied.
+        """
+        self._check_resting("evicted", layer, memory)
+        memory.leave_device()
+        self._device.free(self._blobs.pop(layer))
+
+    def take_finished(self) -> list[Finished]:
+        """What was finished since the last call; layers that were loaded are there from now on.
+
+        Raises:
+            SwapError: when a copy failed; the device's exception is its cause.
+        """
+        finished = list[Finished]()
+        for kind, lane in self._lanes.items():
+            while lane and self._is_over(kind):
+                finished.append(self._settle(kind, lane.popleft()))
+        return finished
+
+    def _is_over(self, kind: SwapKind) -> bool:
+        """Whether the oldest copy of a lane is; one that failed is no longer under way."""
+        try:
+            return self._lanes[kind][0].copy.is_over()
+        except Exception as error:
+            raise self._failure(kind, self._lanes[kind].popleft().memory, error) from error
+
+    def _settle(self, kind: SwapKind, job: _Job) -> Finished:
+        del self._copying[job.layer]
+        if kind is SwapKind.LOADED:
+            job.memory.to_device(job.blob)
+        before = self._traffic[kind]
+        self._traffic[kind] = Traffic(
+            before.nbytes + job.blob.numel(),
+            before.nanoseconds + job.copy.nanoseconds,
+            before.copies + 1,
+        )
+        told = LayerLoaded if kind is SwapKind.LOADED else LayerSaved
+        return told(time.monotonic_ns(), job.layer)
+
+    def _start(self, kind: SwapKind, layer: LayerId, memory: LayerMemory) -> None:
+        blob = self._blobs[layer]
+        try:
+            if kind is SwapKind.LOADED:
+                copy = self._device.copy_in(memory.host, blob)
+            else:
+                copy = self._device.copy_out(blob, memory.host)
+        except Exception as error:
+            raise self._failure(kind, memory, error) from error
+        self._copying[layer] = kind
+        self._lanes[kind].append(_Job(layer, memory, blob, copy))
+
+    def _check_resting(self, what: str, layer: LayerId, memory: LayerMemory) -> None:
+        if layer not in self._blobs:
+            raise InvariantError(f"layer {memory.label} was {what}, but is not on the device")
+        if layer in self._copying:
+            raise InvariantError(
+                f"layer {memory.label} was {what} before it was told to be {self._copying[layer]}"
+            )
+
+    def _failure(self, kind: SwapKind, memory: LayerMemory, error: Exception) -> SwapError:
+        way = "to" if kind is SwapKind.LOADED else "from"
+        return SwapError(
+            f"layer {memory.label}: copying its {memory.state_bytes} bytes {way} device "
+            f"{self._device.name} failed: {reason(error)}"
+        )
+
+    def _finish(self) -> None:
+        """Wait for the copies under way; nobody is told of them."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for kind, lane in self._lanes.items():
+            while lane:
+                if self._is_over(kind):
+                    lane.popleft()
+                elif time.monotonic() > deadline:
+                    left = (job.layer for lane in self._lanes.values() for job in lane)
+                    copying = ", ".join(f"{layer}" for layer in sorted(left))
+                    raise SwapError(
+                        f"device {self._device.name}: copies of the layers {copying} did not end "
+                        f"within {CLOSE_SECONDS:g} s of closing"
+                    )
+                else:
+                    time.sleep(min(lane[0].copy.left_seconds, CLOSE_SECONDS))
+
+
+def device_name(device: str, worker: WorkerId) -> str:
+    """The device of one worker: ``cuda`` spreads the workers over the GPUs in turn."""
+    if device != "cuda":
+        return device
+    return f"cuda:{worker % max(1, count_gpus())}"
+
+
+class Placement:
+    """Every layer is on the device from its making on.
+
+    Args:
+        torch_device: where blocks are computed.
+    """
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        self._is_gpu = torch_device.type == "cuda"
+        self._blocks = 0
+        self._queued: Mark = None
+        """The end of the last block in the device's queue."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to end."""
+
+    @property
+    def may_lose_graphs(self) -> bool:
+        """Whether a pass may have to do without what autograd saved."""
+        return self.torch_device.type != "cpu"
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether a layer's memory is given to other layers while it is not needed here."""
+        return False
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A leaf with the same values, strides and ``requires_grad`` on the device."""
+        if tensor.device == self.torch_device:
+            return tensor
+        count(Wait.FIELD)
+        moved = tensor.detach().to(self.torch_device)
+        return moved.requires_grad_(tensor.requires_grad)
+
+    def receive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What another stage sent, on the device: strides and alignment as they were there."""
+        return tensor if tensor.device == self.torch_device else copy_to(tensor, self.torch_device)
+
+    def finish_block(self) -> None:
+        """A block is queued: wait until the one before it is done.
+
+        So a GPU computes a block while the host is busy with what follows from the one before, and
+        times are late by one block at most.
+        """
+        self._blocks += 1
+        before, self._queued = self._queued, self._mark()
+        self._wait(before)
+
+    def _mark(self) -> Mark:
+        return record_end(torch.cuda.current_stream(self.torch_device)) if self._is_gpu else None
+
+    def _wait(self, mark: Mark) -> None:
+        if mark is not None:
+            wait_for(mark, Wait.BLOCK)
+
+    def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
+        """A layer was made in host memory."""
+        if self.torch_device.type != "cpu":
+            stored.move(self.torch_device)
+
+    def make_room(self, nbytes: int) -> None:
+        """Have torch hold so much free memory, for what must not be stopped half-way.
+
+        Raises:
+            torch.OutOfMemoryError: when it cannot be had.
+        """
+        if self.torch_device.type != "cpu":
+            torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
+
+    def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
+        """A layer is handed over to another stage: its memory is free as soon as it is sent."""
+
+    def expect(self, layer: LayerId) -> None:
+        """A layer is about to be handed over by another stage."""
+
+    def settle(self, layer: LayerId) -> None:
+        """A layer was handed over by another stage."""
+
+    def forget(self, layer: LayerId) -> None:
+        """A layer that left is not kept any longer; coming back, it is adopted anew."""
+
+    def load(self, layer: LayerId) -> None:
+        """Never right: all layers are there."""
+        raise InvariantError(f"layer {layer}: this stage has no memory budget")
+
+    def save(self, layer: LayerId) -> None:
+        """Never right: there is one copy."""
+        self.load(layer)
+
+    def evict(self, layer: LayerId) -> None:
+        """Never right: layers stay."""
+        self.load(layer)
+
+    def apart(self, layer: LayerId, tensors: Iterable[Handed]) -> tuple[Handed, ...]:
+        """What a block hands on, in memory that stays when the layer is evicted."""
+        return tuple(tensors)
+
+    def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
+        """What the stage's layers, all of which are given, take on the device now."""
+        tensors = (value for stored in layers for _, value in stored.tensors())
+        return LayerUse(sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor)))
+
+    @property
+    def left_seconds(self) -> float:
+        """After how long to ask again what was loaded and saved; infinite if nothing is copied."""
+        return math.inf
+
+    def take_finished(self) -> Sequence[Finished]:
+        """What was loaded and saved since the last call."""
+        return ()
+
+    def measured(self) -> dict[str, Any]:
+        """Figures for the manifest."""
+        return {"blocks": self._blocks, "waits_per_block": per_block(self._blocks)}
+
+
+class SwappedPlacement(Placement):
+    """Layers live in host memory and are on the device while they are needed.
+
+    Args:
+        device: where blocks are computed, with its budget.
+        recipes: of each stream: its optimizer's state moves along.
+        limits: the budget, and the least one; for the report of a shortage.
+        host_limit_bytes: the most host memory that layers may take; None for no limit.
+        permanent: streams and blocks whose layers stay on the device.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        recipes: Sequence[Recipe],
+        limits: LayerUse,
+        host_limit_bytes: int | None,
+        permanent: Collection[tuple[int, int]] = (),
+    ) -> None:
+        super().__init__(device.torch_device)
+        self._device = device
+        self._limits = limits
+        self._sizes = [StateSizes(recipe) for recipe in recipes]
+        self._arena = HostArena(device.torch_device.type != "cpu", host_limit_bytes)
+        self._swapper = Swapper(device)
+        self._permanent = frozenset(permanent)
+        self._memories: dict[LayerId, LayerMemory] = {}
+        self._stack = ExitStack()
+
+    @property
+    def shares_memory(self) -> bool:
+        """See :class:`Placement`."""
+        return True
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._swapper)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.__exit__(*exception)  # type: ignore[arg-type]
+
+    @property
+    def may_lose_graphs(self) -> bool:
+        """Always: an emulated device may be short of memory as a GPU may."""
+        return True
+
+    def _mark(self) -> Mark:
+        return self._device.mark()
+
+    def _wait(self, mark: Mark) -> None:
+        self._device.wait(mark)
+
+    def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
+        """See :class:`Placement`. Raises HostMemoryError when host memory has no room left."""
+        if self.torch_device.type != "cpu":
+            stored.move_copies(self.torch_device)
+        self._memories[layer] = LayerMemory(stored, self._sizes[layer.stream], self._arena)
+
+    def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
+        """See :class:`Placement`."""
+        if layer[:2] not in self._permanent:
+            self._arena.give_back(self._memories[layer].leave(), is_sent)
+
+    def expect(self, layer: LayerId) -> None:
+        """See :class:`Placement`. Raises InvariantError when a stale copy is on the device.
+
+        What comes for a permanent layer is put in its place there.
+        """
+        if layer[:2] in self._permanent:
+            return
+        if self._swapper.holds(layer):
+            raise InvariantError(
+                f"layer {layer}: its newest version came from another stage, but an older one is "
+                f"on the device"
+            )
+        self._memories[layer].come_back(self._arena)
+
+    def settle(self, layer: LayerId) -> None:
+        """See :class:`Placement`."""
+        self._memories[layer].adopt_state()
+
+    def forget(self, layer: LayerId) -> None:
+        """See :class:`Placement`."""
+        del self._memories[layer]
+
+    def load(self, layer: LayerId) -> None:
+        """Start copying a layer to the device; it has been made."""
+        self._swapper.load(layer, self._memories[layer])
+
+    def save(self, layer: LayerId) -> None:
+        """Start copying a layer to host memory."""
+        self._swapper.save(layer, self._memories[layer])
+
+    def evict(self, layer: LayerId) -> None:
+        """Free a layer's device memory at once."""
+        self._swapper.evict(layer, self._memories[layer])
+
+    def apart(self, layer: LayerId, tensors: Iterable[Handed]) -> tuple[Handed, ...]:
+        """See :class:`Placement`: a module may return a weight, or a part of one."""
+        return tuple(map(self._memories[layer].apart, tensors))
+
+    def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
+        """See :class:`Placement`."""
+        return self._limits._replace(used_bytes=self._device.used_bytes)
+
+    @property
+    def left_seconds(self) -> float:
+        """See :class:`Placement`."""
+        return self._swapper.left_seconds
+
+    def take_finished(self) -> Sequence[Finished]:
+        """See :class:`Placement`."""
+        return self._swapper.take_finished()
+
+    def measured(self) -> dict[str, Any]:
+        """See :class:`Placement`."""
+        leaving_bytes = self._arena.leaving_bytes
+        figures = {
+            "device_peak_bytes": self._device.peak_bytes,
+            "host_bytes": self._arena.used_bytes - leaving_bytes,
+            "host_leaving_bytes": leaving_bytes,
+        }
+        return (
+            super().measured()
+            | figures
+            | {
+                f"{name}_{what}": value
+                for name, traffic in (("load", self._swapper.loaded), ("save", self._swapper.saved))
+                for what, value in _figures(traffic)
+            }
+        )
+
+
+def _figures(traffic: Traffic) -> list[tuple[str, float]]:
+    return [
+        ("bytes", traffic.nbytes),
+        ("bytes_per_second", traffic.bytes_per_second),
+        ("copies", traffic.copies),
+    ]

@@ -1,0 +1,163 @@
+"""Where a stage's results go: files of each stream, and reports to the launcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from naspipe.config.ids import FIRST_STREAM, Access, AccessKind, SequenceId, StreamId, alone_in
+from naspipe.engine.commands import WriteLayer
+from naspipe.engine.events import Event
+from naspipe.machine.device_waits import Wait, on_host
+from naspipe.machine.staging import tensor_bytes
+from naspipe.store.access_log import AccessLogWriter
+from naspipe.store.event_log import EventLogWriter
+from naspipe.wire.ports import Reporter
+from naspipe.worker.blocks.ports import BlockResult
+from naspipe.worker.layers.stored_layer import StoredLayer
+
+_REPORT_EVERY_NS = 250_000_000
+
+
+class StageFiles:
+    """A stage's logs and reports; see :class:`naspipe.worker.stage_files.StageSink`.
+
+    Each stream has files of its own, in which it is the only stream: those of its solo run.
+
+    Args:
+        logs: of each stream.
+        events: where events are recorded, if they are.
+        reporter: to the launcher.
+        every: accesses of each so manyth step are recorded; 0 for none.
+        passes: of a step.
+        pending: says how many subnets are under way here.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[AccessLogWriter],
+        events: EventLogWriter | None,
+        reporter: Reporter,
+        every: int = 1,
+        passes: int = 1,
+        pending: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._every = every
+        self._passes = passes
+        self._pending = pending
+        self._logs = tuple(logs)
+        self._events = events
+        self._reporter = reporter
+        self._start_ns = self._reported_ns = time.monotonic_ns()
+        self._busy_ns = self._hits = self._reads = 0
+
+    def access(self, access: Access) -> None:
+        """See :class:`naspipe.worker.stage_files.StageSink`."""
+        if self._every and access.sequence_id // self._passes % self._every == 0:
+            stream = access.layer.stream
+            is_alone = stream == FIRST_STREAM
+            alone = access if is_alone else access._replace(layer=alone_in(access.layer))
+            self._logs[stream].append(alone)
+        self._busy_ns += access.end_ns - access.start_ns
+        if access.kind is not AccessKind.WRITE:
+            self._reads += 1
+            self._hits += access.is_hit
+        if access.end_ns - self._reported_ns > _REPORT_EVERY_NS:
+            self._reported_ns = access.end_ns
+            elapsed_ns = access.end_ns - self._start_ns
+            use = {"busy_ns": self._busy_ns, "elapsed_ns": elapsed_ns}
+            use |= {"hits": self._hits, "reads": self._reads, "pending": self._pending()}
+            self._reporter.report("busy", use)
+
+    def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
+        """See :class:`naspipe.worker.stage_files.StageSink`."""
+        value, bits = _number(result.value, Wait.LOSS)
+        metrics = {
+            name: _number(each, Wait.METRIC) for name, each in (result.metrics or {}).items()
+        }
+        body = {
+            "stream": stream,
+            "sequence_id": sequence_id,
+            "section": result.section,
+            "loss": value,
+            "bits": bits,
+            "batch": result.batch,
+            "metrics": metrics,
+        }
+        self._reporter.report("loss", body)
+
+    def written(self, command: WriteLayer, stored: StoredLayer) -> None:
+        """See :class:`naspipe.worker.stage_files.StageSink`."""
+        body = {
+            "stream": command.layer.stream,
+            "sequence_id": command.sequence_id,
+            "layer": stored.label,
+            "digests": stored.tensor_digests(),
+        }
+        self._reporter.report("written", body)
+
+    def flush(self) -> None:
+        """Hand all that is logged to the operating system, while a failure can still be told.
+
+        Raises:
+            StorageError: when a log cannot be written.
+        """
+        for log in self._logs:
+            log.flush()
+        if self._events is not None:
+            self._events.flush()
+
+    def held(self, admitted: Sequence[int]) -> None:
+        """See :class:`naspipe.worker.stage_files.StageSink`."""
+        self._reporter.report("held", {"admitted": list(admitted)})
+
+    def event(self, event: Event) -> None:
+        """See :class:`naspipe.worker.stage_files.StageSink`."""
+        if self._events is not None:
+            self._events.append(event)
+
+
+def _number(tensor: torch.Tensor, why: Wait) -> tuple[float, str]:
+    """Its value and its bits, as a big-endian number."""
+    there = on_host(tensor, why)  # its block is over: this waits for the copy alone
+    return float(there), tensor_bytes(there).numpy().tobytes()[::-1].hex()
+
+
+class StageSink(Protocol):
+    """Where a stage's results go: files and the launcher."""
+
+    def access(self, access: Access) -> None:
+        """One record of the access log."""
+        ...
+
+    def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
+        """A subnet's loss, or its sums, in the order in which subnets reach it here."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """An event that the controller is about to handle."""
+        ...
+
+    def written(self, command: WriteLayer, stored: StoredLayer) -> None:
+        """One of the first steps has written a layer, which is compared with a plain loop."""
+        ...
+
+    def held(self, admitted: Sequence[int]) -> None:
+        """The stage admits nothing more of its own accord: of each stream, how many it has."""
+        ...
+
+
+class StageWork(Protocol):
+    """What a stage's process does."""
+
+    @property
+    def current(self) -> str:
+        """What the stage is at, for the report of a failure."""
+        ...
+
+    def run(self) -> None:
+        """Work to the end, and report."""
+        ...

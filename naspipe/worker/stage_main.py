@@ -1,0 +1,168 @@
+"""The body of a stage's process, from its start to its end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from naspipe.config.errors import (
+    ConfigError,
+    NotFiniteError,
+    StorageError,
+    VerificationError,
+    reason,
+)
+from naspipe.config.ids import WorkerId
+from naspipe.config.user_code import users_traceback
+from naspipe.jobs.ports import PipelineJob
+from naspipe.machine import device_waits
+from naspipe.machine import out_of_memory as shortages
+from naspipe.machine.determinism import deterministic_torch
+from naspipe.machine.forking import in_own_thread, leave_signals_to_launcher
+from naspipe.store.files import STORAGE, cannot_write
+from naspipe.wire.endpoints import Endpoints
+from naspipe.wire.messages import LauncherMessage
+from naspipe.wire.ports import Reporter, Transport
+from naspipe.wire.reports import WAITING, ZmqReporter
+from naspipe.wire.transport import NoTransport, Wakeup
+from naspipe.worker.stage_files import StageWork
+from naspipe.worker.stage_process import StageRun, StageSeat, connect, open_placement
+
+
+def run_alone(
+    job: PipelineJob,
+    reporter: Reporter,
+    mailbox: deque[LauncherMessage],
+    make: Callable[..., StageWork] = StageRun,
+) -> None:
+    """The run on one stage, in this process and without sockets; never on a GPU."""
+    _run_stage(job, WorkerId(0), partial(NoTransport, mailbox), reporter, make)
+
+
+def _run_stage(
+    job: PipelineJob,
+    worker: WorkerId,
+    connect: Callable[[Wakeup], Transport],
+    reporter: Reporter,
+    make: Callable[..., StageWork],
+) -> None:
+    """Run one stage to its end; a failure is reported, never raised."""
+    task = "start"
+    device_waits.begin()
+    try:
+        with ExitStack() as stack:
+            # Before the device starts: cuBLAS reads its settings once.
+            stack.enter_context(deterministic_torch(job.threads))
+            wakeup = stack.enter_context(Wakeup())
+            transport = stack.enter_context(connect(wakeup))
+            stage = job.positions.stage(worker)
+            placement = stack.enter_context(open_placement(job, worker))
+            shortages.note()
+            stage_run = make(job, StageSeat(stage, transport, reporter, placement, wakeup))
+            reporter.watch(lambda: stage_run.current)
+            try:
+                stage_run.run()
+            finally:
+                task = stage_run.current
+    except Exception as error:
+        reporter.report("failed", failure_report(task, error))
+
+
+def failure_report(task: str, error: Exception) -> dict[str, Any]:
+    """The report of a failure: what was under way, and why it ended."""
+    return {
+        "task": task,
+        "traceback": users_traceback(error),
+        "message": _message(error),
+        "kind": _kind(error),
+        "cause": reason(error),
+        "host": os.uname().nodename,
+    }
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(cannot_write(Path(error.filename), error)) if error.filename else reason(error)
+    return str(error)
+
+
+def _kind(error: Exception) -> str:
+    """Whose failure it is: the input's, the storage's, a loss's, the plain loop's, or anybody's."""
+    if isinstance(error, ConfigError):
+        return "input"
+    if isinstance(error, NotFiniteError):
+        return "number"
+    if isinstance(error, VerificationError):
+        return "bits"
+    is_storage = isinstance(error, OSError) and error.errno in STORAGE
+    return "storage" if is_storage or isinstance(error, StorageError) else ""
+
+
+def stage_main(
+    make_job: Callable[[], PipelineJob],
+    worker: WorkerId,
+    endpoints: Endpoints,
+    lifeline: tuple[int, int],
+    *,
+    make: Callable[..., StageWork] = StageRun,
+    launcher_is_elsewhere: bool = False,
+) -> None:
+    """The body of a stage's process: ends with the run, its own failure, or its parent.
+
+    Args:
+        make_job: called here; what it raises is the stage's failure.
+        worker: which.
+        endpoints: of the run.
+        lifeline: a pipe that the parent holds open.
+        make: makes the stage's work, as ``StageRun`` is made.
+        launcher_is_elsewhere: the parent is no launcher, so the launcher has to be told.
+    """
+    # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
+    leave_signals_to_launcher()
+    read_end, write_end = lifeline
+    os.close(write_end)
+    _wake_with_parents_end()
+    say = partial(_last_words, worker, endpoints) if launcher_is_elsewhere else _nothing
+    threading.Thread(target=_end_with_parent, args=(read_end, say), daemon=True).start()
+    with ZmqReporter(worker, endpoints) as reporter:
+        reporter.watch(lambda: WAITING)
+        try:
+            job = make_job()
+        except Exception as error:
+            reporter.report("failed", failure_report("its preparation", error))
+            return
+        transport = partial(connect, job, worker, endpoints)
+        in_own_thread(job.threads, lambda: _run_stage(job, worker, transport, reporter, make))
+
+
+def _end_with_parent(read_end: int, say: Callable[[], None]) -> None:
+    """Wait for the end of a pipe that only the parent holds open."""
+    os.read(read_end, 1)
+    say()
+    os._exit(1)
+
+
+def _nothing() -> None:
+    """Say nothing: nobody is there any more."""
+
+
+def _last_words(worker: WorkerId, endpoints: Endpoints) -> None:
+    with ZmqReporter(worker, endpoints) as reporter:
+        how = "the worker that watched it has ended"
+        reporter.report("died", {"how": how, "host": os.uname().nodename})
+
+
+def _wake_with_parents_end() -> None:
+    """Have the kernel continue this process when its parent ends: one that was stopped, too."""
+    set_parent_death_signal = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGCONT))

@@ -1,0 +1,319 @@
+"""One stage of a job: build it, run it, write what it leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from naspipe.config.definition import Execution, parse_bytes
+from naspipe.config.errors import ConfigError
+from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, alone_in
+from naspipe.engine.admission import Intake
+from naspipe.engine.builder import build_admission, build_controller
+from naspipe.engine.events import StreamResumed
+from naspipe.jobs.ports import PipelineJob
+from naspipe.machine.cuda import measured_memory, start_cuda
+from naspipe.machine.emulated import open_device
+from naspipe.machine.forking import calm_collector, kept_heap
+from naspipe.machine.out_of_memory import LayerUse
+from naspipe.machine.staging import Staging
+from naspipe.plan.memory import residency_of
+from naspipe.store.access_log import AccessLogWriter
+from naspipe.store.checkpoints import FINAL
+from naspipe.store.event_log import EventLogWriter
+from naspipe.wire import device_rings
+from naspipe.wire.device_rings import DeviceRings, DeviceTransport
+from naspipe.wire.emulated_link import Link, LinkedTransport
+from naspipe.wire.endpoints import Endpoints
+from naspipe.wire.ports import Reporter, Transport
+from naspipe.wire.transport import Wakeup, ZmqTransport
+from naspipe.worker.blocks.compute import StageCompute
+from naspipe.worker.checkpoints.capturing import Capturer
+from naspipe.worker.checkpoints.checkpointer import Checkpointer, CheckpointStream, Part
+from naspipe.worker.checkpoints.restored import CaptureMemory, layer_key
+from naspipe.worker.driver import DriverOptions, Effects, StageDriver
+from naspipe.worker.job import StreamJob, TrainingJob
+from naspipe.worker.late_fields import LateFields, watched
+from naspipe.worker.layers.layer_store import LayerStore
+from naspipe.worker.placement import Placement, SwappedPlacement, device_name
+from naspipe.worker.stage_files import StageFiles
+
+
+def start_device(execution: Execution, worker: WorkerId) -> str:
+    """The name of the stage's device, started in this process where it is a GPU.
+
+    Raises:
+        ConfigError: when CUDA cannot be started here.
+    """
+    name = device_name(execution.hardware.device, worker)
+    if name != "cpu":
+        start_cuda(torch.device(name))
+    return name
+
+
+def connect(job: PipelineJob, worker: WorkerId, endpoints: Endpoints, wakeup: Wakeup) -> Transport:
+    """The way to the other workers; starts this one's device.
+
+    Raises:
+        ConfigError: when CUDA cannot be started here.
+    """
+    execution, count = job.execution, job.positions.num_workers
+    device = torch.device(start_device(execution, worker))
+    link = Link(execution.wire.link_bandwidth, execution.wire.link_latency)
+    make = partial(LinkedTransport, link) if link.is_emulated else ZmqTransport
+    staging = Staging(device)
+    sockets = make(worker, endpoints, wakeup, staging)
+    if execution.wire.data_path in ("shm", "zmq") or count == 1:
+        return sockets
+    seconds = execution.watch.timeout_seconds
+    if execution.wire.data_path == "cuda_ipc":
+        if endpoints.rings is None:
+            raise ConfigError("data_path=cuda_ipc: expected stages of one host, over transport=ipc")
+        memory = device_rings.MEMORY(device)
+        rings = DeviceRings(worker, count, endpoints.rings, memory, staging)
+        return DeviceTransport(sockets, rings, seconds)
+    from naspipe.wire.nccl_path import NcclTransport, Pairs
+
+    pairs = Pairs(worker, count, device, endpoints.directory, seconds)
+    return NcclTransport(sockets, pairs)
+
+
+GRACE_SECONDS = 10.0
+"""How much longer a stage waits than a hung one may take: the launcher names that one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeat:
+    """A stage's place in its process: which one it is, and all that it works with."""
+
+    stage: StageId
+    transport: Transport
+    reporter: Reporter
+    placement: Placement
+    wakeup: Wakeup
+
+
+class StageRun:
+    """A stage of a job, ready to run."""
+
+    def __init__(self, job: TrainingJob, seat: StageSeat) -> None:
+        self._job = job
+        self._stage = seat.stage
+        self._transport = seat.transport
+        self._reporter = seat.reporter
+        self._placement = seat.placement
+        self._wakeup = seat.wakeup
+        self._driver: StageDriver | None = None
+        self._taken_in: list[Intake] = []
+
+    @property
+    def current(self) -> str:
+        """What the stage is doing, for the report of a failure."""
+        return self._driver.current if self._driver else "start"
+
+    def _pending(self) -> int:
+        return sum(each.under_way for each in self._taken_in)
+
+    def run(self) -> None:
+        """Train this stage's part of every subnet, then write its layers and report."""
+        job, stage, generation = self._job, self._stage, self._job.generation
+        directories = [stream.directory for stream in job.streams]
+        with ExitStack() as stack:
+            logs = [
+                stack.enter_context(
+                    AccessLogWriter(directory.access_log(stage, generation), generation)
+                )
+                for directory in directories
+            ]
+            events = None
+            if job.execution.records.events:
+                path = directories[0].events_log(stage, generation)
+                events = stack.enter_context(EventLogWriter(path))
+            restored = [stream.restored for stream in job.streams]
+            is_alone = job.positions.num_workers == 1
+            workloads = job.workloads if is_alone else watched(job.workloads, self._reporter)
+            splits = [stream.split for stream in job.streams]
+            compute = StageCompute(workloads, self._placement, restored, job.wiring, splits)
+            for stream, store in zip(job.streams, compute.stores, strict=True):
+                store.stateless = stream.stateless
+            sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
+            fields = stack.enter_context(sources)
+            checkpointer = stack.enter_context(self._checkpointer(compute, logs))
+            every, passes = job.execution.records.logged_steps, job.steps.passes
+            files = StageFiles(logs, events, self._reporter, every, passes, self._pending)
+            effects = Effects(
+                compute=compute,
+                stores=compute.stores,
+                placement=self._placement,
+                transport=self._transport,
+                positions=job.positions,
+                sink=files,
+                checkpointer=checkpointer,
+                updates=compute.updates,
+                fields=fields,
+            )
+            done = self._train(effects, compute)
+            files.flush()  # while a failure can still be told
+            self._reporter.report("done", done)
+
+    def _checkpointer(self, compute: StageCompute, logs: Sequence[AccessLogWriter]) -> Checkpointer:
+        job = self._job
+        streams = [
+            CheckpointStream(
+                stream.workload.space,
+                stream.directory.checkpoints,
+                store,
+                stream.restored,
+                log,
+                stream.workload.is_written and self._stage in stages,
+            )
+            for stream, stages, store, log in zip(
+                job.streams, job.participants, compute.stores, logs, strict=True
+            )
+        ]
+        every = job.execution.cut_every_steps * job.steps.passes
+        return Checkpointer(
+            self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
+        )
+
+    def _train(self, effects: Effects, compute: StageCompute) -> dict[str, Any]:
+        """Do the stage's work and write its layers; returns its last report."""
+        job, stage, execution = self._job, self._stage, self._job.execution
+        controller = build_controller(
+            stage,
+            [stream.rules for stream in job.streams],
+            policy=job.policy,
+            bulk=job.bulk,
+            order=execution.pipeline.order,
+            residency=residency_of(job.memory, stage, execution),
+            starts_partly_clear=execution.pipeline.partly_clear,
+            steps=job.steps,
+            wiring=job.wiring,
+            buffered=job.buffered,
+            streams=[n for n, stages in enumerate(job.participants) if stage in stages],
+            reduction_launch=execution.pipeline.reduction_launch,
+            splits=any(stream.split for stream in job.streams),
+        )
+        intakes = self._taken_in = self._intakes()
+        self._driver = StageDriver(
+            stage,
+            controller,
+            effects,
+            intakes,
+            DriverOptions(
+                timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
+                digests=execution.records.digests,
+                verified=job.verified_until,
+                wiring=job.wiring,
+                steps=job.steps,
+                resumed=self._resumed(),
+            ),
+        )
+        with calm_collector(), kept_heap():
+            self._driver.run()
+        self._driver.finishing()
+        measured = {
+            **self._driver.measured,
+            **compute.measured,
+            **self._placement.measured(),
+            **measured_memory(),
+        }
+        is_whole = all(
+            intake.next == stream.num_passes
+            for intake, stream in zip(intakes, job.streams, strict=True)
+        )
+        parts = [
+            self._save(stream, intake.homes, store)
+            for stream, intake, store in zip(job.streams, intakes, effects.stores, strict=True)
+            if is_whole
+        ]
+        return {"streams": parts, "measured": measured}
+
+    def _intakes(self) -> list[Intake]:
+        execution = self._job.execution
+        return [
+            Intake(
+                build_admission(
+                    self._job.policy,
+                    stream.num_passes,
+                    window=stream.workload.window or execution.pipeline.window,
+                    bulk=self._job.bulk,
+                    stages=execution.workers,
+                    first=stream.first,
+                    steps=self._job.steps,
+                    takes_part=self._stage in stages,
+                ),
+                stream.planned[stream.first :],
+                stream.first,
+                self._job.steps,
+            )
+            for stream, stages in zip(self._job.streams, self._job.participants, strict=True)
+        ]
+
+    def _resumed(self) -> list[StreamResumed]:
+        now_ns = time.monotonic_ns()
+        return [
+            StreamResumed(now_ns, StreamId(number), SequenceId(stream.first), stream.kept)
+            for number, stream in enumerate(self._job.streams)
+            if stream.first
+        ]
+
+    def _save(
+        self, stream: StreamJob, homes: Mapping[LayerId, StageId], store: LayerStore
+    ) -> dict[str, Any]:
+        """Write this stage's shard of the final checkpoint: no layer that only probes used.
+
+        Args:
+            stream: which.
+            homes: of each layer that was used, the stage that used it first.
+            store: the layers here.
+        """
+        space = stream.workload.space
+        capturer = Capturer()
+        elsewhere = self._unchanged_elsewhere(stream, homes)
+        directory = stream.directory.checkpoints.working(FINAL, self._job.generation)
+        with Part(directory, self._stage, CaptureMemory(), lambda: store.num_parameters) as part:
+            for layer, stored in store.items():
+                if layer in homes and layer not in elsewhere:
+                    snapshot = capturer.capture(stored, (stored.version,), part.captured)
+                    part.add(layer_key(space, alone_in(layer)), snapshot)
+            for layer, _, keeper in stream.kept:
+                if keeper == self._stage and layer not in homes and stream.restored:
+                    newest = stream.restored.version(layer)
+                    if newest is not None:
+                        kept = stream.restored.capture(layer, (newest,), part.captured)
+                        part.add(layer_key(space, alone_in(layer)), kept)
+            part.close()
+            return part.finish()
+
+    def _unchanged_elsewhere(
+        self, stream: StreamJob, homes: Mapping[LayerId, StageId]
+    ) -> set[LayerId]:
+        """Layers that nothing writes, and that the stage of their first user saves."""
+        unchanged = stream.unchanged
+        return {
+            layer
+            for layer, stage in homes.items()
+            if stage != self._stage and (layer.block, layer.candidate) in unchanged
+        }
+
+
+def open_placement(job: PipelineJob, worker: WorkerId) -> Placement:
+    """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
+    execution = job.execution
+    name, stage = start_device(execution, worker), job.positions.stage(worker)
+    if job.memory is None:
+        return Placement(torch.device(name))
+    device = open_device(
+        name, job.memory.budgets[stage], execution.hardware.bandwidth, execution.hardware.latency
+    )
+    limits = LayerUse(0, job.memory.budgets[stage], job.memory.needs[stage].least_bytes)
+    host_bytes = parse_bytes(execution.memory.host) or None
+    permanent = job.memory.permanent
+    return SwappedPlacement(device, job.recipes, limits, host_bytes, permanent)
