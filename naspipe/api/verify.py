@@ -26,8 +26,8 @@ from naspipe.store.checkpoints import FINAL, Checkpoint, CheckpointFolder, cut_n
 from naspipe.store.losses import read_losses
 from naspipe.store.run_directory import RunDirectory
 from naspipe.streams.stream_file import read_stream
-from naspipe.verification.comparison import NotVerifiable, tensor_digest
 from naspipe.verification.plain_loop import PlainLoop, states_of, with_teachers
+from naspipe.verification.records import NotVerifiable, tensor_digest
 from naspipe.wire.reports import NotesToStderr
 
 Choices = Sequence[int] | None

@@ -11,8 +11,9 @@ from naspipe.config.rules import steps_behind
 from naspipe.config.space import Space
 from naspipe.inputs.subnet_sources import draw_passes
 from naspipe.jobs.workload import Workload
-from naspipe.verification.comparison import Comparison, NotVerifiable, StepRecord
+from naspipe.verification.comparison import Comparison
 from naspipe.verification.plain_loop import PlainLoop, states_of, with_teachers
+from naspipe.verification.records import NotVerifiable, StepRecord
 from naspipe.verification.verifier import Proposed, Verifier, limit_gpu_memory
 from naspipe.worker.job import StreamJob, TrainingJob
 

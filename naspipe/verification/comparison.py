@@ -7,15 +7,11 @@ once, so a difference names the first step, layer and tensor that differ. Nothin
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
-import torch
-
-from naspipe.config.errors import NaspipeError, VerificationError
+from naspipe.config.errors import VerificationError
 from naspipe.verification.audit import STEPS_BEFORE
 
 _MOST_HINTS = 3
@@ -207,55 +203,3 @@ class Comparison:
             return ""
         more = f" and {len(hints) - _MOST_HINTS} more" if len(hints) > _MOST_HINTS else ""
         return f"; likely reason: {', '.join(hints[:_MOST_HINTS])}{more}"
-
-
-LayerDigests = Mapping[str, str]
-"""Of one layer: digests by the tensor's name in a checkpoint, such as ``param/weight``."""
-
-
-class NotVerifiable(NaspipeError):  # noqa: N818
-    """The plain loop does not cover this run; the message begins with "because"."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRecord:
-    """What one step of one stream left."""
-
-    losses: tuple[str, ...] = ()
-    """The bits of each pass's loss, in pass order; see :func:`loss_bits`."""
-    layers: Mapping[str, LayerDigests] = field(default_factory=dict)
-    """The layers that the step wrote, by label."""
-    hints: tuple[tuple[str, str], ...] = ()
-    """What was observed of layers, by label, and of the loss, that may explain a difference."""
-    remembered: tuple[tuple[str, str], ...] = ()
-    """Labels of layers, and attributes of theirs that no checkpoint holds and a forward changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What one step of a plain loop left."""
-
-    step: int
-    streams: tuple[StreamRecord, ...]
-    """One record per stream, in the order of the workloads. The record of a stream that is not
-    trained and follows no other is empty."""
-
-
-def loss_bits(loss: torch.Tensor) -> str:
-    """The bytes of a loss in hexadecimal, most significant first, as in ``losses.jsonl``."""
-    raw = bytes(loss.detach().cpu().reshape(1).view(torch.uint8).tolist())
-    return (raw[::-1] if sys.byteorder == "little" else raw).hex()
-
-
-def tensor_digest(value: Any) -> str:
-    """A digest of a tensor's dtype, shape and bytes; of any other value, of its ``repr``."""
-    digest = blake2b(digest_size=8)
-    if isinstance(value, torch.Tensor):
-        dense = value.detach().cpu()
-        flat = torch.empty(dense.numel(), dtype=dense.dtype)
-        flat.view(dense.shape).copy_(dense)
-        digest.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
-        digest.update(flat.view(torch.uint8).numpy().data)
-    else:
-        digest.update(repr(value).encode())
-    return digest.hexdigest()

@@ -22,7 +22,7 @@ from naspipe.config.settings import GivenCode
 from naspipe.config.space import AnyBlock, Elastic
 from naspipe.config.user_code import import_attribute
 from naspipe.mixed.architecture import Alpha, PairAlpha
-from naspipe.verification.comparison import LayerDigests, NotVerifiable, tensor_digest
+from naspipe.verification.records import LayerDigests, NotVerifiable, tensor_digest
 
 _NORM_CLASS = re.compile(r"Norm([123]d)?$")
 

@@ -42,8 +42,8 @@ from naspipe.verification.audit import (
     changed_attributes,
     disturb,
 )
-from naspipe.verification.comparison import NotVerifiable, StepRecord, StreamRecord, loss_bits
 from naspipe.verification.plain_layer import Gradients, LayerState, PlainLayer, Statistics
+from naspipe.verification.records import NotVerifiable, StepRecord, StreamRecord, loss_bits
 from naspipe.worker.checkpoints.restored import aligned
 
 Tensors = tuple[torch.Tensor, ...]

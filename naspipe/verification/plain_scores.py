@@ -38,8 +38,8 @@ from naspipe.config.space import Elastic
 from naspipe.jobs.workload import EvaluationRecipe
 from naspipe.search.scores import Scores
 from naspipe.store.checkpoints import Checkpoint
-from naspipe.verification.comparison import tensor_digest
 from naspipe.verification.plain_loop import set_up_torch, start_draws
+from naspipe.verification.records import tensor_digest
 from naspipe.verification.verifier import SHARE, PlainProcess
 from naspipe.worker.checkpoints.restored import layer_key, load_layer
 

@@ -38,7 +38,8 @@ from naspipe.machine.forking import (
     obituary,
     quiet_fork,
 )
-from naspipe.verification.comparison import Comparison, Digests, NotVerifiable
+from naspipe.verification.comparison import Comparison, Digests
+from naspipe.verification.records import NotVerifiable
 
 PRIORITY = 10
 """What is added to the niceness of the plain loop's process."""

@@ -15,8 +15,8 @@ from naspipe.config.definition import Execution
 from naspipe.distill.joined import join
 from naspipe.machine.determinism import deterministic_torch
 from naspipe.verification import plain_layer, plain_loop
-from naspipe.verification.comparison import NotVerifiable, loss_bits, tensor_digest
 from naspipe.verification.plain_loop import PlainLoop
+from naspipe.verification.records import NotVerifiable, loss_bits, tensor_digest
 from scripts.compositions import runs
 from scripts.compositions.cases import Case
 from tests.equivalence.harness import oracle_of
