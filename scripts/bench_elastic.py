@@ -28,13 +28,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-from naspipe.runtime.labels import teacher_lines  # noqa: E402
 from rich.box import SIMPLE_HEAD  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from torch import nn  # noqa: E402
 
 import naspipe as npp  # noqa: E402
+from naspipe.distill import label_messages  # noqa: E402
 from naspipe.inputs.named import find_workload  # noqa: E402
 from naspipe.jobs.workload import Workload  # noqa: E402
 from naspipe.machine.determinism import describe_environment  # noqa: E402
@@ -198,22 +198,22 @@ def memory(bench: Bench, steps: int) -> dict[str, Any]:
 
 def bytes_sent(bench: Bench) -> dict[str, Any]:
     """Bytes of every request of a run, and of one whose number is the greatest that may be."""
-    path, frames = bench.place / "sent", teacher_lines.student_frames
+    path, frames = bench.place / "sent", label_messages.student_frames
 
     def counted(message: Any) -> list[Any]:
         found = frames(message)
-        if isinstance(message, teacher_lines.LabelRequest):
+        if isinstance(message, label_messages.LabelRequest):
             with path.open("a") as file:
                 file.write(f"{sum(map(len, found))}\n")
         return found
 
-    teacher_lines.student_frames = counted
+    label_messages.student_frames = counted
     try:
         bench.train(light(), 48, labels="service", teachers=2)
     finally:
-        teacher_lines.student_frames = frames
+        label_messages.student_frames = frames
     sent = [int(line) for line in path.read_text().split()]
-    greatest = teacher_lines.LabelRequest((1 << 62) - 1)
+    greatest = label_messages.LabelRequest((1 << 62) - 1)
     return {"requests": len(sent), "most": max(sent), "greatest": len(frames(greatest)[0])}
 
 

@@ -39,11 +39,12 @@ QUICK = (
 """Targets that touch no file or only a short one: they get two and a half times the inputs."""
 
 INSTRUMENTED = [
-    "naspipe.trace", "naspipe.config", "naspipe.core", "naspipe.data.fairseq",
-    "naspipe.wire.messages",
+    "naspipe.store", "naspipe.config", "naspipe.engine.events", "naspipe.engine.commands",
+    "naspipe.data.fairseq", "naspipe.wire.messages",
     "naspipe.wire.tensor_codec", "naspipe.streams.stream_file", "naspipe.cli.train",
     "naspipe.distill.label_messages", "naspipe.distill.label_file",
-    "naspipe.runtime.registries", "naspipe.distill.teacher_pool",
+    "naspipe.distill.registry", "naspipe.distill.registry_watch",
+    "naspipe.distill.teacher_card", "naspipe.distill.teacher_pool",
 ]  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def code_digest(digests: Mapping[str, str]) -> str:
 @cache
 def _own() -> dict[Path, tuple[str, str]]:
     """Name and digest of each file of naspipe's: once, as what is imported stays as it was."""
-    folders = (Path(__file__).parents[2], *map(Path, search_spaces.__path__))
+    folders = (Path(__file__).parents[1], *map(Path, search_spaces.__path__))
     return {
         path: (str(path.relative_to(folder.parent)), _digest(path))
         for folder in folders

@@ -112,7 +112,7 @@ class Terms:
     """Of the process that made the exam."""
     exam: Exam
     keys: frozenset[str]
-    """CURVE keys that are known; see :func:`naspipe.runtime.labels.teacher_keys.read_keys`."""
+    """CURVE keys that are known; see :func:`naspipe.distill.teacher_card.read_keys`."""
     private: str
     """What the addresses of the run's own teachers begin with, who need no key."""
 

@@ -12,7 +12,7 @@ from naspipe.machine.forking import may_compute_here
 from tests import stand_in
 from tests.accelerator import ACTS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SECONDS = 300
 
 
