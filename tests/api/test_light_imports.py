@@ -48,7 +48,11 @@ def test_one_stage_needs_neither_teachers_nor_nni() -> None:
         "naspipe.label_scheduler",
     )
     found = imported("naspipe.train")
-    assert not [name for name in found if name.startswith((*teachers, "naspipe.label_scheduler", "naspipe.nni", "tabulate"))]
+    assert not [
+        name
+        for name in found
+        if name.startswith((*teachers, "naspipe.label_scheduler", "naspipe.nni", "tabulate"))
+    ]
 
 
 def test_a_space_needs_no_torch() -> None:
