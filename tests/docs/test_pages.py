@@ -119,8 +119,8 @@ def test_what_is_not_there_is_seen() -> None:
     good = "`engine/controller.py`, `naspipe/engine/`, `Tap(source=1)`, `./run_tests.sh`"
     assert missing_files(good) == missing_names(good) == []
     assert missing_files("`engine/lost.py`: `a`, `naspipe/lost/`") == [
-        "naspipe/lost/",
         "engine/lost.py",
+        "naspipe/lost/",
     ]
     assert missing_names("`LostClass.lost_too` of `StageController`") == ["LostClass", "lost_too"]
     links = "# A `b`, c\n[a](docs/lost.md), [b](docs/design.md#x), [c](docs/design.md#the-promise)"

@@ -29,6 +29,8 @@ ELSEWHERE = {
     "naspipe/jobs/losses.py": {"cpu"},  # of a loss, once, before a run
     "naspipe/machine/device_waits.py": {"synchronize", "cpu"},
     "naspipe/distill/admission_check.py": {"cpu"},
+    "naspipe/distill/teachers.py": {"cpu"},  # of what a user hands over, before a run
+    "naspipe/worker/layers/used_entries.py": {"cpu"},  # of a gradient, in a check
     "naspipe/distill/teacher_server.py": {"cpu"},
 }
 """Files of the runtime that may call them: the one place, and processes that are no stages."""
