@@ -218,7 +218,7 @@ def split_drawing() -> str:
 def blockwise(scratch: Path, steps: int) -> list[Recorded]:
     """Consecutive pairs on two stages, with a barrier and without."""
     import naspipe
-    from scripts.bench_blockwise import PAIRS, parts
+    from scripts.bench.blockwise import PAIRS, parts
 
     teachers, students, data = parts(PAIRS["NAS"])
     for relay in TITLES:

@@ -7,7 +7,7 @@
 Each row's own results go where its script puts them. artifacts/measured.json holds, for each row,
 its command, the commit, the machine, and what else went on meanwhile: the processors that other
 work took, and those that the machine's host kept to itself. Run it on a fresh clone with nothing
-beside it, and scripts/draw_measured.py behind it.
+else running.
 """
 
 from __future__ import annotations
@@ -32,28 +32,41 @@ from naspipe.config.errors import ConfigError  # noqa: E402
 from naspipe.machine.determinism import describe_environment  # noqa: E402
 from naspipe.store.files import write_json  # noqa: E402
 
-PAIRS = "--kinds plain 1 --output artifacts/scaling/one_stage_"
 ROWS: dict[str, tuple[str, ...]] = {
     "bits": ("check_bits.py",),
     "memory": ("check_memory.py --all",),
     "kills": ("fault_storm.py",),
-    "speed": ("bench_scaling.py --steps 40 --output artifacts/scaling/nlp.c1.json",),
+    "speed": (
+        "bench settings nlp.c1 stages=1 plain stages=2 'plain x2' --samplers spaced:8 uniform "
+        "--steps 40 --output artifacts/scaling/nlp.c1.json",
+    ),
     "one stage": tuple(
-        f"bench_scaling.py --space {space} {PAIRS}{space}.json"
+        f"bench settings {space} plain stages=1 --samplers spaced:8 uniform "
+        f"--output artifacts/scaling/one_stage_{space}.json"
         for space in ("nlp.c1", "nlp.c3", "cv.c1", "cv.c3")
     ),
-    "hits": ("bench_emulated.py",),
-    "search": ("bench_search.py",),
+    "hits": ("bench emulated",),
+    "search": ("bench search",),
 }
 """Of the README's table, what is run for each row."""
 MORE: dict[str, tuple[str, ...]] = {
-    "peers": ("bench_peers.py --fresh",),
-    "groups": ("bench_groups_real.py",),
-    "checkpoints": ("bench_checkpoints.py --samplers uniform --pairs 5",),
-    "budget": (
-        "bench_pairs.py nlp.c2 --right memory_budget=1.5x --output artifacts/residency/pairs.json",
+    "peers": ("bench peers --fresh",),
+    "groups": (
+        "bench settings vgg16 stages=1 groups=2 stages=2 'stages=1 x2' --steps 60 "
+        "--define passes=accumulate:8 --output artifacts/groups/real.json",
     ),
-    "partitions": ("bench_partition_real.py",),
+    "checkpoints": (
+        "bench settings nlp.c1 stages=2 'stages=2 checkpoint_every=100' --steps 420 "
+        "--output artifacts/faults/checkpoint_cost.json",
+    ),
+    "budget": (
+        "bench settings nlp.c2 stages=2 'stages=2 memory_budget=1.5x' "
+        "--output artifacts/residency/pairs.json",
+    ),
+    "partitions": (
+        "bench settings nlp.c1 'stages=2 partition=static' 'stages=2 partition=balanced' "
+        "--samplers spaced:4 --output artifacts/partition_real/result.json",
+    ),
 }
 """Of docs/measured.md."""
 

@@ -5,7 +5,7 @@ it for streams whose neighbours may share layers (``uniform``) and for others (`
 Losses are those of real runs. How fast a system is was measured apart, in alternation on two
 stages, and simulated on four with costs profiled here (``--simulated-only``: on both). A loss's
 second follows from both, so runs may stand beside other work. Nothing is trained again that is in
-``losses.json`` or that ``scripts/rule_prices.py`` trained: naspipe's curves go by their rule.
+``losses.json`` or that ``scripts/bench rules`` trained: naspipe's curves go by their rule.
 """
 
 from __future__ import annotations

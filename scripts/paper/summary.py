@@ -9,8 +9,8 @@ from typing import Any
 _HEAD = """\
 # Results
 
-Written by `scripts/paper/run.py`, `scripts/bench_peers.py` and `scripts/bench_streams.py` from the
-`result.json` beside each figure. Simulated figures follow from published or measured costs and
+Written by `scripts/paper/run.py` and `scripts/bench peers` from the `result.json` beside each
+figure. Simulated figures follow from published or measured costs and
 hold on any machine; real ones hold for the machine that they were measured on.
 
 ## Beside the paper
@@ -25,86 +25,42 @@ _OTHER_HEAD = """
 
 | experiment | command | what |
 | --- | --- | --- |"""
+_REMOVED = "removed after the measurement; see the history"
 _OTHERS = {
-    "blockwise": (
-        "scripts/bench_blockwise.py, blockwise_simulated.py, distill_images.py, rank_paths.py",
-        "blockwise distillation: speed, bubbles, and what its students learn",
-    ),
-    "elastic": (
-        "scripts/check_elastic.py, bench_elastic.py",
-        "labels from everywhere: bits; what elastic teachers cost",
-    ),
-    "records": (
-        "scripts/bench_records.py, bench_long_run.py",
-        "bytes of long records, and what `log`, `compare` and `report` of them cost",
-    ),
-    "stateless": (
-        "scripts/bench_stateless.py",
-        "what it is worth to know which layers have no state",
-    ),
-    "teachers": (
-        "scripts/bench_teachers.py, teach_images.py",
-        "teachers in the pipeline: speed and what students learn",
-    ),
-    "bits": ("scripts/check_bits.py", "real spaces on 1 to 4 stages: bits of the plain loop"),
-    "code": (
-        "scripts/compare_code.py",
-        "short runs by two versions of the code: bits, and speeds in alternation",
-    ),
-    "bound": ("scripts/bench_bound.py", "causal bounds of the seven spaces"),
-    "fairseq": ("scripts/check_fairseq.py", "batches compared with fairseq's own"),
+    "bits": ("check_bits.py", "real spaces on 1 to 4 stages: bits of the plain loop"),
+    "blockwise": ("bench blockwise", "blockwise distillation: speed, and what students learn"),
+    "bound": (_REMOVED, "causal bounds of the seven spaces"),
+    "code": ("compare_code.py", "short runs by two versions of the code: bits, and speeds"),
+    "elastic": ("check_elastic.py, bench elastic", "labels from elsewhere: bits, and costs"),
+    "fairseq": ("check_fairseq.py", "batches compared with fairseq's own"),
     "faults": (
-        "scripts/fault_storm.py, fuzz.py, check_resume.py, check_hosts.py, bench_checkpoints.py",
+        "fault_storm.py, fuzz.py, check_resume.py, check_hosts.py, bench settings",
         "kills and recoveries, fuzzing, resumes, several hosts, what checkpoints cost",
     ),
-    "free_stages": (
-        "scripts/bench_free_stages.py",
-        "what blocks would gain on any stage that is free, simulated",
-    ),
-    "gpu": ("scripts/gpu_check.sh", "bits and swapping on a GPU"),
-    "groups": (
-        "scripts/bench_groups.py, bench_groups_real.py, check_groups.py, check_plan.py",
-        "groups: simulated on 8 devices, measured, their bits, and what `naspipe plan` names first",
-    ),
-    "image": (
-        "scripts/check_wheel.py",
-        "the wheel alone with its dependencies, as a user uses it",
-    ),
-    "ranking": (
-        "scripts/bench_ranking.py",
-        "what a supernet's ranking is worth: records of its units, kept over time",
-    ),
-    "rules": ("scripts/rule_prices.py", "what it costs that layers in front are read late"),
-    "loss_curve": ("scripts/loss_curve.py", "loss over 300 steps of nlp.c3"),
-    "memory": ("scripts/check_memory.py --all", "bits under memory budgets"),
-    "memory_model": ("scripts/bench_memory_model.py", "batches that a device's memory admits"),
-    "nni": ("scripts/check_nni.py", "spaces of NNI's hub: bits of a plain loop"),
-    "partition": ("scripts/bench_partition.py", "balanced over static partitions, simulated"),
-    "wire": ("scripts/bench_wire.py", "large activations between processes"),
-    "races": ("scripts/check_races.py", "orders on a stand-in for a GPU, and missing ones found"),
+    "free_stages": (_REMOVED, "what blocks would gain on any stage that is free, simulated"),
+    "gpu": ("gpu_check.sh", "bits and swapping on a GPU"),
+    "groups": ("check_groups.py, bench settings", "groups: simulated on 8 devices, bits, speed"),
+    "image": ("check_wheel.py", "the wheel alone with its dependencies, as a user uses it"),
+    "loss_curve": (_REMOVED, "loss over 300 steps of nlp.c3"),
+    "memory": ("check_memory.py --all", "bits under memory budgets"),
+    "memory_model": (_REMOVED, "batches that a device's memory admits"),
+    "nni": ("check_nni.py", "spaces of NNI's hub: bits of a plain loop"),
+    "partition": (_REMOVED, "balanced over static partitions, simulated"),
+    "races": ("check_races.py", "orders on a stand-in for a GPU, and missing ones found"),
+    "ranking": (_REMOVED, "what a supernet's ranking is worth: records of a study"),
+    "records": (_REMOVED, "bytes of long records, and what reading them costs"),
     "report": ("naspipe report", "a page of a real run, as Chromium shows it"),
-    "residency": (
-        "scripts/bench_residency.py, bench_emulated.py",
-        "hit rates and stalls, simulated and real",
-    ),
-    "scaling": ("scripts/bench_scaling.py", "two stages over one, one over the plain loop"),
-    "schedules": (
-        "scripts/bench_schedules.py",
-        "bubbles of the orders beside the bound, simulated",
-    ),
-    "search": (
-        "scripts/search_images.py, search_text.py, bench_search.py, bench_validation.py",
-        "search, its speed, and what validation beside the training costs",
-    ),
-    "step_costs": ("scripts/step_costs.py", "where the time of a step goes beside the modules"),
-    "startup": (
-        "scripts/bench_startup.py, bench_plain_loop.py",
-        "from a start to the first loss of ten blocks; 200 steps beside the plain loop",
-    ),
-    "simulator": (
-        "scripts/bench_sim_accuracy.py, bench_simulator.py",
-        "simulated against real; its speed",
-    ),
+    "residency": ("bench emulated, bench settings", "hit rates and stalls, simulated and real"),
+    "rules": ("bench rules", "what it costs that layers in front are read late"),
+    "scaling": ("bench settings", "two stages over one, one over the plain loop"),
+    "schedules": ("bench schedules", "bubbles of the orders beside the bound, simulated"),
+    "search": ("bench search", "search, its speed, and what validation costs"),
+    "simulator": ("bench accuracy, bench simulator", "simulated against real; its speed"),
+    "startup": (_REMOVED, "from a start to the first loss; 200 steps beside the plain loop"),
+    "stateless": (_REMOVED, "what it is worth to know which layers have no state"),
+    "step_costs": ("bench step_costs", "where the time of a step goes beside the modules"),
+    "teachers": ("bench teachers", "teachers in the pipeline: speed and what students learn"),
+    "wire": ("bench wire", "large activations between processes"),
 }
 """Directories whose files have a form of their own: what makes them, and what they hold."""
 

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from scripts import bench_elastic
-from scripts.elastic_verdicts import MOST_BYTES, judged
+from scripts.bench import elastic
+from scripts.bench.elastic import MOST_BYTES, judged
 
 
 @pytest.mark.long
 def test_a_few_steps(tmp_path, capsys):
     output = tmp_path / "real.json"
     words = ["--only", "bytes", "label", "--pairs", "1", "--seconds", "0.1", "--batch-size", "4"]
-    bench_elastic.main([*words, "--output", str(output)])
+    elastic.main([*words, "--output", str(output)])
     found, said = json.loads(output.read_text()), capsys.readouterr().out
     assert 0 < found["bytes"]["most"] <= found["bytes"]["greatest"] <= MOST_BYTES
     assert found["bytes"]["requests"] >= 48

@@ -12,7 +12,6 @@ import pytest
 
 import search_spaces
 from naspipe.streams.stream_file import write_stream
-from scripts import bench_partition_real
 from scripts.paper import figure4, figure6, published, systems, table3, throughput
 from scripts.paper.common import Options, real_run
 from scripts.paper.summary import write_summary
@@ -138,17 +137,13 @@ def test_who_reads_what_a_real_run_measured_finds_it(monkeypatch):
         space="scripts.paper.waiting:space", data="scripts.paper.waiting:batches", stages=2,
         steps=4, curve=True,
     )  # fmt: skip
-    for module in (figure6, throughput, bench_partition_real):
+    for module in (figure6, throughput):
         monkeypatch.setattr(module, "real_run", lambda **job: found)
-    monkeypatch.setattr(bench_partition_real, "tiny_workload", lambda space: None)
     speed, once = found["passes_per_second"], Options(repetitions=1)
     assert speed > 0
     assert all(row["steps_per_second"] == speed for row in figure6.real("nlp.c3", once))
     (row,) = throughput.real(("nlp.c3",), once)
     assert row["whole_run"] == speed
-    monkeypatch.setattr(sys, "argv", ["bench_partition_real.py", "--repetitions", "1"])
-    for row in bench_partition_real.rows_of("nlp.c3", bench_partition_real.parse()):
-        assert row["speeds"] == [speed]
 
 
 def test_figure4_compares_systems_at_the_second_at_which_the_first_one_ends():

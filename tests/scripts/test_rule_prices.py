@@ -1,4 +1,4 @@
-"""``scripts/rule_prices.py``: prices are over the runs that read nothing late, seed by seed."""
+"""``scripts/bench rules``: prices are over the runs that read nothing late, seed by seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from scripts import rule_prices
+from scripts.bench import rules as rule_prices
 from scripts.paper.common import draw_to
 
 

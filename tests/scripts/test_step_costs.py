@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from scripts import step_costs
+from scripts.bench import step_costs
 from scripts.tiny_workload import tiny_workload
 
 

@@ -1,6 +1,6 @@
 """Controller events per second in a simulation, by the code that the search path leads to.
 
-Prints one JSON object. The simulation is that of the same version's scripts/bench_simulator.py:
+Prints one JSON object. The simulation is that of the same version's simulator benchmark:
 nlp.c1 on two stages, a window of 64 subnets; the argument is a memory budget, or nothing.
 """
 
@@ -12,7 +12,11 @@ import sys
 import time
 
 from naspipe.engine.controller import StageController
-from scripts import bench_simulator
+
+try:
+    from scripts.bench import simulator
+except ImportError:  # a version before the benchmarks had a folder
+    from scripts import bench_simulator as simulator
 
 SUBNETS = 300
 
@@ -30,10 +34,8 @@ def main() -> None:
 
     StageController.handle = timed
     if budget := "".join(sys.argv[1:]):
-        bench_simulator.Execution = functools.partial(
-            bench_simulator.Execution, memory_budget=budget
-        )
-    bench_simulator.measure(2, SUBNETS, "uniform")
+        simulator.Execution = functools.partial(simulator.Execution, memory_budget=budget)
+    simulator.measure(2, SUBNETS, "uniform")
     print(json.dumps({"per_second": len(times_ns) / (sum(times_ns) / 1e9)}))
 
 

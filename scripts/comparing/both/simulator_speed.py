@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 
-from scripts import bench_simulator
+try:
+    from scripts.bench import simulator
+except ImportError:  # a version before the benchmarks had a folder
+    from scripts import bench_simulator as simulator
 
 
 def main() -> None:
-    """Measure one case of that version's scripts/bench_simulator.py: stages, subnets, sampler."""
+    """Measure one case of that version's simulator benchmark: stages, subnets, sampler."""
     stages, subnets, sampler = sys.argv[1:]
-    found = bench_simulator.measure(int(stages), int(subnets), sampler)
+    found = simulator.measure(int(stages), int(subnets), sampler)
     print(json.dumps({"per_second": int(subnets) / found["cpu_seconds"]}))
 
 

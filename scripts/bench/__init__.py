@@ -1,0 +1,1 @@
+"""Benchmarks with one harness: ``python scripts/bench NAME --help``."""
