@@ -14,8 +14,9 @@ import pytest
 from naspipe.streams.samplers import draw_stream
 from tests.test_architecture import ROOT, product, tracked, tree
 
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-PLANS = sorted((ROOT / "docs" / "internals").glob("*.md"))
+WALK = ROOT / "docs" / "internals" / "walk.md"
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md")), WALK]
+PLANS = [page for page in sorted(WALK.parent.glob("*.md")) if page != WALK]
 """Pages that name modules which do not exist yet; their links are checked, and no names."""
 
 ELSEWHERE = {"model.py", "artifacts/gpu/"}
@@ -103,6 +104,17 @@ def anchors(target, text: str, page) -> set[str]:
 def test_the_files_that_a_page_names_are_there(page) -> None:
     assert missing_files(text_of(page)) == []
     assert dead_links(page, text_of(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("heading", "most"),
+    [("One step of one subnet", 12), ("One setting, from the flag to its effect", 6)],
+)
+def test_a_walk_takes_few_files(heading: str, most: int) -> None:
+    section = text_of(WALK).partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    files = re.findall(r"^\| \d+ \| `(\S+)` \|", section, re.M)
+    assert 5 < len(files) <= most
+    assert [file for file in files if not (ROOT / "naspipe" / file).is_file()] == []
 
 
 @pytest.mark.parametrize("page", PLANS, ids=lambda page: page.name)
