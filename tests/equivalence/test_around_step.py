@@ -13,6 +13,7 @@ from naspipe.worker.layers.optimizers import PER_LAYER
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
 from tests.faults.helpers import Calm, Ends, fail
+from tests.mutants import turns_red
 from tests.thinned import long
 
 LOSS = nn.CrossEntropyLoss()
@@ -94,15 +95,15 @@ def test_averages_go_on_behind_a_checkpoint(tmp_path):
     assert_same_bits(run, oracle)
 
 
-@pytest.mark.parametrize("broken", ["clip_grad_norm_", "_average"])
+@pytest.mark.parametrize("broken", ["another norm", "_average"])
 def test_a_broken_rule_is_seen(tmp_path, monkeypatch, broken):
-    """A clip that leaves a gradient alone; averages of parameters that were not stepped."""
-    with monkeypatch.context() as patch, pytest.raises(AssertionError):
+    """A run that clips at another norm; averages of parameters that were not stepped."""
+    with monkeypatch.context() as patch, turns_red("tensors, among them|first loss that differs"):
         if broken == "_average":
             patch.setattr(around_step, "_with_gradient", list)
         run = npp.train(
             spaces.mixed(), spaces.vectors, LOSS, steps=6, seed=1, run_dir=tmp_path / "run",
-            recipe={**BOTH, "clip_layer_norm": 0.2 if broken == "clip_grad_norm_" else 0.1},
+            recipe={**BOTH, "clip_layer_norm": 0.2 if broken == "another norm" else 0.1},
         )  # fmt: skip
         oracle = plain_loop(
             run.space, spaces.vectors, LOSS, run, seed=1, optimizer="SGD", lr=0.05, **BOTH
