@@ -103,7 +103,8 @@ def assert_same_bits(run, oracle):
     for (block, candidate, name), value in oracle.tensors().items():
         key = f"0/{run.space.label(block, candidate)}/{name}"
         theirs[key] = bits(value) if isinstance(value, torch.Tensor) else ("scalar", value)
-    assert sorted(ours) == sorted(theirs)
+    alone = sorted(ours.keys() ^ theirs.keys())
+    assert not alone, f"{len(alone)} tensors that one side alone has, among them {alone[:5]}"
     wrong = [name for name in theirs if ours[name] != theirs[name]]
     assert not wrong, f"{len(wrong)} tensors differ, among them {wrong[:5]}"
 
