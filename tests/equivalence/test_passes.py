@@ -23,6 +23,7 @@ from naspipe.store.compare import RecordedRun
 from naspipe.store.event_log import read_events
 from naspipe.streams.stream_file import read_stream
 from naspipe.worker.blocks.ports import Fold
+from naspipe.worker.blocks.segment import Segment
 from tests.engine.replay import replay
 from tests.equivalence import spaces
 from tests.equivalence.harness import assert_same_bits, check, plain_loop, restless
@@ -52,6 +53,21 @@ def test_bits_of_the_plain_loop(tmp_path, monkeypatch, passes, stages, execution
         tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=stages, steps=8, lr=0.02,
         options={"momentum": 0.9}, recipe={"passes": passes, **more}, execution=execution,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_activations_are_computed_again_with_the_buffers_of_their_pass(
+    tmp_path, monkeypatch, is_broken
+):
+    """Without a memory budget, so that a later pass has changed the buffers in the meantime."""
+    with ExitStack() as stack:
+        if is_broken:
+            monkeypatch.setattr(Segment, "_recompute", lambda segment: segment._compute({}))
+            stack.enter_context(turns_red("tensors differ, among them .*running_"))
+        check(
+            tmp_path, spaces.mixed(), spaces.vectors, LOSS, stages=(2,), steps=8,
+            recipe={"passes": "accumulate:3"}, execution={"recompute": True, "window": 8},
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
