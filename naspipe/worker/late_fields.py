@@ -1,4 +1,7 @@
-"""Batch fields that come later than their batch: asked for at admission, told of when here."""
+"""Batch fields that arrive later than their batch, such as labels of a teacher.
+
+A stage asks for them when a subnet is admitted, and the driver reports their arrival as events.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,8 @@ from naspipe.worker.job import StreamJob, TrainingJob
 class LateFields:
     """The sources of one stage; a context manager.
 
-    Args:
-        job: whose streams may have sources.
-        stage: which.
-        compute: takes the fields.
-        wakeup: set when something has come.
-        reporter: takes notes to the user.
+    ``compute`` takes the fields, ``wakeup`` is set when one has come, and ``reporter`` takes notes
+    to the user.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class LateFields:
         self._resources.close()
 
     def request(self, task: Task, field: str) -> None:
-        """A task will need a field of its batch."""
+        """Ask for a field that a task will need."""
         batch = self._steps[task.stream].batch(task.sequence_id)
         tasks = self._waiting.setdefault((task.stream, field, batch), [])
         tasks.append(task)
@@ -73,7 +72,7 @@ class LateFields:
             self._sources[task.stream, field].request(batch)
 
     def take(self) -> Iterator[InputArrived]:
-        """The fields that have come are handed to the compute."""
+        """Hand the fields that have come to the compute; yields an event for each task."""
         while self._notes:
             self._reporter.report("note", {"text": self._notes.popleft()})
         for (stream, field), source in self._sources.items():
@@ -106,10 +105,10 @@ class LateFields:
 
 
 def watched(workloads: Sequence[Workload], reporter: Reporter) -> list[Workload]:
-    """The workloads of a stage that has others beside it; what they train on is reported.
+    """Return workloads whose batches are reported, for a stage of several.
 
-    A stage makes the batches that its blocks and losses take fields of. Where data are no function
-    of their seed and number, the input of one stage and the target of another are of two batches.
+    Each stage makes the batches that its blocks and losses need. If the data are not a function of
+    seed and number, the input on one stage and the target on another come from different batches.
     """
     return [
         replace(each, data=_Watched(each.data, stream, reporter)) if each.is_trained else each

@@ -62,7 +62,6 @@ class EndObjective:
         self._distilled = distilling(loss) if is_taught or lesson_fields else None
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
-        """See :class:`naspipe.jobs.ports.Objective`."""
         lessons, fields = (*lessons, *fields[self._own :]), fields[: self._own]
         with self._state.left_as_it_is():
             if lessons and self._distilled is not None:
@@ -114,7 +113,6 @@ class JoinedObjective:
         return JoinedObjective(self.loss, self.passes, number)
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
-        """See :class:`naspipe.jobs.ports.Objective`."""
         others = self.passes - 1
         own = [*lessons[: self.number], *outputs, *lessons[self.number : others]]
         loss: torch.Tensor = self.loss.joined(own, list(lessons[others:]))
