@@ -180,5 +180,5 @@ class TrainingJob:
 
     @property
     def is_causal(self) -> bool:
-        """Whether the policy is causal. Only then does a cut mean anything, so checkpoints are taken."""
+        """Only with a causal policy does a cut mean anything, so that checkpoints are taken."""
         return traits_of(self.policy).is_causal

@@ -1,10 +1,10 @@
 """Gradients of weights by the kernels that autograd calls for them, without its engine.
 
-A call of the engine for a single weight takes some 30 microseconds beside the kernel, which is as
-long as the kernel itself in a small block. Nodes name what they have saved, so the kernel can be
-called directly with the same tensors.
+A call of the engine for a single weight adds about 30 microseconds, as long as the kernel itself
+takes in a small block. Nodes expose what they have saved, so the kernel can be called directly with
+the same tensors.
 
-A kernel is only known where nothing but a transposition lies between the node and the parameter, so
+A kernel is known only if nothing but a transposition lies between the node and the parameter, so
 that its result is the gradient for any values. The first backward of a candidate also compares its
 bits with those of the engine (:mod:`naspipe.worker.blocks.split_backward`). That alone would prove
 little, because a gradient may be zero or a factor one in the first pass.
@@ -13,6 +13,7 @@ little, because a gradient may be zero or a factor one in the first pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,25 +21,23 @@ from torch import nn
 from torch.autograd.graph import Node
 
 Kernel = Callable[[Any, torch.Tensor], Sequence[torch.Tensor] | None]
-"""Given a node and the gradient that arrives at it: the gradients of the parameters that it leads
-to, in the order of its inputs. None where only the engine can compute them."""
+"""Takes a node and the gradient that arrives there; returns the gradients of the parameters that it
+leads to, in the order of its inputs, or None if only the engine can compute them."""
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _INPUT, _WEIGHT, _BIAS = range(3)
 
 
 def kernel_of(join: Node, leaves: Sequence[Node]) -> Kernel | None:
-    """The kernel that computes the gradients of parameters, if it is known.
+    """Return the kernel of the gradients of parameters with these leaves, if it is known.
 
-    Args:
-        join: the node through which they join the way from outputs to inputs.
-        leaves: the nodes of the parameters.
+    They join the way from outputs to inputs at the node ``join``.
     """
     behind = [node for node, _ in join.next_functions]
     if join.name() == "ConvolutionBackward0":
         if behind[_WEIGHT] not in leaves or not {*leaves} <= {*behind[_WEIGHT:]}:
             return None
-        return _convolution if behind[_BIAS] in leaves else _convolution_without_bias
+        return partial(_convolution, has_bias=behind[_BIAS] in leaves)
     if join.name() not in ("AddmmBackward0", "MmBackward0") or len(leaves) != 1:
         return None
     (leaf,), last = leaves, behind[-1]
@@ -50,7 +49,7 @@ def kernel_of(join: Node, leaves: Sequence[Node]) -> Kernel | None:
 
 
 def in_order_of_inputs(join: Node, leaves: Sequence[Node]) -> list[Node]:
-    """The nodes of parameters, those first that lead to the first inputs of the join."""
+    """Return the nodes of parameters in the order of the inputs of the join that they lead to."""
     behind = [node for node, _ in join.next_functions]
     return sorted(leaves, key=lambda leaf: behind.index(leaf) if leaf in behind else 0)
 
@@ -66,22 +65,16 @@ def _transposed_factor(node: Any, gradient: torch.Tensor) -> Sequence[torch.Tens
 
 
 def _left_factor(node: Any) -> Any:
-    """The matrix on the left of a product; None where the product is multiplied by a number."""
+    """Return the left matrix of a product; None if the product is multiplied by a number."""
     if getattr(node, "_saved_alpha", 1) != 1:
         return None
     name = "_saved_self" if node.name() == "MmBackward0" else "_saved_mat1"
     return getattr(node, name, None)
 
 
-def _convolution(node: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor] | None:
-    return _convolved(node, gradient, has_bias=True)
-
-
-def _convolution_without_bias(node: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor] | None:
-    return _convolved(node, gradient, has_bias=False)
-
-
-def _convolved(node: Any, gradient: torch.Tensor, has_bias: bool) -> Sequence[torch.Tensor] | None:
+def _convolution(
+    node: Any, gradient: torch.Tensor, has_bias: bool
+) -> Sequence[torch.Tensor] | None:
     inputs, weight = node._saved_input, node._saved_weight
     if not _are_plain(inputs, weight, gradient):
         return None
@@ -95,10 +88,9 @@ def _convolved(node: Any, gradient: torch.Tensor, has_bias: bool) -> Sequence[to
 
 
 def _are_plain(*tensors: Any) -> bool:
-    """Whether these are dense real tensors, and no subclasses.
+    """Whether these are dense real tensors and not of a subclass.
 
-    Operations of a subclass may mean something else, and the gradients of complex numbers are
-    conjugated.
+    Operations of a subclass may do something else, and gradients of complex numbers are conjugated.
     """
     return all(
         type(each) in _PLAIN and each.layout is torch.strided and not each.is_complex()

@@ -111,6 +111,11 @@ def with_momentum(recipe: Recipe, own: OwnStep, known: Mapping[str, Any]) -> Rec
     return replace(recipe, optimizer_options={**recipe.optimizer_options, **changed})
 
 
+def is_moved(value: object) -> bool:
+    """Whether a value of an optimizer's state moves with its layer."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
 @torch.no_grad()
 def take_step(
     optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: float, used: Used = _WHOLE

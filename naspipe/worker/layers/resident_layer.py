@@ -12,16 +12,16 @@ from naspipe.machine.host_arena import HostArena
 from naspipe.worker.layers.kept_state import NEW, grown, swapped_misfit
 from naspipe.worker.layers.layout import (
     Blob,
-    Layer,
     Slot,
     StateSizes,
     TensorForm,
     buffer_name,
-    is_moved,
     lay_out,
     span_bytes,
     start_byte,
 )
+from naspipe.worker.layers.own_steps import is_moved
+from naspipe.worker.layers.stored_layer import StoredLayer
 
 Handed = TypeVar("Handed", torch.Tensor, torch.Tensor | None)
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
@@ -56,7 +56,7 @@ class LayerMemory:
         ConfigError: when a parameter or buffer is no ordinary tensor, such as a sparse one.
     """
 
-    def __init__(self, layer: Layer, sizes: StateSizes, arena: HostArena) -> None:
+    def __init__(self, layer: StoredLayer, sizes: StateSizes, arena: HostArena) -> None:
         self.label = layer.label
         self._layout = lay_out(layer, sizes)
         self._size = self._layout.nbytes
