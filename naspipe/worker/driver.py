@@ -121,13 +121,8 @@ class StageDriver:
         stage: which stage this is.
         controller: takes every decision.
         intakes: of each stream; which subnets may be under way.
-        compute: runs blocks.
         stores: the layers of each stream.
-        placement: where layers and tensors live.
-        transport: the way to the other workers.
         positions: which worker holds which stage.
-        sink: where results go.
-        checkpointer: captures what belongs to a checkpoint.
         timeout_seconds: how long to wait for a message before giving up.
         updates: applies updates; None if nothing is trained.
         fields: batch fields that arrive later than their batch; None if there are none.
@@ -202,7 +197,6 @@ class StageDriver:
         return {**self._layers.measured, "memory_retries": self._memory_retry.retries}
 
     def finishing(self) -> None:
-        """Note that the training is over and the layers are being written."""
         self._doing = ("writing its layers", None)
 
     def run(self) -> None:
@@ -263,7 +257,6 @@ class StageDriver:
         return bool(arrived)
 
     def _wait(self) -> None:
-        """Wait for a message or a copy, and do idle work until one comes."""
         self._doing = ("waiting", None)
         deadline = time.monotonic() + self._timeout_seconds
         while not self._take_arrivals():

@@ -58,13 +58,12 @@ class StreamJob:
     """Proposes or draws the subnets. It belongs to the launcher; no stage touches it."""
     directory: RunDirectory
     restored: Restored | None = None
-    """The checkpoint that the stream goes on from."""
+    """The checkpoint that the stream resumes from."""
     kept: tuple[KeptLayer, ...] = ()
     """The layers of that checkpoint."""
     begins: int = 0
     """The first subnet, if the stream has no checkpoint and its layers are as they were made."""
     validation: ValidationPlan | None = None
-    """How the supernet is validated during the run, if it is."""
     stateless: frozenset[tuple[int, int]] = frozenset()
     """Block and candidate of the layers without parameters and buffers."""
     split: Container[tuple[int, int]] = frozenset()
@@ -72,7 +71,6 @@ class StreamJob:
 
     @property
     def rules(self) -> tuple[BlockRule, ...]:
-        """The rule of each block of the chain."""
         space = self.workload.space
         counts = [len(block.candidates) for block in space.blocks]
         return with_stateless(space.rules, counts, self.stateless)
@@ -100,13 +98,11 @@ class StreamJob:
 
     @property
     def loss_files(self) -> list[Path]:
-        """The file for the losses of each section of the chain."""
         sections = self.workload.wiring.sections(len(self.workload.space))
         return [self.directory.losses_of(number) for number in range(len(sections) or 1)]
 
     @property
     def so_far(self) -> Iterable[Subnet]:
-        """Every subnet so far."""
         return self.source.subnets if self.source else (each.subnet for each in self.planned)
 
 
@@ -137,7 +133,6 @@ class TrainingJob:
 
     @property
     def common(self) -> Common:
-        """What all streams have in common."""
         return common(self.workloads)
 
     @property
@@ -146,7 +141,6 @@ class TrainingJob:
 
     @property
     def threads(self) -> int:
-        """The number of compute threads on every stage."""
         return self.common.threads
 
     @property
@@ -155,7 +149,6 @@ class TrainingJob:
 
     @property
     def claimed(self) -> Sequence[Path]:
-        """The run directories."""
         return [stream.directory.path for stream in self.streams]
 
     @property
@@ -174,7 +167,6 @@ class TrainingJob:
 
     @property
     def participants(self) -> list[frozenset[StageId]]:
-        """The stages that take part in each stream."""
         cuts = [stream.cuts for stream in self.streams]
         return participants(cuts, self.wiring, self.execution.workers)
 

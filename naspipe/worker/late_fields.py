@@ -23,7 +23,7 @@ from naspipe.jobs.workload import Batches, Workload
 from naspipe.wire.ports import Reporter
 from naspipe.wire.transport import Wakeup
 from naspipe.worker.blocks.ports import BlockCompute
-from naspipe.worker.job import StreamJob, TrainingJob
+from naspipe.worker.job import TrainingJob
 
 
 class LateFields:
@@ -43,6 +43,7 @@ class LateFields:
     ) -> None:
         self._steps = [workload.definition.recipe.steps for workload in job.workloads]
         self._compute = compute
+        self._wakeup = wakeup
         self._reporter = reporter
         self._notes: deque[str] = deque()
         """From the sources' own threads."""
@@ -51,8 +52,22 @@ class LateFields:
         self._sources: dict[tuple[StreamId, str], FieldSource] = {}
         with ExitStack() as stack:
             for number, stream in enumerate(job.streams):
+                if not stream.workload.field_sources:
+                    continue
+                groups, steps = job.execution.pipeline.groups, stream.workload.recipe.steps
+                group = stage // job.execution.pipeline.stages
+                passes = map(SequenceId, range(stream.first, stream.num_passes))
+                own = (steps.batch(each) for each in passes if steps.group(each, groups) == group)
+                seat = SourceSeat(
+                    wake=wakeup.set,
+                    note=self._note,
+                    batches=tuple(dict.fromkeys(own)),
+                    directory=stream.directory.path,
+                    share=(group, groups),
+                    generation=job.generation,
+                )
                 for name, make in stream.workload.field_sources.items():
-                    source = make(self._seat(job, stage, stream, wakeup))
+                    source = make(seat)
                     stack.callback(source.close)
                     self._sources[StreamId(number), name] = source
             self._resources = stack.pop_all()
@@ -82,26 +97,9 @@ class LateFields:
                     self._compute.accept(task, (value,), name)
                     yield InputArrived(time.monotonic_ns(), task, (), name)
 
-    def _seat(
-        self, job: TrainingJob, stage: StageId, stream: StreamJob, wakeup: Wakeup
-    ) -> SourceSeat:
-        groups, steps = job.execution.pipeline.groups, stream.workload.recipe.steps
-        group = stage // job.execution.pipeline.stages
-        passes = map(SequenceId, range(stream.first, stream.num_passes))
-        own = (steps.batch(each) for each in passes if steps.group(each, groups) == group)
-
-        def note(text: str) -> None:
-            self._notes.append(text)
-            wakeup.set()
-
-        return SourceSeat(
-            wake=wakeup.set,
-            note=note,
-            batches=tuple(dict.fromkeys(own)) if stream.workload.field_sources else (),
-            directory=stream.directory.path,
-            share=(group, groups),
-            generation=job.generation,
-        )
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._wakeup.set()
 
 
 def watched(workloads: Sequence[Workload], reporter: Reporter) -> list[Workload]:

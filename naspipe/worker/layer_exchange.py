@@ -42,14 +42,7 @@ class LayerExchange:
     """One stage's part in the moves of layers, and of copies and sums between groups.
 
     With a memory budget the host memory of a layer that leaves goes to the next one that comes.
-
-    Args:
-        stores: the layers of each stream.
-        placement: where they live.
-        transport: the way to the other workers.
-        positions: which of them holds which stage.
-        memory_retry: a second try for copies on the device.
-        updates: has the sums of gradients; None if nothing is trained.
+    ``updates`` has the sums of gradients; it is None if nothing is trained.
     """
 
     def __init__(
@@ -77,7 +70,6 @@ class LayerExchange:
         return {"pushed_bytes": pushed, "summed_bytes": summed, "copied_bytes": copied}
 
     def push(self, command: PushVersion) -> None:
-        """Send a layer, or the part of it that another stage needs."""
         layer, version, parcel = command.layer, command.version, command.parcel
         contents = self._memory_retry.attempt(lambda: self._contents(command))
         message = VersionMessage(layer, version, contents, parcel)
@@ -151,5 +143,5 @@ def _write_sum(given: GradientSum) -> list[tuple[str, Any]]:
         for number, each in given.statistics.items()
         for buffer, tensor in each.items()
     ]
-    told = [(_COUNT, given.num_passes), (_OPTIONS, sorted(given.options))]
-    return [*told, *gradients, *statistics]
+    numbers = [(_COUNT, given.num_passes), (_OPTIONS, sorted(given.options))]
+    return [*numbers, *gradients, *statistics]

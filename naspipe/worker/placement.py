@@ -99,12 +99,10 @@ class Swapper:
 
     @property
     def loaded(self) -> Traffic:
-        """Copies to the device that ``take_finished`` has reported."""
         return self._traffic[SwapKind.LOADED]
 
     @property
     def saved(self) -> Traffic:
-        """Copies to the host that ``take_finished`` has reported."""
         return self._traffic[SwapKind.SAVED]
 
     @property
@@ -115,7 +113,6 @@ class Swapper:
         )
 
     def holds(self, layer: LayerId) -> bool:
-        """Whether a layer is on the device or on its way."""
         return layer in self._blobs
 
     def load(self, layer: LayerId, memory: LayerMemory) -> None:
@@ -232,8 +229,13 @@ def device_name(device: str, worker: WorkerId) -> str:
 class Placement:
     """Every layer is on the device, ``torch_device``, from the time it is made."""
 
+    shares_memory = False
+    """Whether a layer's memory is given to other layers while the layer is away."""
+
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self.may_lose_graphs = torch_device.type != "cpu"
+        """Whether graphs may be dropped when memory is short."""
         self._is_gpu = torch_device.type == "cuda"
         self._blocks = 0
         self._queued: Mark = None
@@ -244,16 +246,6 @@ class Placement:
 
     def __exit__(self, *exception: object) -> None:
         pass
-
-    @property
-    def may_lose_graphs(self) -> bool:
-        """Whether graphs may be dropped when memory is short."""
-        return self.torch_device.type != "cpu"
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether a layer's memory is given to other layers while the layer is away."""
-        return False
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a leaf with the same values, strides and ``requires_grad`` on the device."""
@@ -285,7 +277,6 @@ class Placement:
             wait_for(mark, Wait.BLOCK)
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
-        """Take a layer that was made in host memory."""
         if self.torch_device.type != "cpu":
             stored.move(self.torch_device)
 
@@ -338,7 +329,6 @@ class Placement:
         return ()
 
     def measured(self) -> dict[str, Any]:
-        """Return figures for the manifest."""
         return {"blocks": self._blocks, "waits_per_block": per_block(self._blocks)}
 
 
@@ -353,6 +343,8 @@ class SwappedPlacement(Placement):
         permanent: streams and blocks whose layers stay on the device.
     """
 
+    shares_memory = True
+
     def __init__(
         self,
         device: Device,
@@ -362,6 +354,7 @@ class SwappedPlacement(Placement):
         permanent: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(device.torch_device)
+        self.may_lose_graphs = True  # an emulated device may be short of memory as a GPU may
         self._device = device
         self._limits = limits
         self._sizes = [StateSizes(recipe) for recipe in recipes]
@@ -371,20 +364,12 @@ class SwappedPlacement(Placement):
         self._memories: dict[LayerId, LayerMemory] = {}
         self._stack = ExitStack()
 
-    @property
-    def shares_memory(self) -> bool:
-        return True
-
     def __enter__(self) -> Self:
         self._stack.enter_context(self._swapper)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
-
-    @property
-    def may_lose_graphs(self) -> bool:
-        return True
 
     def _mark(self) -> Mark:
         return self._device.mark()
@@ -393,7 +378,6 @@ class SwappedPlacement(Placement):
         self._device.wait(mark)
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
-        """Raise HostMemoryError if host memory has no room left."""
         if self.torch_device.type != "cpu":
             stored.move_copies(self.torch_device)
         self._memories[layer] = LayerMemory(stored, self._sizes[layer.stream], self._arena)

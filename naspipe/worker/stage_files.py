@@ -25,17 +25,13 @@ _REPORT_EVERY_NS = 250_000_000
 class StageSink(Protocol):
     """Where a stage's results go: files and the launcher."""
 
-    def access(self, access: Access) -> None:
-        """Take one record of the access log."""
-        ...
+    def access(self, access: Access) -> None: ...
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
         """Take a subnet's loss, or its sums, in the order in which subnets reach it here."""
         ...
 
-    def event(self, event: Event) -> None:
-        """Take an event that the controller is about to handle."""
-        ...
+    def event(self, event: Event) -> None: ...
 
     def written(self, command: WriteLayer, stored: StoredLayer) -> None:
         """Take a layer that one of the first steps has written, for the plain loop."""
@@ -50,13 +46,9 @@ class StageWork(Protocol):
     """What a stage's process does."""
 
     @property
-    def current(self) -> str:
-        """What the stage is doing, for the report of a failure."""
-        ...
+    def current(self) -> str: ...
 
-    def run(self) -> None:
-        """Work to the end, and report."""
-        ...
+    def run(self) -> None: ...
 
 
 class StageFiles:
@@ -134,11 +126,7 @@ class StageFiles:
         self._reporter.report("written", body)
 
     def flush(self) -> None:
-        """Hand all that is logged to the operating system.
-
-        Raises:
-            StorageError: if a log cannot be written.
-        """
+        """Hand all that is logged to the operating system."""
         for log in self._logs:
             log.flush()
         if self._events is not None:
@@ -153,6 +141,5 @@ class StageFiles:
 
 
 def _number(tensor: torch.Tensor, why: Wait) -> tuple[float, str]:
-    """Its value and its bits, as a big-endian number."""
     there = on_host(tensor, why)  # its block is over: this waits for the copy alone
     return float(there), tensor_bytes(there).numpy().tobytes()[::-1].hex()

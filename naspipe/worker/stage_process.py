@@ -50,11 +50,7 @@ from naspipe.worker.stage_files import StageFiles
 
 
 def start_device(execution: Execution, worker: WorkerId) -> str:
-    """Return the name of the stage's device; a GPU is started in this process.
-
-    Raises:
-        ConfigError: if CUDA cannot be started here.
-    """
+    """Return the name of the stage's device; a GPU is started in this process."""
     name = device_name(execution.hardware.device, worker)
     if name != "cpu":
         start_cuda(torch.device(name))
@@ -114,7 +110,6 @@ class StageRun:
 
     @property
     def current(self) -> str:
-        """What the stage is doing, for the report of a failure."""
         return self._driver.current if self._driver else "start"
 
     def run(self) -> None:

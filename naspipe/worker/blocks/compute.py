@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -61,11 +62,7 @@ class Averaging:
         self._count = lru_cache(4 * self._steps.passes)(self._count_items)
 
     def part(self, gradient: torch.Tensor, sequence_id: int) -> torch.Tensor:
-        """Return the gradient of a pass's loss as a part of the step's loss.
-
-        Raises:
-            ConfigError: if no pass of the step has an item.
-        """
+        """Return the gradient of a pass's loss as a part of the step's loss."""
         steps = self._steps
         if not steps.is_average or steps.trained == 1:
             return gradient
@@ -95,9 +92,6 @@ def first_gradient(loss: torch.Tensor, nonfinite: str, sequence_id: int) -> Grad
 
     ``nonfinite`` is the recipe's choice for a loss that is not finite: ``stop``, ``skip`` or
     ``keep``.
-
-    Raises:
-        NotFiniteError: if the choice is to stop.
     """
     if nonfinite == "keep" or bool(on_host(torch.isfinite(loss).all(), Wait.FINITE)):
         return torch.ones_like(loss)
@@ -118,7 +112,7 @@ def counted_items(target: torch.Tensor, loss: Loss) -> int:
 
 
 class StageCompute:
-    """Runs the blocks of a training in the order that it is told; decides nothing.
+    """Runs the blocks of a training in the commanded order; decides nothing.
 
     Args:
         workloads: of each stream.
@@ -328,7 +322,8 @@ class StageCompute:
 
     def _ending(self, state: PassState, task: Task, block: int, objective: Objective) -> Ending:
         if isinstance(objective, JoinedObjective):
-            objective = objective.of_pass(self._steps[task.stream].pass_of(task.sequence_id))
+            number = self._steps[task.stream].pass_of(task.sequence_id)
+            objective = replace(objective, number=number)
         lessons = self._tapped.given(state, (task.stream, block), TapRole.LESSON)
         fields = tuple(self._field(state, task, name) for name in objective.fields)
         return Ending(objective, lessons, fields, metrics_of(self._workloads[task.stream], block))
@@ -362,7 +357,6 @@ class StageCompute:
 
     @property
     def kept_bytes(self) -> int:
-        """Device memory held by the passes under way, without what only autograd holds."""
         states = (*self._passes.values(), *self._together)
         storages = (each.untyped_storage() for state in states for each in state.tensors())
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
@@ -395,7 +389,6 @@ class StageCompute:
         self.placement.evict(layer)
 
     def layer(self, layer: LayerId) -> StoredLayer:
-        """Return a layer, which is made now if it has not been made yet."""
         return self.stores[layer.stream][layer]
 
     def label(self, layer: LayerId) -> str:

@@ -27,9 +27,6 @@ def forward_only(
 
     With ``trains`` the module is in training mode, but its norms keep their statistics. Returns the
     outputs, and the batch statistics of norms in training mode.
-
-    Raises:
-        ConfigError: if the layer returns something other than tensors, or writes a buffer.
     """
     if layer.module.training != trains:
         layer.module.train(trains)

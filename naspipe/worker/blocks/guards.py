@@ -117,7 +117,6 @@ def watch_hooks() -> None:
 
 
 def hook_calls() -> tuple[int, ...]:
-    """Return the calls so far in this thread, for :func:`hooks_since`."""
     return tuple(_CALLS.numbers)
 
 
@@ -153,9 +152,6 @@ def check_loss_leaves(
         found: what it returned.
         inside: the outputs and fields that it was called with, or leaves that these come from, and
             the parameters of a loss that is a layer.
-
-    Raises:
-        OutsideGradientError: naming what holds the first other tensor.
     """
     if where := _outside(found, inside, loss, "loss"):
         raise OutsideGradientError(
@@ -173,9 +169,6 @@ def check_layer_leaves(
     """Check that a layer has gradients only for its inputs, its fields and its own parameters.
 
     ``found`` is what the layer returned; ``inside`` are its inputs, fields, and tensors.
-
-    Raises:
-        OutsideGradientError: naming what holds the first other tensor.
     """
     inside = (*inside, *module.parameters(), *module.buffers())
     if where := _outside(found, inside, module, type(module).__name__):

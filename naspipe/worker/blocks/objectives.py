@@ -38,9 +38,6 @@ class EndObjective:
         lesson_fields: batch fields that are teacher outputs, too.
         fields: batch fields that the loss is called with; None for those that it names itself.
         is_layer: the loss is the module of a layer, so it may change its buffers.
-
-    Raises:
-        ConfigError: if the loss cannot be used so.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class LayerObjective:
         self.fields = make(loss).fields
 
     def of_layer(self, module: Loss) -> EndObjective:
-        """Return the objective that computes with the module of the layer."""
         return self._make(module)
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
@@ -100,12 +96,8 @@ class JoinedObjective:
     loss: Any
     """An object with a method ``joined(outputs, lessons)``."""
     passes: int
-    number: int = 0
-    """Of the pass, in its step."""
+    number: int = 0  # of the pass, in its step
     fields: tuple[str, ...] = ()
-
-    def of_pass(self, number: int) -> JoinedObjective:
-        return JoinedObjective(self.loss, self.passes, number)
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
         others = self.passes - 1
@@ -142,11 +134,10 @@ class Metrics:
 
     functions: Mapping[str, Metric]
     fields: int
-    """They are called with so many of the objective's fields, the first ones."""
+    """The number of the objective's first fields with which the metrics are called."""
 
     @torch.no_grad()
     def __call__(self, outputs: Tensors, fields: Tensors) -> dict[str, torch.Tensor]:
-        """Compute one number each, in the order of their names."""
         found = {}
         for name in sorted(self.functions):
             with left_as_it_is(f"metric {name}", outputs, fields):

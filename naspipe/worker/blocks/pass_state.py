@@ -30,7 +30,7 @@ class PassState:
     inputs: Tensors = ()
     segments: dict[int, Segment] = field(default_factory=dict)
     arrived: dict[InputName, Tensors] = field(default_factory=dict)
-    """Outputs of other blocks that were tapped for this pass."""
+    """Outputs of other blocks, tapped for this pass."""
     tapped: dict[InputName, Tensors] = field(default_factory=dict)
     """Outputs of this pass's blocks, for others."""
     gradients: dict[int, tuple[Gradient, ...]] = field(default_factory=dict)
@@ -43,8 +43,7 @@ class PassState:
     statistics: dict[LayerId, Statistics] = field(default_factory=dict)
     """Of batch normalisation, if it is deferred."""
     batch: Mapping[str, torch.Tensor] | None = None
-    digest: str = ""
-    """Of the batch."""
+    digest: str = ""  # of the batch
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
     """Fields of the batch, on the device."""
 
@@ -98,19 +97,16 @@ class TappedOutputs:
         self._num = self.most = 0
 
     def given(self, state: PassState, place: tuple[StreamId, int], role: TapRole) -> Tensors:
-        """Return what was tapped for a block, in the order of the taps."""
         taps = [tap for tap in self._to.get(place, ()) if tap.role is role]
         return tuple([tensor for tap in taps for tensor in state.arrived.get(tap.name, ())])
 
     def keep(self, state: PassState, place: tuple[StreamId, int], outputs: Tensors) -> None:
-        """Keep the outputs of a block that others tap."""
         before = len(state.tapped)
         for tap in self._from.get(place, ()):
             state.tapped[tap.name] = tuple(output.detach() for output in outputs)
         self.count(len(state.tapped) - before)
 
     def count(self, change: int) -> None:
-        """Note a change of the number of held outputs."""
         self._num += change
         self.most = max(self.most, self._num)
 
@@ -186,7 +182,6 @@ class StepStates:
         return iter(self._states.values())
 
     def of(self, stream: StreamId, sequence_id: SequenceId) -> StepState:
-        """Return the state of a pass's step."""
         key = self._key(stream, sequence_id)
         if key not in self._states:
             self._states[key] = StepState(self._steps[stream])

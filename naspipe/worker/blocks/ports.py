@@ -41,9 +41,6 @@ class Fold:
     """The gradients of a layer in a step, each pass added to those before it as autograd does.
 
     What comes from another group belongs to earlier passes, so nothing is here yet when it comes.
-
-    Args:
-        passes: of a step.
     """
 
     def __init__(self, passes: int) -> None:
@@ -74,10 +71,7 @@ class Tree:
 
     Each half of a step is summed by itself, then both. A pass that does not use the layer, or
     leaves a parameter without a gradient, is left out: the other half then stands for both. Halves
-    are joined as soon as both are there.
-
-    Args:
-        passes: of a step, a power of two.
+    are joined as soon as both are there. The number of passes of a step is a power of two.
     """
 
     def __init__(self, passes: int) -> None:
@@ -113,7 +107,6 @@ class Tree:
             self._put((first, 2 * count), _plus(gradients, found))
 
     def _under(self, part: Part) -> Gradients | None:
-        """Take the sum of those passes that are here."""
         first, count = part
         if part in self._parts:
             return self._parts.pop(part)
@@ -148,49 +141,36 @@ class BlockResult(NamedTuple):
     value: torch.Tensor
     section: int = 0
     """Of a loss: the section of the chain whose backward begins with it; 0 at the chain's end."""
-    metrics: Mapping[str, torch.Tensor] | None = None
-    """One number each."""
+    metrics: Mapping[str, torch.Tensor] | None = None  # one number each
     batch: str = ""
     """Of a loss: a digest of the batch, if this stage has made it."""
 
 
 class BlockCompute(Protocol):
-    """Runs blocks in the order that it is told; decides nothing."""
+    """Runs blocks in the commanded order; decides nothing."""
 
     @property
-    def memory_retry(self) -> MemoryRetry:
-        """Tries again what was short of device memory."""
-        ...
+    def memory_retry(self) -> MemoryRetry: ...
 
-    def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
-        """Take an input of a task."""
-        ...
+    def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None: ...
 
-    def output(self, task: Task, name: InputName) -> tuple[Gradient, ...]:
-        """Return a task's output along the chain, or what a tap takes of it."""
-        ...
+    def output(self, task: Task, name: InputName) -> tuple[Gradient, ...]: ...
 
     def run_block(
         self, task: Task, layer: LayerId, version: Version, option: int
     ) -> BlockResult | None:
-        """Compute one block of a task by one of its options; returns what there is to report.
+        """Compute one block of a task by one of its options; returns a result to report, if any.
 
         Raises:
             torch.OutOfMemoryError: if memory is short; nothing is changed then.
         """
         ...
 
-    def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory."""
-        ...
+    def evict(self, layer: LayerId) -> None: ...
 
-    def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """Forget a subnet's tensors."""
-        ...
+    def retire(self, stream: StreamId, sequence_id: SequenceId) -> None: ...
 
-    def label(self, layer: LayerId) -> str:
-        """Return a layer's name in messages; does not make the layer."""
-        ...
+    def label(self, layer: LayerId) -> str: ...
 
     def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
         """Return the error to end with if memory is short after all that can be freed is."""

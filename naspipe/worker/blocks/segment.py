@@ -176,7 +176,6 @@ class Segment:
 
     @property
     def has_end(self) -> bool:
-        """Whether a loss arises in the block."""
         return self._spec.finish is not None
 
     @property
@@ -196,16 +195,13 @@ class Segment:
             self._outputs = None
 
     def undo_backward(self) -> None:
-        """Undo a backward that failed half-way."""
         self.drop_graph()
         self._layer.take_gradients()
 
     def take_gradients(self) -> dict[str, torch.Tensor]:
-        """Move the parameters' gradients out of the layer."""
         return self._layer.take_gradients()
 
     def _with_new(self, before: _Buffers) -> _Buffers:
-        """Add the buffers that have been registered since, as absent."""
         if not self._copies_buffers:
             return before
         new = {
@@ -345,7 +341,6 @@ def as_tuple(outputs: Any, spec: SegmentSpec) -> Tensors:
 
 
 def autocast(precision: str, device_type: str) -> AbstractContextManager[Any]:
-    """Return the context of a precision: ``bf16``, or nothing."""
     if precision == "bf16":
         return torch.autocast(device_type, dtype=torch.bfloat16)
     return nullcontext()

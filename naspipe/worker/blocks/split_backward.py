@@ -48,17 +48,13 @@ A convolution computes those of its weight and its bias by one kernel."""
 class Graph(NamedTuple):
     """What autograd recorded of one block in one pass."""
 
-    roots: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    """Outputs, with their gradients."""
-    inputs: Sequence[torch.Tensor]
-    """The leaves that the block was computed from."""
+    roots: Sequence[tuple[torch.Tensor, torch.Tensor]]  # outputs with their gradients
+    inputs: Sequence[torch.Tensor]  # leaves
     arrived: list[Gradient]
     """What the backward brings to each input; filled in by hooks of the segment."""
     layer: BoundLayer
-    seed: int
-    """Of random draws in the backward."""
-    told: str
-    """What is computed, for messages."""
+    seed: int  # of random draws in the backward
+    told: str  # what is computed, for messages
     hooks: str = ""
     """What the forward has put on the graph that must be called only once; empty if nothing."""
 
@@ -115,7 +111,6 @@ class Owed:
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The gradients held for it, without what autograd saved."""
         yield from self._found.values()
         for piece in self._pieces:
             yield from (gradient for _, gradient in piece.roots)
@@ -125,8 +120,7 @@ class _Join(NamedTuple):
     """A node, and the parameters whose gradients it computes."""
 
     node: Node
-    parameters: Mapping[str, torch.Tensor]
-    """In the order of the node's inputs."""
+    parameters: Mapping[str, torch.Tensor]  # in the order of the node's inputs
     kernel: Kernel | None
 
 
@@ -156,16 +150,15 @@ class _Piece(NamedTuple):
 
 
 _Link = tuple[type, int, int]
-"""An edge to the node behind: its kind, its number (-1 if there is none), and which of its outputs
-leads there."""
+"""An edge to the next node: its kind, its number (-1 if there is none), and the number of its
+output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The graph of one candidate, node by node from the outputs on, and its joins."""
 
-    kinds: tuple[type, ...]
-    """The kinds of the nodes of the outputs."""
+    kinds: tuple[type, ...]  # of the nodes of the outputs
     links: tuple[tuple[int, tuple[_Link, ...]], ...]
     """The edges of each node by its number. A node that was not seen before has the next number."""
     leaves: tuple[tuple[int, str | int], ...]
@@ -173,8 +166,7 @@ class Plan:
     joins: tuple[tuple[int, tuple[str, ...], Kernel | None], ...]
     """By number, with the parameters that join there in the order of its inputs, and the kernel of
     their gradients, if it is known."""
-    early: tuple[str, ...]
-    """Parameters whose gradients B computes."""
+    early: tuple[str, ...]  # parameters whose gradients B computes
 
     def find(self, graph: Graph) -> list[_Join] | None:
         """Return the joins of a pass; None if its graph is a different one.
@@ -296,7 +288,6 @@ class SplitBackward:
 
 
 def _split(graph: Graph, joins: Sequence[_Join], early: Sequence[str]) -> Owed:
-    """Compute B; returns W."""
     kept: list[Gradient] = [None] * len(joins)
     hooks = [
         join.node.register_prehook(partial(_keep, kept, number))
@@ -341,7 +332,6 @@ def _is_alike(one: Gradient, other: Gradient) -> bool:
 
 
 def plan_of(graph: Graph) -> Plan | str:
-    """Return how the candidate's backward can be split, or why it cannot."""
     roots: list[Any] = [output.grad_fn for output, _ in graph.roots]
     if None in roots:
         return "an output of it is a parameter"
@@ -384,7 +374,7 @@ def plan_of(graph: Graph) -> Plan | str:
 
 
 def _walked(roots: Sequence[Node]) -> tuple[list[Node], dict[Node, list[Node]]]:
-    """Return all nodes behind the roots, and the direct parents of each, once for each edge."""
+    """Return all nodes that the roots lead to, and the parents of each, once for each edge."""
     parents: dict[Node, list[Node]] = {root: [] for root in roots}
     found = list(parents)
     for node in found:
@@ -438,7 +428,6 @@ def _way(
 
 
 def _above(wanted: set[Node], parents: Mapping[Node, list[Node]]) -> set[Node]:
-    """Return the nodes from which any of these is reached."""
     found, open_nodes = set(wanted), list(wanted)
     while open_nodes:
         for parent in parents[open_nodes.pop()]:
@@ -477,7 +466,6 @@ class Splits:
 
     @property
     def whole(self) -> Iterator[tuple[StreamId, int, int, str]]:
-        """The streams, blocks and options that were to be split and stay whole, and why."""
         for (stream, block, option, _), each in self._known.items():
             if each.why_whole:
                 yield stream, block, option, each.why_whole

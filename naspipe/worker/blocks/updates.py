@@ -48,11 +48,7 @@ def clip_factor(norms: Sequence[float], limit: float) -> float:
 
 
 class NormExchange:
-    """``clip_global_norm``: every stage sends its layers' norms and computes the same total.
-
-    Args:
-        recipes: of each stream.
-    """
+    """``clip_global_norm``: every stage sends its layers' norms and computes the same total."""
 
     def __init__(self, recipes: Sequence[Recipe]) -> None:
         self._recipes = tuple(recipes)
@@ -112,10 +108,8 @@ class StageUpdates:
     """Applies updates, and holds what other stages contribute to them.
 
     Args:
-        workloads: of each stream.
         passes: under way on this stage.
         together: what the passes of each step have in common.
-        stores: the layers of each stream.
         make_room: makes this many bytes of device memory free before a layer is changed.
         settle: computes the gradients of a layer that split backwards of a pass have left.
         exchanges: names of exchanges in addition to those that the recipes need.
@@ -142,12 +136,12 @@ class StageUpdates:
         self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
         self._joint = JointSteps()
         self._sums: dict[tuple[LayerId, Version], GradientSum] = {}
-        """Of other stages' passes up to a version, until those of this stage follow."""
+        """Sums of other stages' passes up to a version, until this stage adds its own."""
 
     def write(
         self, *commands: WriteLayer, begin: Callable[[WriteLayer], None] = lambda _: None
     ) -> int:
-        """Apply updates with the gradients of their steps, or only add those of a pass.
+        """Apply updates with the gradients of their steps, or only add the gradients of a pass.
 
         ``begin`` is called before each. Returns the nanoseconds that were spent on gradients that
         split backwards had left.
@@ -198,15 +192,12 @@ class StageUpdates:
                 fold(stored.module, statistics)
 
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:
-        """Return the gradients of a step's passes up to one, for the stage of the next pass."""
         return self._together.give_sum(layer, SequenceId(version))
 
     def take_sum(self, layer: LayerId, version: Version, given: GradientSum) -> None:
-        """Keep the gradients of other stages' passes."""
         self._sums[layer, version] = given
 
     def join(self, command: JoinSum) -> None:
-        """Add this stage's gradients of a step to those that came."""
         layer, last = command.layer, SequenceId(command.version)
         self._make_room(_write_bytes(self._stores[layer.stream][layer]))
         given = self._sums.pop((layer, command.version))
@@ -245,7 +236,6 @@ class StageUpdates:
         sender: StageId,
         values: Mapping[str, Any],
     ) -> None:
-        """Keep what a stage contributes until the step's updates."""
         self._together.of(stream, first).contributions.setdefault(exchange, {})[sender] = values
 
     def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:

@@ -49,7 +49,6 @@ def kernel_of(join: Node, leaves: Sequence[Node]) -> Kernel | None:
 
 
 def in_order_of_inputs(join: Node, leaves: Sequence[Node]) -> list[Node]:
-    """Return the nodes of parameters in the order of the inputs of the join that they lead to."""
     behind = [node for node, _ in join.next_functions]
     return sorted(leaves, key=lambda leaf: behind.index(leaf) if leaf in behind else 0)
 

@@ -34,8 +34,7 @@ _NO_STATE: _State = {}
 class _Form(NamedTuple):
     """A layer's tensors as they were last copied, one after another."""
 
-    keys: tuple[tuple[str, ...], ...]
-    """What the optimizer keeps of each parameter."""
+    keys: tuple[tuple[str, ...], ...]  # of the optimizer's state of each parameter
     addresses: list[int]
     """In host memory. No device address equals a host address."""
     buffers: tuple[Mapping[str, Any], ...]
@@ -54,11 +53,7 @@ class Capturer:
     def capture(
         self, stored: StoredLayer, versions: tuple[Version, ...], into: Captured
     ) -> LayerSnapshot:
-        """Copy a layer's state; of versions before the last one only the parameters.
-
-        Raises:
-            InvariantError: if one of the versions is not here.
-        """
+        """Copy a layer's state; of versions before the last one only the parameters."""
         stored.at_hand()
         form = self._form(stored) if len(versions) == 1 else None
         if form is None:
@@ -132,7 +127,6 @@ class Capturer:
         tensors: Iterable[torch.Tensor],
         comes_again: bool = True,
     ) -> Listing:
-        """Make a listing, and keep it if its names will come again."""
         shapes = tuple([tensor.shape for tensor in tensors])
         key = dtype, names, shapes
         listing = self._listings.get(key)

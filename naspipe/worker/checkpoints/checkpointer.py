@@ -125,13 +125,9 @@ class Part:
 class CheckpointReader(Protocol):
     """Reads the checkpoints of a run that is going on."""
 
-    def published(self, stream: int, cut: int) -> None:
-        """Note that there is a checkpoint at this cut."""
-        ...
+    def published(self, stream: int, cut: int) -> None: ...
 
-    def needed(self, stream: int) -> Collection[int]:
-        """Return the cuts whose checkpoints have still to be read."""
-        ...
+    def needed(self, stream: int) -> Collection[int]: ...
 
 
 _MOST_UNWRITTEN = 2
@@ -151,7 +147,6 @@ class CheckpointStream(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The first subnet that this attempt of the run trains."""
         return self.restored.first if self.restored else 0
 
 
@@ -242,7 +237,7 @@ class Checkpointer:
 
     @property
     def patience(self) -> int:
-        """For how many subnets a checkpoint may wait for idle time."""
+        """How many subnets a checkpoint may wait for idle time."""
         return self._every // 4
 
     def carry_out(self, command: CaptureLayer | FinishCut) -> None:

@@ -47,12 +47,10 @@ def in_a_row(tensors: Iterable[torch.Tensor]) -> memoryview:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the dtype's name in safetensors."""
     return _NAMES[dtype]
 
 
 def from_raw(raw: RawTensor) -> torch.Tensor:
-    """Return a new tensor with these bytes."""
     data = torch.frombuffer(bytearray(raw.data), dtype=torch.uint8) if raw.data else torch.empty(0)
     return data.view(_DTYPES[raw.dtype]).reshape(raw.shape)
 
@@ -74,9 +72,6 @@ def load_layer(
     """Fill a module's parameters and buffers from a checkpoint.
 
     With ``ema`` parameters that were ever stepped get their moving averages.
-
-    Raises:
-        ConfigError: if the checkpoint has no such layer.
     """
     state = {
         name.split("/", 3)[3]: from_raw(raw)
@@ -134,7 +129,6 @@ class CaptureMemory:
         self._free: deque[Block] = deque()
 
     def take(self) -> Block:
-        """Return the block that was given back last, or a new one."""
         try:
             return self._free.pop()
         except IndexError:
@@ -201,7 +195,6 @@ class Captured:
         return spans
 
     def keep(self, data: memoryview, item_bytes: int) -> Sequence[Span]:
-        """Copy the next bytes of such items."""
         spans = self.reserve(len(data), item_bytes)
         for span in spans:
             span.view[:] = data[: len(span.view)]
@@ -209,13 +202,11 @@ class Captured:
         return spans
 
     def end(self) -> None:
-        """Hand on what is full, after the last item."""
         for item_bytes, lane in self._lanes.items():
             self._hand_on_full(lane, item_bytes)
 
     @property
     def rest(self) -> dict[int, list[memoryview]]:
-        """What was not handed on, by item size."""
         return {
             item_bytes: [
                 *(block.view for block in lane.blocks[:-1]),
@@ -225,7 +216,6 @@ class Captured:
         }
 
     def give_back(self) -> None:
-        """Give the rest back."""
         for lane in self._lanes.values():
             for block in lane.blocks:
                 self._memory.give_back(block)
@@ -279,11 +269,7 @@ class Restored:
         self._strides = _by_layer(checkpoint.strides)
 
     def layers(self, stages: Collection[StageId]) -> tuple[KeptLayer, ...]:
-        """Return every layer that it holds, in chain order, kept by these stages in turn.
-
-        Raises:
-            ConfigError: if the space has no such layer.
-        """
+        """Return every layer that it holds, in chain order, kept by these stages in turn."""
         keys = self.checkpoint.versions
         found = sorted(
             (self._space.layer(key.split("/", 1)[1])._replace(stream=self._stream), key)
@@ -337,11 +323,7 @@ class Restored:
         )
 
     def restore(self, layer: LayerId, stored: StoredLayer) -> None:
-        """Bring a new layer to the state in the checkpoint.
-
-        Raises:
-            LogError: if that state does not fit the layer.
-        """
+        """Bring a new layer to the state in the checkpoint."""
         self._fill(stored, self._state(layer))
 
     def restore_weights(self, layer: LayerId, stored: StoredLayer, ema: bool = False) -> None:
@@ -349,9 +331,6 @@ class Restored:
 
         The layer stays at its initial version. With ``ema`` the parameters are their moving
         averages, if there are any.
-
-        Raises:
-            LogError: if they do not fit the layer.
         """
         state = self._state(layer)
         if state is not None:

@@ -60,8 +60,7 @@ class Slot(NamedTuple):
     """
 
     name: str
-    key: str
-    """Its name in the module, or in the optimizer's state."""
+    key: str  # its name in the module, or in the optimizer's state
     number: int
     """The tensor's number. A tensor with two names has two slots with the same number."""
     offset: int
@@ -119,11 +118,7 @@ class Layout:
 
 
 def lay_out(layer: StoredLayer, sizes: StateSizes) -> Layout:
-    """Give everything of a layer its place.
-
-    Raises:
-        ConfigError: if a parameter or buffer is not an ordinary tensor, such as a sparse one.
-    """
+    """Give everything of a layer its place."""
     layout = Layout()
     modules = list(layer.module.named_modules())
     found: list[tuple[str, str, torch.Tensor]] = [
@@ -198,7 +193,6 @@ def _add_states(
 
 
 def buffer_name(prefix: str, key: str) -> str:
-    """Return the name of a buffer of the submodule ``prefix`` in errors."""
     return f"buffer/{prefix}.{key}" if prefix else f"buffer/{key}"
 
 

@@ -72,11 +72,7 @@ class StoredLayer:
         """Buffers as another stage's forwards left them, for the next forward here."""
 
     def bind(self, version: Version) -> BoundLayer:
-        """Return the layer at one version.
-
-        Raises:
-            InvariantError: if that version is not here.
-        """
+        """Return the layer at one version."""
         if self._buffers:
             self._set_buffers(self._buffers)
             self._buffers = []
@@ -111,10 +107,6 @@ class StoredLayer:
         Parameters without a gradient are left alone. ``lr`` is the recipe's rate, ``options`` are
         those by which the passes used the layer, and ``joint`` may take the step later, together
         with those of other layers.
-
-        Raises:
-            InvariantError: if the newest version is not ``base``.
-            ConfigError: if something has a gradient that none of the options uses.
         """
         self.advance(version, base, keeps_base)
         if self.optimizer is not None:
@@ -130,15 +122,10 @@ class StoredLayer:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether a step may leave a part of the layer alone."""
         return self._used is not None
 
     def advance(self, version: SequenceId, base: Version, keeps_base: bool) -> None:
-        """Move on to the version that follows ``base``, still with its bits.
-
-        Raises:
-            InvariantError: if the newest version is not ``base``.
-        """
+        """Move on to the version that follows ``base``, still with its bits."""
         if self.version != base:
             what = f"WRITE {version} was to follow version {base}"
             raise InvariantError(f"layer {self.label}: {what}, found {self.version}")
@@ -155,13 +142,11 @@ class StoredLayer:
                 yield version, name, parameter
 
     def restore(self, version: Version, copies: Mapping[Version, Gradients]) -> None:
-        """Set the version, and the copies of parameters of older ones."""
         self.version = version
         for older, parameters in copies.items():
             self._copies[older] = dict(parameters)
 
     def move(self, device: torch.device) -> None:
-        """Move the module, the optimizer's state and older versions to a device."""
         count(Wait.LAYER)
         self.module.to(device)
         states = self.optimizer.state.values() if self.optimizer is not None else ()
@@ -171,14 +156,12 @@ class StoredLayer:
         self.move_copies(device)
 
     def move_copies(self, device: torch.device) -> None:
-        """Move the older versions to a device."""
         for copy in self._copies.values():
             count(Wait.LAYER)
             for name, value in copy.items():
                 copy[name] = value.to(device)
 
     def drop(self, version: Version) -> None:
-        """Forget the copy of an older version, if there is one."""
         self._copies.pop(version, None)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
@@ -219,9 +202,6 @@ class StoredLayer:
 
         They are not set sooner, because checkpoints need the layer as its newest version is, and
         the layer may be on its way between host and device.
-
-        Raises:
-            TransportError: if they are not this layer's.
         """
         self._buffers = list(state)
         for name, _ in self._buffers:
@@ -253,12 +233,7 @@ class StoredLayer:
         drop_buffers(self.module, {name.removeprefix("buffer/") for name, _ in state})
 
     def take_over(self, version: Version, state: Iterable[tuple[str, ReceivedTensor]]) -> None:
-        """Take the state that another stage handed over.
-
-        Raises:
-            InvariantError: if it is not newer than what is here.
-            TransportError: if it is not a state of this layer.
-        """
+        """Take the state that another stage handed over."""
         if version <= self.version:
             raise InvariantError(
                 f"layer {self.label}: version {version} arrived, found version {self.version}"
