@@ -307,18 +307,20 @@ class StageDriver:
                 early, self._early = self._early, []
                 for each in early:
                     self._accept(each)
-            case ControlMessage(what, _) if what == HOLD:
-                self._hold()
-            case ControlMessage(_, cuts):
-                for intake, cut in zip(self._intakes, cuts, strict=True):
-                    self._admit(intake.stop(cut))
-                self._tell_ends()
+            case ControlMessage(what, cuts):
+                self._hold() if what == HOLD else self._stop(cuts)
 
     def _hold(self) -> None:
         """Let the launcher find a cut that no stage has passed."""
         if not self._is_held:
             self._is_held = True
             self._sink.held([intake.hold() for intake in self._intakes])
+
+    def _stop(self, cuts: Sequence[int]) -> None:
+        """Go on up to the cuts only."""
+        for intake, cut in zip(self._intakes, cuts, strict=True):
+            self._admit(intake.stop(cut))
+        self._tell_ends()
 
     def _tell_ends(self) -> None:
         """Leave a checkpoint where a stream was cut short, once all before it is admitted."""

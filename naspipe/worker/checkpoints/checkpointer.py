@@ -333,19 +333,21 @@ class Checkpointer:
 
     def _work(self) -> None:
         while (step := self._steps.get()) is not None:
-            job, block = step
-            try:
-                if job.error is None:
-                    self._finish(job) if block is None else job.part.write(block)
-            except Exception as caught:  # reported by the thread that computes
-                job.error = caught
-            if block is not None:
-                self._memory.give_back(block)
-                continue
-            job.part.end()
-            self._outcomes.append(job)
-            self._unwritten.release()
-            self._wake()
+            self._write(*step)
+
+    def _write(self, job: _Job, block: Block | None) -> None:
+        try:
+            if job.error is None:
+                self._finish(job) if block is None else job.part.write(block)
+        except Exception as caught:  # reported by the thread that computes
+            job.error = caught
+        if block is not None:
+            self._memory.give_back(block)
+            return
+        job.part.end()
+        self._outcomes.append(job)
+        self._unwritten.release()
+        self._wake()
 
     def _finish(self, job: _Job) -> None:
         for log in self._logs(job.stream):

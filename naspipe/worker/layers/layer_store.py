@@ -103,7 +103,12 @@ class LayerStore:
         self._away.add(layer)
         self._left[layer] = None
         if len(self._left) > KEPT_AWAY:
-            self._drop(next(iter(self._left)))
+            dropped = next(iter(self._left))
+            del self._left[dropped]
+            for _, tensor in tensors_of(self._layers.pop(dropped).module):
+                self._owners.pop(tensor, None)
+            if self._on_dropped is not None:
+                self._on_dropped(dropped)
 
     def give_up(self, layer: LayerId) -> None:
         """Note that the copy of a layer here is used up: it is written on another stage."""
@@ -125,13 +130,6 @@ class LayerStore:
 
     def items(self) -> list[tuple[LayerId, StoredLayer]]:
         return sorted(pair for pair in self._layers.items() if pair[0] not in self._away)
-
-    def _drop(self, layer: LayerId) -> None:
-        del self._left[layer]
-        for _, tensor in tensors_of(self._layers.pop(layer).module):
-            self._owners.pop(tensor, None)
-        if self._on_dropped is not None:
-            self._on_dropped(layer)
 
     def _make(self, layer: LayerId) -> StoredLayer:
         label = self._space.label(layer.block, layer.candidate)
