@@ -17,7 +17,7 @@ from naspipe.worker.blocks.guards import left_as_it_is
 from naspipe.worker.blocks.segment import as_tuple, autocast
 from naspipe.worker.blocks.specs import SegmentSpec, Tensors, form_of, form_text
 from naspipe.worker.layers.bound_layer import BoundLayer, refused
-from naspipe.worker.layers.kept_state import KNOWN, Statistics, collected
+from naspipe.worker.layers.kept_state import KNOWN, Statistics, buffer_slots, collected
 
 
 def forward_only(
@@ -96,10 +96,5 @@ def lent_buffers(module: nn.Module) -> Iterator[None]:
 
 def _others(layer: BoundLayer) -> dict[str, torch.Tensor]:
     """Copy the buffers that are not statistics of norms."""
-    return {
-        f"{prefix}.{name}": buffer.clone()
-        for prefix, part in layer.module.named_modules()
-        if type(part) not in KNOWN
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    }
+    slots = [slot for slot in buffer_slots(layer.module) if type(slot[1]) not in KNOWN]
+    return {name: owner.get_buffer(key).clone() for name, owner, key in slots}

@@ -69,6 +69,8 @@ class Segment:
         may_lose_graph: bool = False,
     ) -> None:
         self._spec = spec
+        self.has_end = spec.finish is not None
+        """Whether a loss arises in the block."""
         self._layer = layer
         self._inputs = inputs
         self._outputs: Tensors | None = None
@@ -173,10 +175,6 @@ class Segment:
         found = tuple(self._arrived)
         self._arrived[:] = [None] * len(found)
         return found
-
-    @property
-    def has_end(self) -> bool:
-        return self._spec.finish is not None
 
     @property
     def kept(self) -> Iterator[torch.Tensor]:

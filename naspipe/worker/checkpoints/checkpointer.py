@@ -195,6 +195,8 @@ class Checkpointer:
         self._generation = generation
         self._streams = tuple(streams)
         self._every = every
+        self.patience = every // 4
+        """How many subnets a checkpoint may wait for idle time."""
         self._reporter = reporter
         self._wake = wake
         self._memory = CaptureMemory()
@@ -234,11 +236,6 @@ class Checkpointer:
         """Whether a checkpoint there would differ from the one that the stream began with."""
         own = self._streams[stream]
         return own.is_written and cut > own.first
-
-    @property
-    def patience(self) -> int:
-        """How many subnets a checkpoint may wait for idle time."""
-        return self._every // 4
 
     def carry_out(self, command: CaptureLayer | FinishCut) -> None:
         match command:

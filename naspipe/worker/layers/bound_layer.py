@@ -131,6 +131,8 @@ class BoundLayer:
         """The name of a parameter that the last call has changed, or an empty string."""
         self._forward = call
         self._version = version
+        self.is_version = version is not None
+        """Whether this is a copy, apart from the tensors that become the next version."""
         self._is_in_place = version is None
 
     def call(self, *inputs: Any, **setting: Any) -> Any:
@@ -142,11 +144,6 @@ class BoundLayer:
             outputs = function(*inputs, **setting)
             self.edited = marks.changed()
             return outputs
-
-    @property
-    def is_version(self) -> bool:
-        """Whether this is a copy, apart from the tensors that become the next version."""
-        return self._version is not None
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

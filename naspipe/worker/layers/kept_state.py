@@ -200,12 +200,8 @@ def unknown_norm(module: nn.Module) -> str | None:
 
 
 def other_buffers(module: nn.Module) -> bool:
-    return any(
-        buffer is not None
-        for part in module.modules()
-        for buffer in part._buffers.values()
-        if type(part) not in KNOWN
-    )
+    """Whether there are buffers other than statistics of these norms."""
+    return any(type(owner) not in KNOWN for _, owner, _ in buffer_slots(module))
 
 
 @contextmanager

@@ -58,14 +58,16 @@ class LayerMemory:
     def __init__(self, layer: StoredLayer, sizes: StateSizes, arena: HostArena) -> None:
         self.label = layer.label
         self._layout = lay_out(layer, sizes)
-        self._size = self._layout.nbytes
+        self.state_bytes = self._layout.nbytes
+        """The size in host memory and on a device: a multiple of 512."""
         self._optimizer = layer.optimizer
         self._forms: dict[int, TensorForm] = {}
         """By the tensors' numbers, as are the views."""
-        self._host = arena.allocate(self._size)
+        self.host = arena.allocate(self.state_bytes)
+        """Its host memory; empty while the layer is on another stage."""
         self._host_views: dict[int, torch.Tensor] = {}
         self._device_views: dict[int, torch.Tensor] = {}
-        self._blob = Blob(self._host)
+        self._blob = Blob(self.host)
         self.piece: torch.Tensor | None = None
         """Its memory on the device, once it has been there."""
         self._is_absent = False
@@ -74,15 +76,6 @@ class LayerMemory:
         self._move_in(self._outside(bound))
         self._refuse(unknown)
         layer.at_hand = self._come_home
-
-    @property
-    def state_bytes(self) -> int:
-        return self._size
-
-    @property
-    def host(self) -> torch.Tensor:
-        """The layer's host memory; empty while the layer is on another stage."""
-        return self._host
 
     def to_device(self, piece: torch.Tensor) -> None:
         """Note that ``host`` has been copied to the layer's piece of memory on the device."""
@@ -107,22 +100,22 @@ class LayerMemory:
     def _come_home(self) -> None:
         """Bind the tensors to host memory, unless the layer is on the device."""
         if self._is_absent:
-            self._rebind(self._host)
+            self._rebind(self.host)
 
     def leave(self) -> torch.Tensor:
         """Give up the host memory, because another stage takes the layer over.
 
         Its tensors must not be touched until :meth:`come_back`.
         """
-        host, self._host = self._host, _NOWHERE
+        host, self.host = self.host, _NOWHERE
         self._host_views = {}
         return host
 
     def come_back(self, arena: HostArena) -> None:
         """Get host memory again, with arbitrary bytes, if the layer was away."""
-        if self._host is _NOWHERE:
-            self._host = arena.allocate(self._size)
-            self._blob, self._is_absent = Blob(self._host), False
+        if self.host is _NOWHERE:
+            self.host = arena.allocate(self.state_bytes)
+            self._blob, self._is_absent = Blob(self.host), False
             bound, _ = self._look()
             _bind(bound, self._views(bound))
 
@@ -197,9 +190,10 @@ class LayerMemory:
         _bind(strays, views)
 
     def _rebind(self, memory: torch.Tensor) -> None:
-        if memory.numel() != self._size:
+        if memory.numel() != self.state_bytes:
             raise InvariantError(
-                f"layer {self.label}: expected memory of {self._size} bytes, found {memory.numel()}"
+                f"layer {self.label}: expected memory of {self.state_bytes} bytes, "
+                f"found {memory.numel()}"
             )
         bound, _ = self._look()
         if lost := [slot.name for slot, _, _ in self._outside(bound)]:
@@ -213,7 +207,7 @@ class LayerMemory:
     def _views(self, bound: Iterable[_Bound]) -> list[torch.Tensor]:
         """Return each tensor's part of the blob; one object under two names stays one."""
         blob, forms, found = self._blob, self._forms, list[torch.Tensor]()
-        known = self._host_views if blob.memory is self._host else self._device_views
+        known = self._host_views if blob.memory is self.host else self._device_views
         for slot, tensor, _ in bound:
             view = known.get(slot.number)
             if view is None:

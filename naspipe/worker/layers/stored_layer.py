@@ -67,6 +67,7 @@ class StoredLayer:
             self.optimizer = make_optimizer(recipe, trained, self.own_step, group_of)
         self._used = used
         """The entries that a step changes; None for all."""
+        self.is_sliced = used is not None
         self._copies: dict[Version, dict[str, torch.Tensor]] = {}
         self._buffers: list[tuple[str, ReceivedTensor]] = []
         """Buffers as another stage's forwards left them, for the next forward here."""
@@ -119,10 +120,6 @@ class StoredLayer:
             take_step(self.optimizer, self.own_step, step, lr, entries)
             for name in gradients:
                 self.parameters[name].grad = None
-
-    @property
-    def is_sliced(self) -> bool:
-        return self._used is not None
 
     def advance(self, version: SequenceId, base: Version, keeps_base: bool) -> None:
         """Move on to the version that follows ``base``, still with its bits."""
