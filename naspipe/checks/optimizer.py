@@ -19,7 +19,6 @@ from naspipe.config.rules import RECIPES, OwnStep
 from naspipe.config.user_code import users_code
 from naspipe.machine.forking import done_fit
 from naspipe.mixed.architecture import Alpha
-from naspipe.worker.layers.layout import is_moved
 from naspipe.worker.layers.optimizers import (
     MEANINGLESS,
     OF_ALPHAS,
@@ -29,6 +28,7 @@ from naspipe.worker.layers.optimizers import (
     options_of,
     takes_any,
 )
+from naspipe.worker.layers.own_steps import is_moved
 
 REFUSED = {
     "LBFGS": "it needs a closure and one state over all parameters",

@@ -23,7 +23,7 @@ from naspipe.plan.memory import MemoryPlan, residency_of
 from naspipe.wire.ports import Reporter
 from naspipe.worker.blocks.ports import BlockResult
 from naspipe.worker.checkpoints.checkpointer import Checkpointer
-from naspipe.worker.driver import DriverOptions, Effects, StageDriver
+from naspipe.worker.driver import StageDriver
 from naspipe.worker.job import OnePipeline
 from naspipe.worker.layers.stored_layer import StoredLayer
 from naspipe.worker.stage_process import GRACE_SECONDS, StageSeat
@@ -86,20 +86,16 @@ class EvaluationStage:
                 residency=residency_of(job.memory, stage, execution),
                 wiring=FORWARD_ONLY,
             ),
-            Effects(
-                compute=compute,
-                stores=compute.stores,
-                placement=seat.placement,
-                transport=seat.transport,
-                positions=job.positions,
-                sink=ScoreSink(reporter),
-                checkpointer=self._checkpointer,
-            ),
             [Intake(AdmissionWindow(execution.pipeline.window, job.budget))],
-            DriverOptions(
-                timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
-                wiring=FORWARD_ONLY,
-            ),
+            compute=compute,
+            stores=compute.stores,
+            placement=seat.placement,
+            transport=seat.transport,
+            positions=job.positions,
+            sink=ScoreSink(reporter),
+            checkpointer=self._checkpointer,
+            timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
+            wiring=FORWARD_ONLY,
         )
 
     @property

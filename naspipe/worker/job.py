@@ -1,4 +1,4 @@
-"""One pipeline and the streams that share it, as every stage needs to know them."""
+"""A training job: one pipeline and the streams that share it, as every stage sees them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,24 @@ from naspipe.worker.checkpoints.restored import Restored
 
 @dataclass(frozen=True, slots=True)
 class OnePipeline:
-    """One pipeline, a worker to each stage: worker j holds stage j."""
+    """One pipeline with one worker per stage: worker j holds stage j."""
 
     num_workers: int
 
     def worker(self, stage: StageId) -> WorkerId:
-        """Who holds a stage."""
         return WorkerId(stage)
 
     def stage(self, worker: WorkerId) -> StageId:
-        """The stage that a worker holds."""
         return StageId(worker)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationPlan:
-    """What a stream is validated by."""
+    """How a stream is validated."""
 
     evaluation: EvaluationRecipe
     choices: tuple[tuple[int, ...], ...]
-    """Of every subnet that is judged: one per choice block."""
+    """Of every subnet that is evaluated, one choice per choice block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +51,26 @@ class StreamJob:
 
     workload: Workload
     planned: tuple[Planned, ...]
-    """Every subnet; none where they come while the run goes on."""
+    """Every subnet; empty if they are drawn or proposed while the run goes on."""
     cuts: frozenset[Partition] = frozenset()
-    """All partitions that its subnets have; none where that is not known."""
+    """All partitions that its subnets have; empty if that is not known."""
     source: SubnetSource | None = None
-    """Proposes or draws them; the launcher's, no stage touches it."""
+    """Proposes or draws the subnets. It belongs to the launcher; no stage touches it."""
     directory: RunDirectory
     restored: Restored | None = None
-    """The checkpoint that the stream goes on from."""
+    """The checkpoint that the stream resumes from."""
     kept: tuple[KeptLayer, ...] = ()
-    """Its layers."""
+    """The layers of that checkpoint."""
     begins: int = 0
-    """The first subnet of a stream without checkpoints, whose layers are as they were made."""
+    """The first subnet, if the stream has no checkpoint and its layers are as they were made."""
     validation: ValidationPlan | None = None
-    """How the supernet is validated on the way, where it is."""
     stateless: frozenset[tuple[int, int]] = frozenset()
     """Block and candidate of the layers without parameters and buffers."""
     split: Container[tuple[int, int]] = frozenset()
-    """Blocks, with those of their options whose backwards are split."""
+    """Block and option of the candidates whose backwards are split."""
 
     @property
     def rules(self) -> tuple[BlockRule, ...]:
-        """Of each block of the chain."""
         space = self.workload.space
         counts = [len(block.candidates) for block in space.blocks]
         return with_stateless(space.rules, counts, self.stateless)
@@ -83,114 +79,98 @@ class StreamJob:
     def unchanged(self) -> set[tuple[int, int]]:
         """Block and candidate of the layers that nothing writes."""
         rules, is_written = self.rules, self.workload.is_written
-        layers = (
-            LayerId(FIRST_STREAM, block, candidate)
+        return {
+            (block, candidate)
             for block, each in enumerate(self.workload.space.blocks)
             for candidate in range(len(each.candidates))
-        )
-        return {
-            (layer.block, layer.candidate)
-            for layer in layers
-            if isinstance(rule_of(rules, layer), Frozen) or not is_written
+            if not is_written
+            or isinstance(rule_of(rules, LayerId(FIRST_STREAM, block, candidate)), Frozen)
         }
 
     @property
     def first(self) -> int:
-        """The first subnet to train."""
         return self.restored.first if self.restored else self.begins
 
     @property
     def num_passes(self) -> int:
-        """Sequence IDs of the whole stream: every pass of every step."""
+        """The number of sequence IDs of the whole stream: every pass of every step."""
         return self.workload.definition.num_passes
 
     @property
     def loss_files(self) -> list[Path]:
-        """Where the losses of each section of the chain go."""
         sections = self.workload.wiring.sections(len(self.workload.space))
         return [self.directory.losses_of(number) for number in range(len(sections) or 1)]
 
     @property
     def so_far(self) -> Iterable[Subnet]:
-        """Every subnet, as far as there are any by now."""
         return self.source.subnets if self.source else (each.subnet for each in self.planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What a pipeline trains, and how, as every stage needs to know it."""
+    """What a pipeline trains, and how."""
 
     streams: tuple[StreamJob, ...]
-    """What shares the pipeline; one synchronisation policy for all."""
+    """They share the pipeline, and one synchronisation policy."""
     execution: Execution
     bulk: int = 1
     """Subnets that the policy ``bsp`` trains at the same versions."""
     memory: MemoryPlan | None = None
-    """What layers may occupy on each stage's device; None for no limit."""
+    """How much memory layers may occupy on each stage's device; None for no limit."""
     generation: int = 0
-    """Counts the lives of the run: 0, and one more for every resume and restart."""
+    """The number of resumes and restarts so far."""
     costs: tuple[CostTable | None, ...] = ()
-    """Of each stream, what the partitions were made from."""
+    """The costs from which each stream's partitions were made."""
     wiring: Wiring = PLAIN
-    """How the streams are joined."""
     verified_until: int = 0
     """Sequence IDs below this are compared with a plain loop, in every stream."""
     buffered: frozenset[LayerId] | None = None
-    """Layers whose forwards leave something for the next one; None for all."""
+    """Layers whose forwards write buffers that the next forward reads; None for all."""
 
     @property
     def workloads(self) -> list[Workload]:
-        """Of each stream."""
         return [stream.workload for stream in self.streams]
 
     @property
     def common(self) -> Common:
-        """What the streams agree on."""
         return common(self.workloads)
 
     @property
     def positions(self) -> Positions:
-        """Who holds which stage."""
         return OnePipeline(self.execution.workers)
 
     @property
     def threads(self) -> int:
-        """Of the compute, on every stage."""
         return self.common.threads
 
     @property
     def recipes(self) -> Sequence[Recipe]:
-        """Of each stream."""
         return [workload.recipe for workload in self.workloads]
 
     @property
     def claimed(self) -> Sequence[Path]:
-        """The run directories."""
         return [stream.directory.path for stream in self.streams]
 
     @property
     def policy(self) -> str:
-        """The synchronisation policy's name."""
         return self.common.policy
 
     @property
     def steps(self) -> Steps:
-        """How passes form steps, in all streams."""
         return self.common.steps
 
     @property
     def going_on_together(self) -> list[set[int]]:
-        """Streams that a life of the run has to begin at the same cut, of those with any."""
+        """Groups of written streams that an attempt has to begin at the same cut."""
         written = {n for n, workload in enumerate(self.workloads) if workload.is_written}
         return [each & written for each in self.wiring.joined(len(self.streams))]
 
     @property
     def participants(self) -> list[frozenset[StageId]]:
-        """Of each stream, the stages that take part in it."""
         cuts = [stream.cuts for stream in self.streams]
         return participants(cuts, self.wiring, self.execution.workers)
 
     @property
     def is_causal(self) -> bool:
-        """Whether a cut through the stream means anything: checkpoints are taken then only."""
+        """Only with a causal policy does a cut mean anything, so that checkpoints are taken."""
         return traits_of(self.policy).is_causal

@@ -1,4 +1,7 @@
-"""Batch fields that come later than their batch: asked for at admission, told of when here."""
+"""Batch fields that arrive later than their batch, such as labels of a teacher.
+
+A stage asks for them when a subnet is admitted, and the driver reports their arrival as events.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,14 @@ from naspipe.jobs.workload import Batches, Workload
 from naspipe.wire.ports import Reporter
 from naspipe.wire.transport import Wakeup
 from naspipe.worker.blocks.ports import BlockCompute
-from naspipe.worker.job import StreamJob, TrainingJob
+from naspipe.worker.job import TrainingJob
 
 
 class LateFields:
     """The sources of one stage; a context manager.
 
-    Args:
-        job: whose streams may have sources.
-        stage: which.
-        compute: takes the fields.
-        wakeup: set when something has come.
-        reporter: takes notes to the user.
+    ``compute`` takes the fields, ``wakeup`` is set when one has come, and ``reporter`` takes notes
+    to the user.
     """
 
     def __init__(
@@ -44,6 +43,7 @@ class LateFields:
     ) -> None:
         self._steps = [workload.definition.recipe.steps for workload in job.workloads]
         self._compute = compute
+        self._wakeup = wakeup
         self._reporter = reporter
         self._notes: deque[str] = deque()
         """From the sources' own threads."""
@@ -52,8 +52,22 @@ class LateFields:
         self._sources: dict[tuple[StreamId, str], FieldSource] = {}
         with ExitStack() as stack:
             for number, stream in enumerate(job.streams):
+                if not stream.workload.field_sources:
+                    continue
+                groups, steps = job.execution.pipeline.groups, stream.workload.recipe.steps
+                group = stage // job.execution.pipeline.stages
+                passes = map(SequenceId, range(stream.first, stream.num_passes))
+                own = (steps.batch(each) for each in passes if steps.group(each, groups) == group)
+                seat = SourceSeat(
+                    wake=wakeup.set,
+                    note=self._note,
+                    batches=tuple(dict.fromkeys(own)),
+                    directory=stream.directory.path,
+                    share=(group, groups),
+                    generation=job.generation,
+                )
                 for name, make in stream.workload.field_sources.items():
-                    source = make(self._seat(job, stage, stream, wakeup))
+                    source = make(seat)
                     stack.callback(source.close)
                     self._sources[StreamId(number), name] = source
             self._resources = stack.pop_all()
@@ -65,7 +79,7 @@ class LateFields:
         self._resources.close()
 
     def request(self, task: Task, field: str) -> None:
-        """A task will need a field of its batch."""
+        """Ask for a field that a task will need."""
         batch = self._steps[task.stream].batch(task.sequence_id)
         tasks = self._waiting.setdefault((task.stream, field, batch), [])
         tasks.append(task)
@@ -73,7 +87,7 @@ class LateFields:
             self._sources[task.stream, field].request(batch)
 
     def take(self) -> Iterator[InputArrived]:
-        """The fields that have come are handed to the compute."""
+        """Hand the fields that have come to the compute; yields an event for each task."""
         while self._notes:
             self._reporter.report("note", {"text": self._notes.popleft()})
         for (stream, field), source in self._sources.items():
@@ -83,33 +97,16 @@ class LateFields:
                     self._compute.accept(task, (value,), name)
                     yield InputArrived(time.monotonic_ns(), task, (), name)
 
-    def _seat(
-        self, job: TrainingJob, stage: StageId, stream: StreamJob, wakeup: Wakeup
-    ) -> SourceSeat:
-        groups, steps = job.execution.pipeline.groups, stream.workload.recipe.steps
-        group = stage // job.execution.pipeline.stages
-        passes = map(SequenceId, range(stream.first, stream.num_passes))
-        own = (steps.batch(each) for each in passes if steps.group(each, groups) == group)
-
-        def note(text: str) -> None:
-            self._notes.append(text)
-            wakeup.set()
-
-        return SourceSeat(
-            wake=wakeup.set,
-            note=note,
-            batches=tuple(dict.fromkeys(own)) if stream.workload.field_sources else (),
-            directory=stream.directory.path,
-            share=(group, groups),
-            generation=job.generation,
-        )
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self._wakeup.set()
 
 
 def watched(workloads: Sequence[Workload], reporter: Reporter) -> list[Workload]:
-    """The workloads of a stage that has others beside it; what they train on is reported.
+    """Return workloads whose batches are reported, for a stage of several.
 
-    A stage makes the batches that its blocks and losses take fields of. Where data are no function
-    of their seed and number, the input of one stage and the target of another are of two batches.
+    Each stage makes the batches that its blocks and losses need. If the data are not a function of
+    seed and number, the input on one stage and the target on another come from different batches.
     """
     return [
         replace(each, data=_Watched(each.data, stream, reporter)) if each.is_trained else each

@@ -1,4 +1,8 @@
-"""What leaves this stage for other users of a layer, and what comes from them."""
+"""Layers, copies and sums of gradients that stages send each other.
+
+A layer moves to the stage that uses it next. Data-parallel groups exchange copies of layers,
+buffers and partial sums of gradients.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from naspipe.jobs.ports import Positions
 from naspipe.machine.out_of_memory import MemoryRetry
 from naspipe.wire.messages import VersionMessage
 from naspipe.wire.ports import Transport
-from naspipe.worker.blocks.ports import GradientSum, Part, Updates
+from naspipe.worker.blocks.ports import GradientSum, Part
+from naspipe.worker.blocks.updates import StageUpdates
 from naspipe.worker.layers.bound_layer import Gradients
 from naspipe.worker.layers.kept_state import Statistics
 from naspipe.worker.layers.layer_store import LayerStore
@@ -26,25 +31,18 @@ _PARTS = {
     COPY: ("param/",),
     BUFFERS: (),
 }
-"""What goes as a copy, beside the buffers."""
-
+"""The kinds of tensors in a copy, without the buffers."""
 
 _COUNT, _SUM, _STATISTICS, _OPTIONS = "passes", "sum", "statistics", "options"
-"""What is in a sum: how many passes, gradients by part and name, statistics by pass and name."""
+"""What a sum holds: the number of passes, gradients by part and name, statistics by pass and name,
+and the options by which the passes used the layer."""
 
 
 class LayerExchange:
     """One stage's part in the moves of layers, and of copies and sums between groups.
 
     With a memory budget the host memory of a layer that leaves goes to the next one that comes.
-
-    Args:
-        stores: the layers of each stream.
-        placement: where they live.
-        transport: the way to the other workers.
-        positions: which of them holds which stage.
-        memory_retry: a second try for copies on the device.
-        updates: has the sums of gradients; None where nothing is trained.
+    ``updates`` has the sums of gradients; it is None if nothing is trained.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class LayerExchange:
         transport: Transport,
         positions: Positions,
         memory_retry: MemoryRetry,
-        updates: Updates | None = None,
+        updates: StageUpdates | None = None,
     ) -> None:
         self._stores = tuple(stores)
         self._placement = placement
@@ -66,16 +64,12 @@ class LayerExchange:
 
     @property
     def measured(self) -> dict[str, int]:
-        """Bytes of layers that were handed over so far, of sums and of other copies."""
+        """Bytes sent so far: of layers, of sums, and of other copies."""
         copied = self._sent[COPY] + self._sent[STATE] + self._sent[BUFFERS]
-        return {
-            "pushed_bytes": self._sent[LAYER],
-            "summed_bytes": self._sent[SUM],
-            "copied_bytes": copied,
-        }
+        pushed, summed = self._sent[LAYER], self._sent[SUM]
+        return {"pushed_bytes": pushed, "summed_bytes": summed, "copied_bytes": copied}
 
     def push(self, command: PushVersion) -> None:
-        """Send what a user of a layer on another stage needs of it."""
         layer, version, parcel = command.layer, command.version, command.parcel
         contents = self._memory_retry.attempt(lambda: self._contents(command))
         message = VersionMessage(layer, version, contents, parcel)
@@ -89,7 +83,6 @@ class LayerExchange:
             self._stores[layer.stream].give_up(layer)
 
     def take(self, message: VersionMessage) -> VersionArrived:
-        """Take what another stage sent."""
         self._memory_retry.attempt(lambda: self._take(message))
         return VersionArrived(time.monotonic_ns(), message.layer, message.version, message.parcel)
 
@@ -119,7 +112,7 @@ class LayerExchange:
         kinds = _PARTS[parcel] if command.skips_buffers else (*_PARTS[parcel], "buffer/")
         return stored.copied(*kinds, lends=not self._placement.shares_memory)
 
-    def _summing(self, layer: LayerId) -> Updates:
+    def _summing(self, layer: LayerId) -> StageUpdates:
         if self._updates is None:
             raise InvariantError(f"layer {layer}: this stage trains nothing and adds nothing up")
         return self._updates
@@ -150,5 +143,5 @@ def _write_sum(given: GradientSum) -> list[tuple[str, Any]]:
         for number, each in given.statistics.items()
         for buffer, tensor in each.items()
     ]
-    told = [(_COUNT, given.num_passes), (_OPTIONS, sorted(given.options))]
-    return [*told, *gradients, *statistics]
+    numbers = [(_COUNT, given.num_passes), (_OPTIONS, sorted(given.options))]
+    return [*numbers, *gradients, *statistics]

@@ -1,4 +1,8 @@
-"""Where a stage's layers and tensors live: on its device for good, or only while needed."""
+"""Where a stage's layers and tensors live: always on its device, or only while they are needed.
+
+:class:`Placement` keeps every layer on the device. :class:`SwappedPlacement` keeps layers in host
+memory and copies them to the device and back, as the residency manager decides, within a budget.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from naspipe.worker.layers.resident_layer import Handed, LayerMemory
 from naspipe.worker.layers.stored_layer import StoredLayer
 
 CLOSE_SECONDS = 10.0
-"""How long the copies under way at the end may last."""
+"""How long copies that are under way at the end may take."""
 
 
 class SwapError(NaspipeError):
@@ -37,7 +41,7 @@ class SwapError(NaspipeError):
 
 
 class SwapKind(enum.StrEnum):
-    """What was done with a layer."""
+    """The direction of a copy: to the device, or to the host."""
 
     LOADED = "loaded"
     SAVED = "saved"
@@ -48,7 +52,7 @@ Finished = LayerLoaded | LayerSaved
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was copied one way, and the time that the copies took."""
+    """What was copied in one direction, and how long the copies took."""
 
     nbytes: int = 0
     nanoseconds: int = 0
@@ -56,7 +60,6 @@ class Traffic:
 
     @property
     def bytes_per_second(self) -> float:
-        """The bandwidth that was reached; 0 where nothing was copied."""
         return self.nbytes * 1e9 / self.nanoseconds if self.nanoseconds else 0.0
 
 
@@ -68,14 +71,11 @@ class _Job(NamedTuple):
 
 
 class Swapper:
-    """Loads and saves layers in two lanes, each in the order asked for.
+    """Loads and saves layers in two lanes, each in the order of the requests.
 
-    Which layer, and when, is decided elsewhere. Nothing waits, and there is no thread: the device
-    copies beside the compute, and is asked between blocks what is over. Left without an exception,
-    it finishes what it was asked for.
-
-    Args:
-        device: where layers are loaded to.
+    Which layer is copied, and when, is decided elsewhere. Nothing waits and there is no thread: the
+    device copies while it computes, and is asked between blocks which copies are over. If the
+    context is left without an exception, the copies under way are finished.
     """
 
     def __init__(self, device: Device) -> None:
@@ -99,32 +99,27 @@ class Swapper:
 
     @property
     def loaded(self) -> Traffic:
-        """Copied to the device, as far as ``take_finished`` has told."""
         return self._traffic[SwapKind.LOADED]
 
     @property
     def saved(self) -> Traffic:
-        """Copied to the host, as far as ``take_finished`` has told."""
         return self._traffic[SwapKind.SAVED]
 
     @property
     def left_seconds(self) -> float:
-        """After how long to ask again whether a copy is over; infinite while none is under way."""
+        """When to ask again whether a copy is over; infinite if none is under way."""
         return min(
             (lane[0].copy.left_seconds for lane in self._lanes.values() if lane), default=math.inf
         )
 
     def holds(self, layer: LayerId) -> bool:
-        """Whether a layer is on the device or on its way."""
         return layer in self._blobs
 
     def load(self, layer: LayerId, memory: LayerMemory) -> None:
         """Start copying a layer to the device; it is there when ``take_finished`` says so.
 
         Raises:
-            DeviceMemoryError: when the device has no room for it.
-            InvariantError: when it is on the device already, or on its way.
-            SwapError: when the device refuses.
+            DeviceMemoryError: if the device has no room for it.
         """
         if layer in self._blobs:
             raise InvariantError(f"layer {memory.label} was loaded, but is on the device already")
@@ -136,31 +131,22 @@ class Swapper:
         self._start(SwapKind.LOADED, layer, memory)
 
     def save(self, layer: LayerId, memory: LayerMemory) -> None:
-        """Start copying a layer to host memory; nothing may write it until that is done.
-
-        Raises:
-            InvariantError: when it is not on the device, or is being copied.
-            SwapError: when the device refuses.
-        """
+        """Start copying a layer to host memory; nothing may write it until that is done."""
         self._check_resting("saved", layer, memory)
         memory.adopt_state()
         self._start(SwapKind.SAVED, layer, memory)
 
     def evict(self, layer: LayerId, memory: LayerMemory) -> None:
-        """Free a layer's device memory at once; what changed since the last save is lost.
-
-        Raises:
-            InvariantError: when it is not on the device, or is being copied.
-        """
+        """Free a layer's device memory at once; changes since the last save are lost."""
         self._check_resting("evicted", layer, memory)
         memory.leave_device()
         self._device.free(self._blobs.pop(layer))
 
     def take_finished(self) -> list[Finished]:
-        """What was finished since the last call; layers that were loaded are there from now on.
+        """Return the copies that ended since the last call; loaded layers can be used from now on.
 
         Raises:
-            SwapError: when a copy failed; the device's exception is its cause.
+            SwapError: if a copy failed; the device's exception is its cause.
         """
         finished = list[Finished]()
         for kind, lane in self._lanes.items():
@@ -169,7 +155,7 @@ class Swapper:
         return finished
 
     def _is_over(self, kind: SwapKind) -> bool:
-        """Whether the oldest copy of a lane is; one that failed is no longer under way."""
+        """Whether the oldest copy of a lane is over. One that failed is removed from the lane."""
         try:
             return self._lanes[kind][0].copy.is_over()
         except Exception as error:
@@ -216,7 +202,7 @@ class Swapper:
         )
 
     def _finish(self) -> None:
-        """Wait for the copies under way; nobody is told of them."""
+        """Wait for the copies under way; they are not reported."""
         deadline = time.monotonic() + CLOSE_SECONDS
         for kind, lane in self._lanes.items():
             while lane:
@@ -234,21 +220,22 @@ class Swapper:
 
 
 def device_name(device: str, worker: WorkerId) -> str:
-    """The device of one worker: ``cuda`` spreads the workers over the GPUs in turn."""
+    """Return the device of one worker; ``cuda`` distributes the workers over the GPUs in turn."""
     if device != "cuda":
         return device
     return f"cuda:{worker % max(1, count_gpus())}"
 
 
 class Placement:
-    """Every layer is on the device from its making on.
+    """Every layer is on the device, ``torch_device``, from the time it is made."""
 
-    Args:
-        torch_device: where blocks are computed.
-    """
+    shares_memory = False
+    """Whether a layer's memory is given to other layers while the layer is away."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self.may_lose_graphs = torch_device.type != "cpu"
+        """Whether graphs may be dropped when memory is short."""
         self._is_gpu = torch_device.type == "cuda"
         self._blocks = 0
         self._queued: Mark = None
@@ -258,20 +245,10 @@ class Placement:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to end."""
-
-    @property
-    def may_lose_graphs(self) -> bool:
-        """Whether a pass may have to do without what autograd saved."""
-        return self.torch_device.type != "cpu"
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether a layer's memory is given to other layers while it is not needed here."""
-        return False
+        pass
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A leaf with the same values, strides and ``requires_grad`` on the device."""
+        """Return a leaf with the same values, strides and ``requires_grad`` on the device."""
         if tensor.device == self.torch_device:
             return tensor
         count(Wait.FIELD)
@@ -279,14 +256,14 @@ class Placement:
         return moved.requires_grad_(tensor.requires_grad)
 
     def receive(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What another stage sent, on the device: strides and alignment as they were there."""
+        """Return a tensor from another stage on the device, with the same strides and alignment."""
         return tensor if tensor.device == self.torch_device else copy_to(tensor, self.torch_device)
 
     def finish_block(self) -> None:
-        """A block is queued: wait until the one before it is done.
+        """A block has been queued: wait until the one before it is done.
 
-        So a GPU computes a block while the host is busy with what follows from the one before, and
-        times are late by one block at most.
+        So a GPU computes a block while the host handles the results of the one before, and times
+        are late by at most one block.
         """
         self._blocks += 1
         before, self._queued = self._queued, self._mark()
@@ -300,76 +277,73 @@ class Placement:
             wait_for(mark, Wait.BLOCK)
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
-        """A layer was made in host memory."""
         if self.torch_device.type != "cpu":
             stored.move(self.torch_device)
 
     def make_room(self, nbytes: int) -> None:
-        """Have torch hold so much free memory, for what must not be stopped half-way.
+        """Make torch's allocator hold this much free memory, for work that must not stop half-way.
 
         Raises:
-            torch.OutOfMemoryError: when it cannot be had.
+            torch.OutOfMemoryError: if there is not enough.
         """
         if self.torch_device.type != "cpu":
             torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
-        """A layer is handed over to another stage: its memory is free as soon as it is sent."""
+        """A layer is sent to another stage; its memory is free as soon as ``is_sent()``."""
 
     def expect(self, layer: LayerId) -> None:
-        """A layer is about to be handed over by another stage."""
+        """A layer from another stage is about to be copied in."""
 
     def settle(self, layer: LayerId) -> None:
-        """A layer was handed over by another stage."""
+        """A layer from another stage was copied in."""
 
     def forget(self, layer: LayerId) -> None:
-        """A layer that left is not kept any longer; coming back, it is adopted anew."""
+        """A layer that left is no longer kept; if it comes back, it is adopted anew."""
 
     def load(self, layer: LayerId) -> None:
-        """Never right: all layers are there."""
         raise InvariantError(f"layer {layer}: this stage has no memory budget")
 
     def save(self, layer: LayerId) -> None:
-        """Never right: there is one copy."""
         self.load(layer)
 
     def evict(self, layer: LayerId) -> None:
-        """Never right: layers stay."""
         self.load(layer)
 
     def apart(self, layer: LayerId, tensors: Iterable[Handed]) -> tuple[Handed, ...]:
-        """What a block hands on, in memory that stays when the layer is evicted."""
+        """Return a block's outputs in memory that stays when the layer is evicted."""
         return tuple(tensors)
 
     def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
-        """What the stage's layers, all of which are given, take on the device now."""
+        """Return what the stage's layers, all of which are given, take on the device now."""
         tensors = (value for stored in layers for _, value in stored.tensors())
         return LayerUse(sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor)))
 
     @property
     def left_seconds(self) -> float:
-        """After how long to ask again what was loaded and saved; infinite if nothing is copied."""
+        """When to call ``take_finished`` again; infinite if nothing is being copied."""
         return math.inf
 
     def take_finished(self) -> Sequence[Finished]:
-        """What was loaded and saved since the last call."""
+        """Return the layers that were loaded or saved since the last call."""
         return ()
 
     def measured(self) -> dict[str, Any]:
-        """Figures for the manifest."""
         return {"blocks": self._blocks, "waits_per_block": per_block(self._blocks)}
 
 
 class SwappedPlacement(Placement):
-    """Layers live in host memory and are on the device while they are needed.
+    """Layers live in host memory, and on the device while they are needed.
 
     Args:
         device: where blocks are computed, with its budget.
-        recipes: of each stream: its optimizer's state moves along.
-        limits: the budget, and the least one; for the report of a shortage.
-        host_limit_bytes: the most host memory that layers may take; None for no limit.
+        recipes: of each stream; optimizer state moves with its layer.
+        limits: the budget and the smallest possible one, for the report of a shortage.
+        host_limit_bytes: how much host memory layers may take; None for no limit.
         permanent: streams and blocks whose layers stay on the device.
     """
+
+    shares_memory = True
 
     def __init__(
         self,
@@ -380,6 +354,7 @@ class SwappedPlacement(Placement):
         permanent: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(device.torch_device)
+        self.may_lose_graphs = True  # an emulated device may be short of memory as a GPU may
         self._device = device
         self._limits = limits
         self._sizes = [StateSizes(recipe) for recipe in recipes]
@@ -389,22 +364,12 @@ class SwappedPlacement(Placement):
         self._memories: dict[LayerId, LayerMemory] = {}
         self._stack = ExitStack()
 
-    @property
-    def shares_memory(self) -> bool:
-        """See :class:`Placement`."""
-        return True
-
     def __enter__(self) -> Self:
         self._stack.enter_context(self._swapper)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
-
-    @property
-    def may_lose_graphs(self) -> bool:
-        """Always: an emulated device may be short of memory as a GPU may."""
-        return True
 
     def _mark(self) -> Mark:
         return self._device.mark()
@@ -413,21 +378,16 @@ class SwappedPlacement(Placement):
         self._device.wait(mark)
 
     def adopt(self, layer: LayerId, stored: StoredLayer) -> None:
-        """See :class:`Placement`. Raises HostMemoryError when host memory has no room left."""
         if self.torch_device.type != "cpu":
             stored.move_copies(self.torch_device)
         self._memories[layer] = LayerMemory(stored, self._sizes[layer.stream], self._arena)
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
-        """See :class:`Placement`."""
         if layer[:2] not in self._permanent:
             self._arena.give_back(self._memories[layer].leave(), is_sent)
 
     def expect(self, layer: LayerId) -> None:
-        """See :class:`Placement`. Raises InvariantError when a stale copy is on the device.
-
-        What comes for a permanent layer is put in its place there.
-        """
+        """Give the layer host memory again; a permanent layer is received in place."""
         if layer[:2] in self._permanent:
             return
         if self._swapper.holds(layer):
@@ -438,64 +398,43 @@ class SwappedPlacement(Placement):
         self._memories[layer].come_back(self._arena)
 
     def settle(self, layer: LayerId) -> None:
-        """See :class:`Placement`."""
         self._memories[layer].adopt_state()
 
     def forget(self, layer: LayerId) -> None:
-        """See :class:`Placement`."""
         del self._memories[layer]
 
     def load(self, layer: LayerId) -> None:
-        """Start copying a layer to the device; it has been made."""
         self._swapper.load(layer, self._memories[layer])
 
     def save(self, layer: LayerId) -> None:
-        """Start copying a layer to host memory."""
         self._swapper.save(layer, self._memories[layer])
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory at once."""
         self._swapper.evict(layer, self._memories[layer])
 
     def apart(self, layer: LayerId, tensors: Iterable[Handed]) -> tuple[Handed, ...]:
-        """See :class:`Placement`: a module may return a weight, or a part of one."""
+        """A module may return a weight, or a part of one."""
         return tuple(map(self._memories[layer].apart, tensors))
 
     def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
-        """See :class:`Placement`."""
         return self._limits._replace(used_bytes=self._device.used_bytes)
 
     @property
     def left_seconds(self) -> float:
-        """See :class:`Placement`."""
         return self._swapper.left_seconds
 
     def take_finished(self) -> Sequence[Finished]:
-        """See :class:`Placement`."""
         return self._swapper.take_finished()
 
     def measured(self) -> dict[str, Any]:
-        """See :class:`Placement`."""
         leaving_bytes = self._arena.leaving_bytes
-        figures = {
+        figures = super().measured() | {
             "device_peak_bytes": self._device.peak_bytes,
             "host_bytes": self._arena.used_bytes - leaving_bytes,
             "host_leaving_bytes": leaving_bytes,
         }
-        return (
-            super().measured()
-            | figures
-            | {
-                f"{name}_{what}": value
-                for name, traffic in (("load", self._swapper.loaded), ("save", self._swapper.saved))
-                for what, value in _figures(traffic)
-            }
-        )
-
-
-def _figures(traffic: Traffic) -> list[tuple[str, float]]:
-    return [
-        ("bytes", traffic.nbytes),
-        ("bytes_per_second", traffic.bytes_per_second),
-        ("copies", traffic.copies),
-    ]
+        for name, traffic in (("load", self._swapper.loaded), ("save", self._swapper.saved)):
+            figures[f"{name}_bytes"] = traffic.nbytes
+            figures[f"{name}_bytes_per_second"] = traffic.bytes_per_second
+            figures[f"{name}_copies"] = traffic.copies
+        return figures

@@ -22,18 +22,47 @@ from naspipe.worker.layers.stored_layer import StoredLayer
 _REPORT_EVERY_NS = 250_000_000
 
 
-class StageFiles:
-    """A stage's logs and reports; see :class:`naspipe.worker.stage_files.StageSink`.
+class StageSink(Protocol):
+    """Where a stage's results go: files and the launcher."""
 
-    Each stream has files of its own, in which it is the only stream: those of its solo run.
+    def access(self, access: Access) -> None: ...
+
+    def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
+        """Take a subnet's loss, or its sums, in the order in which subnets reach it here."""
+        ...
+
+    def event(self, event: Event) -> None: ...
+
+    def written(self, command: WriteLayer, stored: StoredLayer) -> None:
+        """Take a layer that one of the first steps has written, for the plain loop."""
+        ...
+
+    def held(self, admitted: Sequence[int]) -> None:
+        """Note that the stage admits no more by itself; how many it has admitted, by stream."""
+        ...
+
+
+class StageWork(Protocol):
+    """What a stage's process does."""
+
+    @property
+    def current(self) -> str: ...
+
+    def run(self) -> None: ...
+
+
+class StageFiles:
+    """The sink of a training: logs and reports.
+
+    Each stream has its own files, in which it is the only stream, as in a run by itself.
 
     Args:
         logs: of each stream.
         events: where events are recorded, if they are.
         reporter: to the launcher.
-        every: accesses of each so manyth step are recorded; 0 for none.
+        every: record the accesses of every Nth step; 0 for none.
         passes: of a step.
-        pending: says how many subnets are under way here.
+        pending: returns how many subnets are under way here.
     """
 
     def __init__(
@@ -55,7 +84,6 @@ class StageFiles:
         self._busy_ns = self._hits = self._reads = 0
 
     def access(self, access: Access) -> None:
-        """See :class:`naspipe.worker.stage_files.StageSink`."""
         if self._every and access.sequence_id // self._passes % self._every == 0:
             stream = access.layer.stream
             is_alone = stream == FIRST_STREAM
@@ -73,7 +101,6 @@ class StageFiles:
             self._reporter.report("busy", use)
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
-        """See :class:`naspipe.worker.stage_files.StageSink`."""
         value, bits = _number(result.value, Wait.LOSS)
         metrics = {
             name: _number(each, Wait.METRIC) for name, each in (result.metrics or {}).items()
@@ -90,7 +117,6 @@ class StageFiles:
         self._reporter.report("loss", body)
 
     def written(self, command: WriteLayer, stored: StoredLayer) -> None:
-        """See :class:`naspipe.worker.stage_files.StageSink`."""
         body = {
             "stream": command.layer.stream,
             "sequence_id": command.sequence_id,
@@ -100,64 +126,20 @@ class StageFiles:
         self._reporter.report("written", body)
 
     def flush(self) -> None:
-        """Hand all that is logged to the operating system, while a failure can still be told.
-
-        Raises:
-            StorageError: when a log cannot be written.
-        """
+        """Hand all that is logged to the operating system."""
         for log in self._logs:
             log.flush()
         if self._events is not None:
             self._events.flush()
 
     def held(self, admitted: Sequence[int]) -> None:
-        """See :class:`naspipe.worker.stage_files.StageSink`."""
         self._reporter.report("held", {"admitted": list(admitted)})
 
     def event(self, event: Event) -> None:
-        """See :class:`naspipe.worker.stage_files.StageSink`."""
         if self._events is not None:
             self._events.append(event)
 
 
 def _number(tensor: torch.Tensor, why: Wait) -> tuple[float, str]:
-    """Its value and its bits, as a big-endian number."""
     there = on_host(tensor, why)  # its block is over: this waits for the copy alone
     return float(there), tensor_bytes(there).numpy().tobytes()[::-1].hex()
-
-
-class StageSink(Protocol):
-    """Where a stage's results go: files and the launcher."""
-
-    def access(self, access: Access) -> None:
-        """One record of the access log."""
-        ...
-
-    def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
-        """A subnet's loss, or its sums, in the order in which subnets reach it here."""
-        ...
-
-    def event(self, event: Event) -> None:
-        """An event that the controller is about to handle."""
-        ...
-
-    def written(self, command: WriteLayer, stored: StoredLayer) -> None:
-        """One of the first steps has written a layer, which is compared with a plain loop."""
-        ...
-
-    def held(self, admitted: Sequence[int]) -> None:
-        """The stage admits nothing more of its own accord: of each stream, how many it has."""
-        ...
-
-
-class StageWork(Protocol):
-    """What a stage's process does."""
-
-    @property
-    def current(self) -> str:
-        """What the stage is at, for the report of a failure."""
-        ...
-
-    def run(self) -> None:
-        """Work to the end, and report."""
-        ...

@@ -1,4 +1,8 @@
-"""The body of a stage's process, from its start to its end."""
+"""The body of a stage's process, from its start to its end.
+
+A stage sets up torch, its transport and its placement, runs, and reports how it failed if it did. A
+stage in a process of its own also ends when its parent does.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ def run_alone(
     mailbox: deque[LauncherMessage],
     make: Callable[..., StageWork] = StageRun,
 ) -> None:
-    """The run on one stage, in this process and without sockets; never on a GPU."""
+    """Run a job of one stage in this process, without sockets; never on a GPU."""
     _run_stage(job, WorkerId(0), partial(NoTransport, mailbox), reporter, make)
 
 
@@ -78,33 +82,28 @@ def _run_stage(
 
 
 def failure_report(task: str, error: Exception) -> dict[str, Any]:
-    """The report of a failure: what was under way, and why it ended."""
+    """Describe a failure: what was under way, why it ended, and whose failure it is."""
+    message, kind = str(error), ""
+    if isinstance(error, OSError):
+        message = (
+            str(cannot_write(Path(error.filename), error)) if error.filename else reason(error)
+        )
+    if isinstance(error, ConfigError):
+        kind = "input"
+    elif isinstance(error, NotFiniteError):
+        kind = "number"
+    elif isinstance(error, VerificationError):
+        kind = "bits"
+    elif isinstance(error, StorageError) or (isinstance(error, OSError) and error.errno in STORAGE):
+        kind = "storage"
     return {
         "task": task,
         "traceback": users_traceback(error),
-        "message": _message(error),
-        "kind": _kind(error),
+        "message": message,
+        "kind": kind,
         "cause": reason(error),
         "host": os.uname().nodename,
     }
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return str(cannot_write(Path(error.filename), error)) if error.filename else reason(error)
-    return str(error)
-
-
-def _kind(error: Exception) -> str:
-    """Whose failure it is: the input's, the storage's, a loss's, the plain loop's, or anybody's."""
-    if isinstance(error, ConfigError):
-        return "input"
-    if isinstance(error, NotFiniteError):
-        return "number"
-    if isinstance(error, VerificationError):
-        return "bits"
-    is_storage = isinstance(error, OSError) and error.errno in STORAGE
-    return "storage" if is_storage or isinstance(error, StorageError) else ""
 
 
 def stage_main(
@@ -116,23 +115,32 @@ def stage_main(
     make: Callable[..., StageWork] = StageRun,
     launcher_is_elsewhere: bool = False,
 ) -> None:
-    """The body of a stage's process: ends with the run, its own failure, or its parent.
+    """The body of a stage's process, which ends with the run, its own failure, or its parent.
 
     Args:
-        make_job: called here; what it raises is the stage's failure.
-        worker: which.
+        make_job: called here; an error that it raises is the stage's failure.
+        worker: which worker this is.
         endpoints: of the run.
         lifeline: a pipe that the parent holds open.
-        make: makes the stage's work, as ``StageRun`` is made.
-        launcher_is_elsewhere: the parent is no launcher, so the launcher has to be told.
+        make: makes the stage's work, like ``StageRun``.
+        launcher_is_elsewhere: the parent is not the launcher, so the launcher has to be told of
+            the parent's end.
     """
     # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
     leave_signals_to_launcher()
     read_end, write_end = lifeline
     os.close(write_end)
     _wake_with_parents_end()
-    say = partial(_last_words, worker, endpoints) if launcher_is_elsewhere else _nothing
-    threading.Thread(target=_end_with_parent, args=(read_end, say), daemon=True).start()
+
+    def end_with_parent() -> None:
+        os.read(read_end, 1)  # returns when the parent, which alone holds it open, has ended
+        if launcher_is_elsewhere:
+            with ZmqReporter(worker, endpoints) as reporter:
+                how = "the worker that watched it has ended"
+                reporter.report("died", {"how": how, "host": os.uname().nodename})
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with ZmqReporter(worker, endpoints) as reporter:
         reporter.watch(lambda: WAITING)
         try:
@@ -144,25 +152,8 @@ def stage_main(
         in_own_thread(job.threads, lambda: _run_stage(job, worker, transport, reporter, make))
 
 
-def _end_with_parent(read_end: int, say: Callable[[], None]) -> None:
-    """Wait for the end of a pipe that only the parent holds open."""
-    os.read(read_end, 1)
-    say()
-    os._exit(1)
-
-
-def _nothing() -> None:
-    """Say nothing: nobody is there any more."""
-
-
-def _last_words(worker: WorkerId, endpoints: Endpoints) -> None:
-    with ZmqReporter(worker, endpoints) as reporter:
-        how = "the worker that watched it has ended"
-        reporter.report("died", {"how": how, "host": os.uname().nodename})
-
-
 def _wake_with_parents_end() -> None:
-    """Have the kernel continue this process when its parent ends: one that was stopped, too."""
+    """Have the kernel continue this process when its parent ends, even if it was stopped."""
     set_parent_death_signal = 1
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGCONT))

@@ -1,9 +1,13 @@
-"""One stage of a job: build it, run it, write what it leaves."""
+"""Build one stage of a training job, run it, and write what it leaves.
+
+This module chooses the transport and the placement of a stage, joins the parts that its driver
+needs, and writes its layers at the end.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +41,7 @@ from naspipe.worker.blocks.compute import StageCompute
 from naspipe.worker.checkpoints.capturing import Capturer
 from naspipe.worker.checkpoints.checkpointer import Checkpointer, CheckpointStream, Part
 from naspipe.worker.checkpoints.restored import CaptureMemory, layer_key
-from naspipe.worker.driver import DriverOptions, Effects, StageDriver
+from naspipe.worker.driver import StageDriver
 from naspipe.worker.job import StreamJob, TrainingJob
 from naspipe.worker.late_fields import LateFields, watched
 from naspipe.worker.layers.layer_store import LayerStore
@@ -46,11 +50,7 @@ from naspipe.worker.stage_files import StageFiles
 
 
 def start_device(execution: Execution, worker: WorkerId) -> str:
-    """The name of the stage's device, started in this process where it is a GPU.
-
-    Raises:
-        ConfigError: when CUDA cannot be started here.
-    """
+    """Return the name of the stage's device; a GPU is started in this process."""
     name = device_name(execution.hardware.device, worker)
     if name != "cpu":
         start_cuda(torch.device(name))
@@ -58,10 +58,10 @@ def start_device(execution: Execution, worker: WorkerId) -> str:
 
 
 def connect(job: PipelineJob, worker: WorkerId, endpoints: Endpoints, wakeup: Wakeup) -> Transport:
-    """The way to the other workers; starts this one's device.
+    """Start this worker's device and return its way to the other workers.
 
     Raises:
-        ConfigError: when CUDA cannot be started here.
+        ConfigError: if CUDA cannot be started here, or the data path needs stages of one host.
     """
     execution, count = job.execution, job.positions.num_workers
     device = torch.device(start_device(execution, worker))
@@ -85,12 +85,12 @@ def connect(job: PipelineJob, worker: WorkerId, endpoints: Endpoints, wakeup: Wa
 
 
 GRACE_SECONDS = 10.0
-"""How much longer a stage waits than a hung one may take: the launcher names that one first."""
+"""A stage waits this much longer than a hung one may take, so the launcher names that one first."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSeat:
-    """A stage's place in its process: which one it is, and all that it works with."""
+    """A stage's place in its process: which stage it is, and what it works with."""
 
     stage: StageId
     transport: Transport
@@ -100,183 +100,171 @@ class StageSeat:
 
 
 class StageRun:
-    """A stage of a job, ready to run."""
+    """A stage of a training job, ready to run."""
 
     def __init__(self, job: TrainingJob, seat: StageSeat) -> None:
         self._job = job
+        self._seat = seat
         self._stage = seat.stage
-        self._transport = seat.transport
-        self._reporter = seat.reporter
-        self._placement = seat.placement
-        self._wakeup = seat.wakeup
         self._driver: StageDriver | None = None
-        self._taken_in: list[Intake] = []
 
     @property
     def current(self) -> str:
-        """What the stage is doing, for the report of a failure."""
         return self._driver.current if self._driver else "start"
-
-    def _pending(self) -> int:
-        return sum(each.under_way for each in self._taken_in)
 
     def run(self) -> None:
         """Train this stage's part of every subnet, then write its layers and report."""
-        job, stage, generation = self._job, self._stage, self._job.generation
-        directories = [stream.directory for stream in job.streams]
+        job, stage, seat, generation = self._job, self._stage, self._seat, self._job.generation
+        streams, participants = job.streams, job.participants
+        execution, reporter = job.execution, seat.reporter
+        intakes = [
+            Intake(
+                build_admission(
+                    job.policy,
+                    stream.num_passes,
+                    window=stream.workload.window or execution.pipeline.window,
+                    bulk=job.bulk,
+                    stages=execution.workers,
+                    first=stream.first,
+                    steps=job.steps,
+                    takes_part=stage in stages,
+                ),
+                stream.planned[stream.first :],
+                stream.first,
+                job.steps,
+            )
+            for stream, stages in zip(streams, participants, strict=True)
+        ]
         with ExitStack() as stack:
             logs = [
                 stack.enter_context(
-                    AccessLogWriter(directory.access_log(stage, generation), generation)
+                    AccessLogWriter(stream.directory.access_log(stage, generation), generation)
                 )
-                for directory in directories
+                for stream in streams
             ]
             events = None
-            if job.execution.records.events:
-                path = directories[0].events_log(stage, generation)
+            if execution.records.events:
+                path = streams[0].directory.events_log(stage, generation)
                 events = stack.enter_context(EventLogWriter(path))
-            restored = [stream.restored for stream in job.streams]
             is_alone = job.positions.num_workers == 1
-            workloads = job.workloads if is_alone else watched(job.workloads, self._reporter)
-            splits = [stream.split for stream in job.streams]
-            compute = StageCompute(workloads, self._placement, restored, job.wiring, splits)
-            for stream, store in zip(job.streams, compute.stores, strict=True):
+            workloads = job.workloads if is_alone else watched(job.workloads, reporter)
+            compute = StageCompute(
+                workloads,
+                seat.placement,
+                [stream.restored for stream in streams],
+                job.wiring,
+                [stream.split for stream in streams],
+            )
+            for stream, store in zip(streams, compute.stores, strict=True):
                 store.stateless = stream.stateless
-            sources = LateFields(job, stage, compute, self._wakeup, self._reporter)
-            fields = stack.enter_context(sources)
-            checkpointer = stack.enter_context(self._checkpointer(compute, logs))
-            every, passes = job.execution.records.logged_steps, job.steps.passes
-            files = StageFiles(logs, events, self._reporter, every, passes, self._pending)
-            effects = Effects(
+            fields = stack.enter_context(LateFields(job, stage, compute, seat.wakeup, reporter))
+            checkpointer = stack.enter_context(
+                Checkpointer(
+                    stage,
+                    generation,
+                    [
+                        CheckpointStream(
+                            stream.workload.space,
+                            stream.directory.checkpoints,
+                            store,
+                            stream.restored,
+                            log,
+                            stream.workload.is_written and stage in stages,
+                        )
+                        for stream, stages, store, log in zip(
+                            streams, participants, compute.stores, logs, strict=True
+                        )
+                    ],
+                    execution.cut_every_steps * job.steps.passes,
+                    reporter,
+                    seat.wakeup.set,
+                )
+            )
+            files = StageFiles(
+                logs,
+                events,
+                reporter,
+                execution.records.logged_steps,
+                job.steps.passes,
+                lambda: sum(each.under_way for each in intakes),
+            )
+            controller = build_controller(
+                stage,
+                [stream.rules for stream in streams],
+                policy=job.policy,
+                bulk=job.bulk,
+                order=execution.pipeline.order,
+                residency=residency_of(job.memory, stage, execution),
+                starts_partly_clear=execution.pipeline.partly_clear,
+                steps=job.steps,
+                wiring=job.wiring,
+                buffered=job.buffered,
+                streams=[n for n, stages in enumerate(participants) if stage in stages],
+                reduction_launch=execution.pipeline.reduction_launch,
+                splits=any(stream.split for stream in streams),
+            )
+            now_ns = time.monotonic_ns()
+            self._driver = StageDriver(
+                stage,
+                controller,
+                intakes,
                 compute=compute,
                 stores=compute.stores,
-                placement=self._placement,
-                transport=self._transport,
+                placement=seat.placement,
+                transport=seat.transport,
                 positions=job.positions,
                 sink=files,
                 checkpointer=checkpointer,
+                timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
                 updates=compute.updates,
                 fields=fields,
-            )
-            done = self._train(effects, compute)
-            files.flush()  # while a failure can still be told
-            self._reporter.report("done", done)
-
-    def _checkpointer(self, compute: StageCompute, logs: Sequence[AccessLogWriter]) -> Checkpointer:
-        job = self._job
-        streams = [
-            CheckpointStream(
-                stream.workload.space,
-                stream.directory.checkpoints,
-                store,
-                stream.restored,
-                log,
-                stream.workload.is_written and self._stage in stages,
-            )
-            for stream, stages, store, log in zip(
-                job.streams, job.participants, compute.stores, logs, strict=True
-            )
-        ]
-        every = job.execution.cut_every_steps * job.steps.passes
-        return Checkpointer(
-            self._stage, job.generation, streams, every, self._reporter, self._wakeup.set
-        )
-
-    def _train(self, effects: Effects, compute: StageCompute) -> dict[str, Any]:
-        """Do the stage's work and write its layers; returns its last report."""
-        job, stage, execution = self._job, self._stage, self._job.execution
-        controller = build_controller(
-            stage,
-            [stream.rules for stream in job.streams],
-            policy=job.policy,
-            bulk=job.bulk,
-            order=execution.pipeline.order,
-            residency=residency_of(job.memory, stage, execution),
-            starts_partly_clear=execution.pipeline.partly_clear,
-            steps=job.steps,
-            wiring=job.wiring,
-            buffered=job.buffered,
-            streams=[n for n, stages in enumerate(job.participants) if stage in stages],
-            reduction_launch=execution.pipeline.reduction_launch,
-            splits=any(stream.split for stream in job.streams),
-        )
-        intakes = self._taken_in = self._intakes()
-        self._driver = StageDriver(
-            stage,
-            controller,
-            effects,
-            intakes,
-            DriverOptions(
-                timeout_seconds=execution.watch.timeout_seconds + GRACE_SECONDS,
                 digests=execution.records.digests,
                 verified=job.verified_until,
                 wiring=job.wiring,
                 steps=job.steps,
-                resumed=self._resumed(),
-            ),
-        )
-        with calm_collector(), kept_heap():
-            self._driver.run()
-        self._driver.finishing()
-        measured = {
-            **self._driver.measured,
-            **compute.measured,
-            **self._placement.measured(),
-            **measured_memory(),
-        }
-        is_whole = all(
-            intake.next == stream.num_passes
-            for intake, stream in zip(intakes, job.streams, strict=True)
-        )
-        parts = [
-            self._save(stream, intake.homes, store)
-            for stream, intake, store in zip(job.streams, intakes, effects.stores, strict=True)
-            if is_whole
-        ]
-        return {"streams": parts, "measured": measured}
-
-    def _intakes(self) -> list[Intake]:
-        execution = self._job.execution
-        return [
-            Intake(
-                build_admission(
-                    self._job.policy,
-                    stream.num_passes,
-                    window=stream.workload.window or execution.pipeline.window,
-                    bulk=self._job.bulk,
-                    stages=execution.workers,
-                    first=stream.first,
-                    steps=self._job.steps,
-                    takes_part=self._stage in stages,
-                ),
-                stream.planned[stream.first :],
-                stream.first,
-                self._job.steps,
+                resumed=[
+                    StreamResumed(now_ns, StreamId(number), SequenceId(stream.first), stream.kept)
+                    for number, stream in enumerate(streams)
+                    if stream.first
+                ],
             )
-            for stream, stages in zip(self._job.streams, self._job.participants, strict=True)
-        ]
-
-    def _resumed(self) -> list[StreamResumed]:
-        now_ns = time.monotonic_ns()
-        return [
-            StreamResumed(now_ns, StreamId(number), SequenceId(stream.first), stream.kept)
-            for number, stream in enumerate(self._job.streams)
-            if stream.first
-        ]
+            with calm_collector(), kept_heap():
+                self._driver.run()
+            self._driver.finishing()
+            measured = {
+                **self._driver.measured,
+                **compute.measured,
+                **seat.placement.measured(),
+                **measured_memory(),
+            }
+            is_whole = all(
+                intake.next == stream.num_passes
+                for intake, stream in zip(intakes, streams, strict=True)
+            )
+            parts = [
+                self._save(stream, intake.homes, store)
+                for stream, intake, store in zip(streams, intakes, compute.stores, strict=True)
+                if is_whole
+            ]
+            files.flush()  # while a failure can still be reported
+            reporter.report("done", {"streams": parts, "measured": measured})
 
     def _save(
         self, stream: StreamJob, homes: Mapping[LayerId, StageId], store: LayerStore
     ) -> dict[str, Any]:
         """Write this stage's shard of the final checkpoint: no layer that only probes used.
 
-        Args:
-            stream: which.
-            homes: of each layer that was used, the stage that used it first.
-            store: the layers here.
+        ``homes`` names, for each layer that was used, the stage that used it first. That stage
+        saves the layers that nothing writes.
         """
         space = stream.workload.space
         capturer = Capturer()
-        elsewhere = self._unchanged_elsewhere(stream, homes)
+        unchanged = stream.unchanged
+        elsewhere = {
+            layer
+            for layer, stage in homes.items()
+            if stage != self._stage and (layer.block, layer.candidate) in unchanged
+        }
         directory = stream.directory.checkpoints.working(FINAL, self._job.generation)
         with Part(directory, self._stage, CaptureMemory(), lambda: store.num_parameters) as part:
             for layer, stored in store.items():
@@ -292,20 +280,9 @@ class StageRun:
             part.close()
             return part.finish()
 
-    def _unchanged_elsewhere(
-        self, stream: StreamJob, homes: Mapping[LayerId, StageId]
-    ) -> set[LayerId]:
-        """Layers that nothing writes, and that the stage of their first user saves."""
-        unchanged = stream.unchanged
-        return {
-            layer
-            for layer, stage in homes.items()
-            if stage != self._stage and (layer.block, layer.candidate) in unchanged
-        }
-
 
 def open_placement(job: PipelineJob, worker: WorkerId) -> Placement:
-    """Where the stage's layers and tensors live. Starts CUDA, where that is the device."""
+    """Return where the stage's layers and tensors live; a GPU is started."""
     execution = job.execution
     name, stage = start_device(execution, worker), job.positions.stage(worker)
     if job.memory is None:

@@ -16,7 +16,7 @@ from naspipe.wire.messages import InputMessage
 from naspipe.wire.transport import Sending
 from naspipe.worker.blocks.compute import StageCompute
 from naspipe.worker.checkpoints.checkpointer import Checkpointer, CheckpointStream
-from naspipe.worker.driver import DriverOptions, Effects, StageDriver
+from naspipe.worker.driver import StageDriver
 from naspipe.worker.job import OnePipeline
 from naspipe.worker.placement import Placement
 from tests.keyed_draws import keyed_seed
@@ -67,17 +67,22 @@ class Bench:
         self.log, self.folder = Log(path / "log"), CheckpointFolder(path / "checkpoints")
         stream = CheckpointStream(space(), self.folder, self.compute.stores[0], None, self.log)
         self.checkpointer = Checkpointer(1, 0, [stream], every, self, lambda: None)
-        effects = Effects(
-            compute=self.compute, stores=self.compute.stores, placement=self.compute.placement,
-            transport=script, positions=OnePipeline(2), sink=self, checkpointer=self.checkpointer,
-            updates=options.pop("updates", self.compute.updates),
-        )  # fmt: skip
         order = "latest-start" if levels else "paper"
         controller = build_controller(1, [space().rules], order=order)
         subnets = [each._replace(priorities=levels) for each in planned(known)]
         intake = Intake(AdmissionWindow(window, len(CHAINS)), subnets)
-        how = DriverOptions(**{"timeout_seconds": 0.2, **options})
-        self.driver = StageDriver(1, controller, effects, [intake], how)
+        parts = {
+            "compute": self.compute,
+            "stores": self.compute.stores,
+            "placement": self.compute.placement,
+            "updates": self.compute.updates,
+            "checkpointer": self.checkpointer,
+            "timeout_seconds": 0.2,
+            **options,
+        }
+        self.driver = StageDriver(
+            1, controller, [intake], transport=script, positions=OnePipeline(2), sink=self, **parts
+        )
 
     def report(self, kind, body):
         """As the checkpointer's reporter."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 import naspipe as npp
-from naspipe.worker import driver
-from naspipe.worker.driver import IdleWork
+from naspipe.engine.events import SubnetAdmitted
+from naspipe.worker.driver import StageDriver
 from tests.equivalence import spaces
 
 
@@ -14,12 +14,13 @@ def test_a_stage_that_never_waits_does_not_gather_layers(tmp_path, monkeypatch, 
     """One stage has no peer to wait for: what it was asked to make must not grow."""
     lengths = []
 
-    class Watched(IdleWork):
-        def make(self, layers):
-            super().make(layers)
+    def tell(self, event):
+        if isinstance(event, SubnetAdmitted):
             lengths.append(len(self._unmade))
+        own(self, event)
 
-    monkeypatch.setattr(driver, "IdleWork", Watched)
+    own = StageDriver._tell
+    monkeypatch.setattr(StageDriver, "_tell", tell)
     space, steps = spaces.mixed(), 60
     npp.train(
         space, spaces.vectors, nn.CrossEntropyLoss(), steps=steps, stages=1,

@@ -13,8 +13,8 @@ from naspipe.config.definition import Recipe
 from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.config.rules import Lag
 from naspipe.machine.out_of_memory import LayerUse
-from naspipe.worker.layers.layout import is_moved
 from naspipe.worker.layers.optimizers import PER_LAYER
+from naspipe.worker.layers.own_steps import is_moved
 from naspipe.worker.layers.stored_layer import StoredLayer
 from naspipe.worker.placement import Placement, SwappedPlacement
 

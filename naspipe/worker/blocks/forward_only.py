@@ -1,4 +1,4 @@
-"""A block of a pass that is not trained: a forward without autograd."""
+"""Forwards without autograd: blocks of streams that are not trained, and probes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,16 @@ from naspipe.worker.blocks.guards import left_as_it_is
 from naspipe.worker.blocks.segment import as_tuple, autocast
 from naspipe.worker.blocks.specs import SegmentSpec, Tensors, form_of, form_text
 from naspipe.worker.layers.bound_layer import BoundLayer, refused
-from naspipe.worker.layers.kept_state import KNOWN, Statistics, collected
+from naspipe.worker.layers.kept_state import KNOWN, Statistics, buffer_slots, collected
 
 
 def forward_only(
     spec: SegmentSpec, layer: BoundLayer, inputs: Tensors, trains: bool = False
 ) -> tuple[Tensors, Statistics]:
-    """Compute the block of a stream that is not trained; its draws are keyed as in training.
+    """Compute the block of a stream that is not trained; its random draws are keyed as in training.
 
-    Args:
-        spec: what is fixed about the block.
-        layer: at the version that this pass reads.
-        inputs: of the block.
-        trains: compute as in training; the module's norms keep the statistics that they have.
-
-    Returns:
-        The outputs, and of norms in training mode what they saw.
-
-    Raises:
-        ConfigError: when it returns something that is not tensors, or writes a buffer.
+    With ``trains`` the module is in training mode, but its norms keep their statistics. Returns the
+    outputs, and the batch statistics of norms in training mode.
     """
     if layer.module.training != trains:
         layer.module.train(trains)
@@ -55,18 +46,9 @@ def forward_only(
 
 
 def probe(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
-    """Compute the block of a probe: as in training, and the layer's buffers stay as they were.
+    """Compute the block of a probe as in training, but leave the layer's buffers as they were.
 
-    Args:
-        spec: what is fixed about the block.
-        layer: at the version that this pass reads.
-        inputs: of the block.
-
-    Returns:
-        Its outputs, or the loss where ``spec.finish`` makes one of them.
-
-    Raises:
-        ConfigError: when it returns something that is not tensors.
+    Returns the outputs, or the loss if ``spec.finish`` computes one of them.
     """
     with lent_buffers(layer.module):
         return _computed(spec, layer, inputs)
@@ -92,10 +74,10 @@ def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
 
 @contextmanager
 def lent_buffers(module: nn.Module) -> Iterator[None]:
-    """Inside, the module has copies of its buffers; its own ones are not touched.
+    """Give the module copies of its buffers; its own ones are not touched.
 
-    So the graphs of other passes, which may hold them, stay good. Buffers that
-    are registered or dropped inside are as before afterwards.
+    So the graphs of other passes, which may hold them, stay valid. Buffers that are registered or
+    dropped inside are as before afterwards.
     """
     own = [(part, dict(part._buffers)) for part in module.modules()]
     lent: dict[int, torch.Tensor | None] = {id(None): None}
@@ -113,11 +95,6 @@ def lent_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def _others(layer: BoundLayer) -> dict[str, torch.Tensor]:
-    """Copies of the buffers that are no statistics of norms."""
-    return {
-        f"{prefix}.{name}": buffer.clone()
-        for prefix, part in layer.module.named_modules()
-        if type(part) not in KNOWN
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    }
+    """Copy the buffers that are not statistics of norms."""
+    slots = [slot for slot in buffer_slots(layer.module) if type(slot[1]) not in KNOWN]
+    return {name: owner.get_buffer(key).clone() for name, owner, key in slots}

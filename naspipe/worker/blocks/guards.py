@@ -1,4 +1,8 @@
-"""Work in place on tensors that others have, too."""
+"""Guards around calls of users' layers and losses.
+
+They detect what would corrupt the bits of other passes: edits in place, hooks on graphs, gradients
+for tensors outside the layers, and state of a loss.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +23,19 @@ from naspipe.machine.staging import same_bits
 from naspipe.worker.layers.held_tensors import held_tensors, leaves_of
 
 _LEAF = "a view of a leaf Variable"
-"""In torch's own refusal."""
+"""Part of torch's own error message."""
 
 
 def times_edited(tensor: torch.Tensor) -> int:
-    """How often it was changed in place; 0 where torch does not count."""
+    """How often a tensor was changed in place; 0 if torch does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 class Edits:
-    """Whether a call changed its inputs or fields of the batch in place.
+    """Detects whether a call changed its inputs or fields of the batch in place.
 
-    Torch does not count what is done to ``tensor.data``, or by NumPy: only the bits tell.
-
-    Args:
-        inputs: of the call.
-        fields: of the batch.
-        looks_at_bits: do not rely on what torch counts.
+    Torch does not count changes of ``tensor.data``, or by NumPy. With ``looks_at_bits`` the bits
+    are compared as well.
     """
 
     __slots__ = ("_before", "_copies", "_given", "_num_inputs")
@@ -48,15 +48,10 @@ class Edits:
     ) -> None:
         self._given, self._num_inputs = (*inputs, *fields), len(inputs)
         self._before = [times_edited(each) for each in self._given]
-        copies = [each.detach().clone() for each in self._given] if looks_at_bits else None
-        self._copies = copies
+        self._copies = [each.detach().clone() for each in self._given] if looks_at_bits else None
 
     def check(self, name: Callable[[], str]) -> None:
-        """Behind the call, which messages name so.
-
-        Raises:
-            BlockInputEditedError: when something was changed.
-        """
+        """Raise BlockInputEditedError after a call, named ``name()``, that changed something."""
         for place, each in enumerate(self._given):
             is_same = self._copies is None or same_bits(each, self._copies[place], Wait.INPUT)
             if times_edited(each) != self._before[place] or not is_same:
@@ -65,11 +60,7 @@ class Edits:
 
     @staticmethod
     def explain(error: BaseException, name: Callable[[], str]) -> None:
-        """Say an error of torch's about an edit in words of ours.
-
-        Raises:
-            BlockInputEditedError: when it is one.
-        """
+        """Raise BlockInputEditedError instead of an error of torch's about such an edit."""
         if isinstance(error, RuntimeError) and _LEAF in str(error) and "in-place" in str(error):
             raise _edited(name(), "its input") from error
 
@@ -81,11 +72,7 @@ def left_as_it_is(
     fields: Sequence[torch.Tensor] = (),
     looks_at_bits: bool = False,
 ) -> Iterator[None]:
-    """What is called inside changes neither its inputs nor fields of the batch.
-
-    Raises:
-        BlockInputEditedError: when it did.
-    """
+    """Raise BlockInputEditedError if the call inside changes its inputs or fields of the batch."""
     edits = Edits(inputs, fields, looks_at_bits)
     try:
         yield
@@ -108,7 +95,7 @@ _WATCHED = (
     (torch.Tensor, "retain_grad", "its forward keeps the gradient of a tensor"),
     (saved_tensors_hooks, "__enter__", "its forward has hooks on saved tensors, as checkpoints do"),
 )
-"""Methods that are counted, each with what a call of it in a forward means.
+"""Methods whose calls are counted, each with the meaning of a call in a forward.
 Non-reentrant checkpoints and ``save_on_cpu`` enter ``saved_tensors_hooks``."""
 
 
@@ -124,18 +111,17 @@ _CALLS = _Calls()
 
 @cache
 def watch_hooks() -> None:
-    """Count hooks from now on, in this process and in those that are forked from it."""
+    """Count hooks from now on, in this process and in those forked from it."""
     for number, (owner, name, _) in enumerate(_WATCHED):
         setattr(owner, name, _counted(getattr(owner, name), number))
 
 
 def hook_calls() -> tuple[int, ...]:
-    """The calls so far in this thread; to be given to :func:`hooks_since`."""
     return tuple(_CALLS.numbers)
 
 
 def hooks_since(before: tuple[int, ...]) -> str:
-    """Say in one clause what code has put on a graph since then; empty if nothing."""
+    """Describe in one clause what was put on a graph since then; empty if nothing was."""
     for old, new, (_, _, meaning) in zip(before, _CALLS.numbers, _WATCHED, strict=True):
         if new != old:
             return meaning
@@ -158,84 +144,67 @@ class OutsideGradientError(ConfigError):
 def check_loss_leaves(
     name: str, loss: object, found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor]
 ) -> None:
-    """A loss may have gradients for its outputs and fields, and its own parameters as a layer.
+    """Check that a loss has gradients only for its outputs, its fields and its own parameters.
 
     Args:
-        name: how messages call the loss.
+        name: of the loss, in messages.
         loss: the user's, which is searched for what holds a tensor.
         found: what it returned.
         inside: the outputs and fields that it was called with, or leaves that these come from, and
             the parameters of a loss that is a layer.
-
-    Raises:
-        OutsideGradientError: naming what holds the first other tensor.
     """
-    if outside := _outside(found, inside):
-        held, where = _named(outside, loss, "loss")
-        if held is not None:
-            raise OutsideGradientError(
-                f"loss {name}: expected a gradient for the outputs alone, found one for {where}, "
-                f"which is outside the layers that a run trains (npp.chain trains copies of its "
-                f"modules); compute this term in the layer that has the tensor and return it "
-                f"beside the output, make the loss an nn.Module that registers the tensor if it "
-                f"belongs to the loss, or freeze it by requires_grad_(False) if it is constant"
-            )
+    if where := _outside(found, inside, loss, "loss"):
+        raise OutsideGradientError(
+            f"loss {name}: expected a gradient for the outputs alone, found one for {where}, "
+            f"which is outside the layers that a run trains (npp.chain trains copies of its "
+            f"modules); compute this term in the layer that has the tensor and return it "
+            f"beside the output, make the loss an nn.Module that registers the tensor if it "
+            f"belongs to the loss, or freeze it by requires_grad_(False) if it is constant"
+        )
 
 
 def check_layer_leaves(
     name: str, module: nn.Module, found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor]
 ) -> None:
-    """A layer may have gradients for its inputs, fields and own parameters alone.
+    """Check that a layer has gradients only for its inputs, its fields and its own parameters.
 
-    Args:
-        name: how messages call the layer.
-        module: the layer, which is searched for what holds a tensor.
-        found: what it returned.
-        inside: inputs, fields, parameters and buffers.
-
-    Raises:
-        OutsideGradientError: naming what holds the first other tensor.
+    ``found`` is what the layer returned; ``inside`` are its inputs, fields, and tensors.
     """
-    if outside := _outside(found, (*inside, *module.parameters(), *module.buffers())):
-        held, where = _named(outside, module, type(module).__name__)
-        if held is not None:
-            raise OutsideGradientError(
-                f"{name}: expected gradients for its inputs and its own parameters alone, found "
-                f"one for {where}, which the run does not train; register it as a parameter of "
-                f"the layer (nn.Parameter, nn.ParameterList), let the layer that has it return "
-                f"it, or freeze it by requires_grad_(False) if it is constant"
-            )
+    inside = (*inside, *module.parameters(), *module.buffers())
+    if where := _outside(found, inside, module, type(module).__name__):
+        raise OutsideGradientError(
+            f"{name}: expected gradients for its inputs and its own parameters alone, found "
+            f"one for {where}, which the run does not train; register it as a parameter of "
+            f"the layer (nn.Parameter, nn.ParameterList), let the layer that has it return "
+            f"it, or freeze it by requires_grad_(False) if it is constant"
+        )
 
 
 def _outside(
-    found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor]
-) -> dict[int, torch.Tensor]:
-    known = {id(each) for each in inside}
-    return {id(leaf): leaf for leaf in leaves_of(found) if id(leaf) not in known}
+    found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor], root: object, name: str
+) -> str:
+    """Describe the first outside tensor that existed before the call by what holds it.
 
-
-def _named(
-    outside: dict[int, torch.Tensor], root: object, name: str
-) -> tuple[torch.Tensor | None, str]:
-    """The first tensor that was there before the call, and what holds it.
-
-    A leaf that is neither held by anything nor a parameter was made during the call, as for a
-    gradient penalty: it ends with the graph.
+    Returns an empty string if there is none. A leaf that nothing holds and that is not a parameter
+    was made during the call, as for a gradient penalty: it ends with the graph.
     """
+    known = {id(each) for each in inside}
+    outside = {id(leaf): leaf for leaf in leaves_of(found) if id(leaf) not in known}
+    if not outside:
+        return ""
     for path, tensor in held_tensors(root, name):
         if id(tensor) in outside:
-            return tensor, f"{path} (shape {list(tensor.shape)})"
+            return f"{path} (shape {list(tensor.shape)})"
     for leaf in outside.values():
         if isinstance(leaf, nn.Parameter):
-            return leaf, f"a parameter of another module (shape {list(leaf.shape)})"
-    return None, ""
+            return f"a parameter of another module (shape {list(leaf.shape)})"
+    return ""
 
 
 class LossState:
-    """The buffers of a loss, which no checkpoint keeps and no other stage is told.
+    """Guards the buffers of a loss, which no checkpoint keeps and no other stage receives.
 
-    Args:
-        loss: the user's; only a module has buffers. None if a layer of the run holds them.
+    Only a module has buffers. The loss is None if a layer of the run holds it.
     """
 
     def __init__(self, loss: Loss | None) -> None:
@@ -244,11 +213,7 @@ class LossState:
 
     @contextmanager
     def left_as_it_is(self) -> Iterator[None]:
-        """The loss is called inside.
-
-        Raises:
-            ConfigError: when it changed a buffer.
-        """
+        """Raise ConfigError if the loss, called inside, changes a buffer."""
         before = self._seen()
         yield
         for (name, *seen), (_, *earlier) in zip(self._seen(), before, strict=True):

@@ -1,4 +1,4 @@
-"""Where losses arise: at the end of a chain, as the recipe has it, and in blocks before it."""
+"""Losses and metrics: at the end of a chain, as in the recipe, and in blocks before it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,15 @@ from naspipe.worker.blocks.specs import Tensors
 
 
 class EndObjective:
-    """The loss of the run, at the end of a chain; with a lesson, that of learning it.
+    """The loss of the run at the end of a chain; with teacher outputs, its distillation loss.
 
     Args:
         loss: the user's.
-        recipe: what it changes of it, and whether a step's first pass teaches the others.
-        is_taught: whether lessons come from a tap.
-        lesson_fields: batch fields that are lessons, too.
+        recipe: its label smoothing changes the loss.
+        is_taught: whether teacher outputs come from a tap.
+        lesson_fields: batch fields that are teacher outputs, too.
         fields: batch fields that the loss is called with; None for those that it names itself.
         is_layer: the loss is the module of a layer, so it may change its buffers.
-
-    Raises:
-        ConfigError: when the loss cannot be used so.
     """
 
     def __init__(
@@ -55,14 +52,12 @@ class EndObjective:
         own = loss_fields(loss) if fields is None else fields
         self.fields = (*own, *lesson_fields)
         self._own = len(own)
-        """How many of them are the loss's."""
         self._name = name_of_loss(loss)
         self._state = LossState(None if is_layer else loss)
         self._loss = smoothed(loss, recipe.label_smoothing)
         self._distilled = distilling(loss) if is_taught or lesson_fields else None
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
-        """See :class:`naspipe.jobs.ports.Objective`."""
         lessons, fields = (*lessons, *fields[self._own :]), fields[: self._own]
         with self._state.left_as_it_is():
             if lessons and self._distilled is not None:
@@ -76,9 +71,7 @@ class EndObjective:
 class LayerObjective:
     """The loss of a run whose last layer is the loss module; see :class:`LossBlock`.
 
-    Args:
-        make: makes the objective of a loss.
-        loss: the user's own module, of which the layer is a copy.
+    ``make`` makes the objective of a loss. The layer is a copy of ``loss``, the user's own module.
     """
 
     def __init__(self, make: Callable[[Loss], EndObjective], loss: Loss) -> None:
@@ -86,35 +79,27 @@ class LayerObjective:
         self.fields = make(loss).fields
 
     def of_layer(self, module: Loss) -> EndObjective:
-        """The objective that computes with the module of the layer."""
         return self._make(module)
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
-        """Refuse a call, because only :meth:`of_layer` has the parameters of the run."""
         raise InvariantError("the loss was to be computed without its layer")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedObjective:
-    """One loss over the outputs of all passes of a step, as one of its passes needs it.
+    """One loss over the outputs of all passes of a step, as one of its passes computes it.
 
-    The lessons are the outputs of all other passes, and then those of the teacher. Only the pass's
-    own output has a graph. So each pass gets its part of the gradient of one and the same loss.
+    The lessons are the outputs of all other passes, followed by those of the teacher. Only the
+    pass's own output has a graph, so each pass gets its part of the gradient of the same loss.
     """
 
     loss: Any
-    """Has ``joined(outputs, lessons)``."""
+    """An object with a method ``joined(outputs, lessons)``."""
     passes: int
-    number: int = 0
-    """Of the pass, in its step."""
+    number: int = 0  # of the pass, in its step
     fields: tuple[str, ...] = ()
 
-    def of_pass(self, number: int) -> JoinedObjective:
-        """The objective of another pass."""
-        return JoinedObjective(self.loss, self.passes, number)
-
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
-        """See :class:`naspipe.jobs.ports.Objective`."""
         others = self.passes - 1
         own = [*lessons[: self.number], *outputs, *lessons[self.number : others]]
         loss: torch.Tensor = self.loss.joined(own, list(lessons[others:]))
@@ -122,7 +107,7 @@ class JoinedObjective:
 
 
 def objectives_of(workload: Workload, is_taught: bool) -> Mapping[int, Objective]:
-    """By block, where losses of a stream arise."""
+    """Return the objectives of a stream by the block in which they arise."""
     if not workload.is_trained:
         return {}
     recipe = workload.definition.recipe
@@ -132,28 +117,27 @@ def objectives_of(workload: Workload, is_taught: bool) -> Mapping[int, Objective
         end = JoinedObjective(workload.loss, recipe.steps.passes)
     else:
         make = partial(
-            EndObjective, recipe=recipe, is_taught=is_taught, fields=workload.loss_fields,
-            lesson_fields=workload.lesson_fields, is_layer=has_layer,
-        )  # fmt: skip
+            EndObjective,
+            recipe=recipe,
+            is_taught=is_taught,
+            fields=workload.loss_fields,
+            lesson_fields=workload.lesson_fields,
+            is_layer=has_layer,
+        )
         end = LayerObjective(make, workload.loss) if has_layer else make(workload.loss)
     return {**workload.objectives, len(workload.space) - 1: end}
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What is measured of every pass at the end of a chain, beside the loss."""
+    """The metrics of every pass at the end of a chain."""
 
     functions: Mapping[str, Metric]
     fields: int
-    """How many of the objective's fields they are called with, the first ones."""
+    """The number of the objective's first fields with which the metrics are called."""
 
     @torch.no_grad()
     def __call__(self, outputs: Tensors, fields: Tensors) -> dict[str, torch.Tensor]:
-        """One number each, in the order of their names.
-
-        Raises:
-            ConfigError: when one gives something else.
-        """
         found = {}
         for name in sorted(self.functions):
             with left_as_it_is(f"metric {name}", outputs, fields):
@@ -170,7 +154,7 @@ NO_METRICS = Metrics({}, 0)
 
 
 def metrics_of(workload: Workload, block: int) -> Metrics:
-    """What is measured of a stream's passes behind a block: something at the chain's end only."""
+    """Return the metrics to compute after a block: none, except at the chain's end."""
     if not workload.metrics or block < len(workload.space) - 1:
         return NO_METRICS
     fields = () if is_joined(workload.loss) else workload.loss_fields
@@ -178,13 +162,9 @@ def metrics_of(workload: Workload, block: int) -> Metrics:
 
 
 class Ending:
-    """What a block's outputs end in, in one pass; they stay for whom else they go to.
+    """Turns a block's outputs into the loss, in one pass, and keeps the outputs for other users.
 
-    Args:
-        objective: makes the loss of them.
-        lessons: tapped for it.
-        fields: of the batch.
-        metrics: what is measured of them, too; once, also where the block is computed again.
+    The metrics are computed once, even if the block is recomputed.
     """
 
     def __init__(
@@ -200,10 +180,8 @@ class Ending:
         self._outputs: Tensors = ()
         self._measure = metrics
         self.measured: Mapping[str, torch.Tensor] | None = None
-        """By metric."""
 
     def __call__(self, outputs: Tensors) -> Tensors:
-        """From a block's outputs to the loss."""
         self._outputs = tuple(output.detach() for output in outputs)
         with left_as_it_is("the loss", self._lessons, self._fields):
             loss = self._objective(outputs, self._lessons, self._fields)
@@ -212,6 +190,6 @@ class Ending:
         return (loss,)
 
     def take_outputs(self) -> Tensors:
-        """Those of the last call, without a way back for gradients."""
+        """Return the detached outputs of the last call, and forget them."""
         outputs, self._outputs = self._outputs, ()
         return outputs

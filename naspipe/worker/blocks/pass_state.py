@@ -1,4 +1,4 @@
-"""What a stage holds of the passes and steps that are under way."""
+"""What a stage holds of the passes and steps that are under way: tensors, graphs and sums."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ class PassState:
     inputs: Tensors = ()
     segments: dict[int, Segment] = field(default_factory=dict)
     arrived: dict[InputName, Tensors] = field(default_factory=dict)
-    """Tapped from other blocks, for this pass."""
+    """Outputs of other blocks, tapped for this pass."""
     tapped: dict[InputName, Tensors] = field(default_factory=dict)
-    """Of this pass's blocks, for others."""
+    """Outputs of this pass's blocks, for others."""
     gradients: dict[int, tuple[Gradient, ...]] = field(default_factory=dict)
-    """By section, what goes back along the chain."""
+    """What goes back along the chain, by section."""
     parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
     owed: dict[LayerId, Owed] = field(default_factory=dict)
-    """Gradients that backwards have left to be computed later."""
+    """Gradients that split backwards have left for later."""
     options: dict[LayerId, int] = field(default_factory=dict)
-    """By which they were used."""
+    """The options by which the layers were used."""
     statistics: dict[LayerId, Statistics] = field(default_factory=dict)
-    """Of batch normalisation, where it is deferred."""
+    """Of batch normalisation, if it is deferred."""
     batch: Mapping[str, torch.Tensor] | None = None
-    digest: str = ""
-    """Of the batch."""
+    digest: str = ""  # of the batch
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Of the batch, on the device."""
+    """Fields of the batch, on the device."""
 
     def made_batch(self, workload: Workload, number: int) -> Mapping[str, torch.Tensor]:
-        """The pass's batch, made when it is asked for first; blocks may change it later on."""
+        """Return the pass's batch, made at the first call; blocks may change it later."""
         if self.batch is None:
             seed = workload.definition.seed
             with called(lambda: f"in data({seed}, {number})"):
@@ -59,11 +58,11 @@ class PassState:
 
     @property
     def num_tapped(self) -> int:
-        """Tapped outputs that are held: to be handed on, or for this pass. A credit is none."""
+        """The number of tapped outputs held for others or for this pass, without credits."""
         return len(self.tapped) + sum(map(bool, self.arrived.values()))
 
     def settle(self, layer: LayerId) -> bool:
-        """Compute the gradients of a layer that its backward has left; return whether it has."""
+        """Compute the gradients of a layer that its backward has left; returns whether it had."""
         if (owed := self.owed.get(layer)) is None:
             return False
         found = {**self.parameter_gradients[layer], **owed.compute()}
@@ -72,7 +71,7 @@ class PassState:
         return True
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All on the device but those that only autograd knows of."""
+        """Yield all tensors on the device except those that only autograd holds."""
         yield from self.inputs
         for tensors in (*self.arrived.values(), *self.tapped.values()):
             yield from tensors
@@ -88,11 +87,7 @@ class PassState:
 
 
 class TappedOutputs:
-    """Which outputs of blocks are kept for others, who gets them, and how many there are.
-
-    Args:
-        taps: with names.
-    """
+    """Which outputs of blocks are kept for others, who gets them, and how many there are."""
 
     def __init__(self, taps: Sequence[Tap]) -> None:
         self._from = {
@@ -102,19 +97,16 @@ class TappedOutputs:
         self._num = self.most = 0
 
     def given(self, state: PassState, place: tuple[StreamId, int], role: TapRole) -> Tensors:
-        """What was tapped for a block, in the order of the taps."""
         taps = [tap for tap in self._to.get(place, ()) if tap.role is role]
         return tuple([tensor for tap in taps for tensor in state.arrived.get(tap.name, ())])
 
     def keep(self, state: PassState, place: tuple[StreamId, int], outputs: Tensors) -> None:
-        """A block was computed: keep its outputs for whoever taps them."""
         before = len(state.tapped)
         for tap in self._from.get(place, ()):
             state.tapped[tap.name] = tuple(output.detach() for output in outputs)
         self.count(len(state.tapped) - before)
 
     def count(self, change: int) -> None:
-        """So many more are held, or taken."""
         self._num += change
         self.most = max(self.most, self._num)
 
@@ -125,25 +117,24 @@ class StepState:
 
     steps: Steps
     sums: dict[LayerId, PassSum] = field(default_factory=dict)
-    """Of gradients so far, over passes in their order."""
+    """Sums of gradients so far, over passes in their order."""
     statistics: dict[LayerId, dict[int, Statistics]] = field(default_factory=dict)
     """Of batch normalisation, by the number of the pass in its step."""
     counts: Counter[LayerId] = field(default_factory=Counter)
-    """Passes whose gradients they hold."""
+    """How many passes are in the sums."""
     options: dict[LayerId, frozenset[int]] = field(default_factory=dict)
-    """By which those passes used a layer."""
+    """The options by which those passes used a layer."""
     contributions: dict[str, dict[StageId, Mapping[str, Any]]] = field(default_factory=dict)
-    """By exchange, what each stage has told."""
+    """What each stage has contributed, by exchange."""
     num_retired: int = 0
 
     def sum(self, layer: LayerId) -> PassSum:
-        """That of a layer's gradients."""
         if layer not in self.sums:
             self.sums[layer] = REDUCTIONS[self.steps.reduction](self.steps.trained)
         return self.sums[layer]
 
     def join(self, layer: LayerId, given: GradientSum) -> None:
-        """Add what another group has of its passes, all of them before this stage's."""
+        """Add another group's sum, all of whose passes are before this stage's."""
         self.counts[layer] += given.num_passes
         self._use(layer, given.options)
         self.sum(layer).join(given.parts)
@@ -151,7 +142,7 @@ class StepState:
             self.statistics.setdefault(layer, {}).update(given.statistics)
 
     def gather(self, layer: LayerId, sequence_id: SequenceId, state: PassState) -> None:
-        """Add the gradients of a pass on this stage, once; none of them may still be deferred."""
+        """Add the gradients of a pass, once; none of them may still be deferred."""
         gradients = state.parameter_gradients.pop(layer, None)
         if gradients is None:
             return
@@ -166,7 +157,7 @@ class StepState:
         self.options[layer] = self.options.get(layer, frozenset()).union(options)
 
     def total(self, layer: LayerId) -> Gradients:
-        """The gradients of all passes that used a layer, averaged over them where that is asked."""
+        """Return the gradients of all passes that used a layer, averaged if the recipe says so."""
         total = self.sums[layer].total()
         if self.steps.average == "users":
             count, self.counts[layer] = self.counts[layer], 1
@@ -175,18 +166,13 @@ class StepState:
         return total
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All on the device."""
         for each in self.sums.values():
             for gradients in each.parts.values():
                 yield from gradients.values()
 
 
 class StepStates:
-    """Those of the steps that are under way on a stage.
-
-    Args:
-        steps: of each stream.
-    """
+    """The states of the steps under way on a stage; ``steps`` are those of each stream."""
 
     def __init__(self, steps: Sequence[Steps]) -> None:
         self._steps = tuple(steps)
@@ -196,19 +182,18 @@ class StepStates:
         return iter(self._states.values())
 
     def of(self, stream: StreamId, sequence_id: SequenceId) -> StepState:
-        """That of a pass's step."""
         key = self._key(stream, sequence_id)
         if key not in self._states:
             self._states[key] = StepState(self._steps[stream])
         return self._states[key]
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """A pass is done on this stage; with the last of its step, all but sums is forgotten."""
+        """Forget a pass; with the last one of its step, all but the sums."""
         self.of(stream, sequence_id).num_retired += 1
         self._end(stream, sequence_id)
 
     def give_sum(self, layer: LayerId, sequence_id: SequenceId) -> GradientSum:
-        """The gradients of a layer up to a pass, which leave this stage."""
+        """Take the gradients of a layer up to a pass, which leave this stage."""
         state = self.of(layer.stream, sequence_id)
         given = GradientSum(
             state.sum(layer).parts,

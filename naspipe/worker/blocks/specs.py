@@ -1,4 +1,4 @@
-"""What is fixed about one block of one pass, before it is computed."""
+"""What is fixed about one block of one pass before it is computed, and a thin backward call."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class SegmentSpec(NamedTuple):
     precision: str
     device_type: str = "cpu"
     defers_norms: bool = False
-    """Batch statistics are left to the step's end; see ``Segment.statistics``."""
+    """Batch statistics are applied at the step's end; see ``Segment.statistics``."""
     fields: Tensors = ()
     setting: Mapping[str, Any] = MappingProxyType({})
-    """What an elastic layer is called with, beside tensors."""
+    """Keyword arguments of an elastic layer."""
     edit_obstacle: str = ""
-    """What of the run does not carry parameters that a forward changes."""
+    """The setting of the run that forbids a forward to change parameters; empty if none does."""
     finish: Callable[[Tensors], Tensors] | None = None
     computes_loss: bool = False
     """``finish`` computes the loss with the module of this layer."""
@@ -43,15 +43,7 @@ class SegmentSpec(NamedTuple):
 def spec_of(
     space: Space, recipe: Recipe, block: int, option: int, device_type: str = "cpu"
 ) -> SegmentSpec:
-    """What all passes by an option of a block have in common; without seed, fields and finish.
-
-    Args:
-        space: with the block.
-        recipe: of the run.
-        block: its position in the chain.
-        option: of the block.
-        device_type: where it is computed, as in ``torch.device(...).type``.
-    """
+    """Return what all passes by an option of a block share: all but seed, fields and finish."""
     own = space.blocks[block]
     return SegmentSpec(
         label=space.option_label(block, option),
@@ -66,16 +58,15 @@ def spec_of(
 
 
 Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-"""Of several tensors, in their order."""
+"""Shape and dtype of several tensors."""
 
 
 def form_of(tensors: Sequence[torch.Tensor]) -> Form:
-    """The form of tensors."""
     return tuple((tuple(each.shape), each.dtype) for each in tensors)
 
 
 def form_text(form: Form) -> str:
-    """As in ``[16, 8, 8, 8]`` or ``[16, 8] and [16] int64``; only float32 goes without saying."""
+    """As in ``[16, 8, 8, 8]`` or ``[16, 8] and [16] int64``; float32 is left out."""
     texts = [
         str(list(shape)) + ("" if dtype is torch.float32 else str(dtype).replace("torch.", " "))
         for shape, dtype in form
@@ -86,20 +77,20 @@ def form_text(form: Form) -> str:
 Gradient = torch.Tensor | None
 
 Root = tuple[torch.Tensor | GradientEdge, torch.Tensor]
-"""Where a backward begins, and the gradient that it begins with."""
+"""Where a backward begins, and the gradient there."""
 
 
 def backward_from(
     roots: Sequence[Root], inputs: Iterable[torch.Tensor] = (), keeps_graph: bool = False
 ) -> None:
-    """What ``torch.autograd.backward`` does of outputs and gradients that are known to fit.
+    """Run ``torch.autograd.backward`` for outputs and gradients that are known to fit.
 
-    It compares their sizes one by one in Python, and the engine compares them again. On a small
+    Torch compares their sizes one by one in Python, and the engine compares them again. On a small
     block that takes as long as a kernel. A subclass of tensors may have a backward of its own.
 
     Args:
         roots: at least one.
-        inputs: leaves whose gradients are wanted; none for all leaves.
+        inputs: leaves whose gradients are wanted; empty for all leaves.
         keeps_graph: whether another backward of the same graph follows.
     """
     outputs, gradients = zip(*roots, strict=True)
@@ -108,12 +99,17 @@ def backward_from(
         torch.autograd.backward(outputs, gradients, retain_graph=keeps_graph, inputs=wanted or None)
     else:
         _ENGINE(
-            outputs, gradients, keeps_graph, False, wanted,
-            allow_unreachable=True, accumulate_grad=True,
-        )  # fmt: skip
+            outputs,
+            gradients,
+            keeps_graph,
+            False,
+            wanted,
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
 
 
 _PLAIN = (torch.Tensor, GradientEdge)
 
 _ENGINE = getattr(torch.autograd.graph, "_engine_run_backward", None)
-"""Torch's own, as ``torch.autograd`` calls it: makes no graph of the backward."""
+"""Torch's own engine, called as ``torch.autograd`` does: without a graph of the backward."""

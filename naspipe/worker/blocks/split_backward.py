@@ -1,31 +1,38 @@
-"""The backward of a block in two parts: what is handed on first, weights' gradients later.
+"""The backward of a block in two parts: gradients of inputs first, gradients of weights later.
 
-The gradients of a block's inputs (B) go on to the block before it. Nobody but the layer's own
-update needs the gradients of its weights (W), so those can be computed when the update is due
-(Qi et al., "Zero Bubble Pipeline Parallelism", 2023). Both parts run the kernels of the whole
-backward on the same tensors, so the bits are the same:
+The gradients of a block's inputs (B) go on to the block before it. Only the layer's own update
+needs the gradients of its weights (W), so those can be computed when the update is due (Qi et al.,
+"Zero Bubble Pipeline Parallelism", 2023). Both parts run the kernels of the whole backward on the
+same tensors, so the bits are the same:
 
-- A weight's gradient is computed by the one node through which the weight joins the way from the
-  block's outputs to its inputs: its join. B leaves that output of the node out, and a hook keeps
-  the gradient that arrives there. W runs the node again for the weight alone, by its kernel
-  (:mod:`naspipe.worker.blocks.weight_kernels`) or else by a call of the engine.
-- Only kernels that can compute the two gradients apart are joins (matrix products and
-  convolutions). What is left in B: norms, biases, parameters that join at two places or more.
-- A block none of whose inputs wants a gradient has nothing to hand on: all of it is W.
+- A weight's gradient is computed by the one node, its join, through which the weight joins the way
+  from the block's outputs to its inputs. B skips that output of the node, and a hook keeps the
+  gradient that arrives there. W runs the node again for the weight alone, by its kernel or else by
+  a call of the engine.
+- Only kernels that can compute the two gradients separately are joins (matrix products and
+  convolutions). Norms, biases, and parameters that join at several places stay in B.
+- If no input of a block wants a gradient, all of its backward is W.
 
 The first backward of each candidate runs both whole and split, and the candidate stays whole if one
-bit differs. Later passes run split as long as their graph is the one that was proved. A candidate
-whose forward puts hooks on tensors is whole from that pass on: hooks would be called again.
+bit differs. Later passes run split as long as their graph is the one that was compared. A candidate
+whose forward puts hooks on tensors is whole from that pass on, because hooks would be called twice.
+
+A call of the engine for a single weight adds about 30 microseconds, as long as its kernel takes in
+a small block. Nodes expose what they have saved, so the kernel can be called directly with the same
+tensors. A kernel is known only if nothing but a transposition lies between the node and the
+parameter, so that its result is the gradient for any values. Comparing the bits of the first pass
+alone would prove little, because a gradient may be zero or a factor one there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
@@ -36,41 +43,41 @@ from naspipe.machine.out_of_memory import raising_shortages
 from naspipe.machine.staging import same_bits
 from naspipe.worker.blocks.guards import watch_hooks
 from naspipe.worker.blocks.specs import Gradient, Root, backward_from
-from naspipe.worker.blocks.weight_kernels import Kernel, in_order_of_inputs, kernel_of
 from naspipe.worker.layers.bound_layer import BoundLayer, Gradients, apart
 
 CONVOLUTION = "ConvolutionBackward0"
 JOINS = (CONVOLUTION, "AddmmBackward0", "MmBackward0", "BmmBackward0", "LinearBackward0")
-"""Nodes that compute the gradient of a weight and that of their input by kernels of their own.
-A convolution computes those of its weight and its bias by one."""
+"""Nodes that compute the gradients of a weight and of their input by separate kernels.
+A convolution computes those of its weight and its bias by one kernel."""
+
+
+Kernel = Callable[[Any, torch.Tensor], Sequence[torch.Tensor] | None]
+"""Takes a node and the gradient that arrives there; returns the gradients of the parameters that it
+leads to, in the order of its inputs, or None if only the engine can compute them."""
+
+_DENSE = (torch.Tensor, nn.Parameter)
+_INPUT, _WEIGHT, _BIAS = range(3)
 
 
 class Graph(NamedTuple):
     """What autograd recorded of one block in one pass."""
 
-    roots: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    """Outputs, with their gradients."""
-    inputs: Sequence[torch.Tensor]
-    """The leaves that the block was computed from."""
+    roots: Sequence[tuple[torch.Tensor, torch.Tensor]]  # outputs with their gradients
+    inputs: Sequence[torch.Tensor]  # leaves
     arrived: list[Gradient]
-    """What the backward brings to each input; hooks of the segment fill it in."""
+    """What the backward brings to each input; filled in by hooks of the segment."""
     layer: BoundLayer
-    seed: int
-    """Of random draws in the backward."""
-    told: str
-    """What is computed, for messages."""
+    seed: int  # of random draws in the backward
+    told: str  # what is computed, for messages
     hooks: str = ""
-    """What the forward has put on the graph that must be called once; empty if nothing."""
+    """What the forward has put on the graph that must be called only once; empty if nothing."""
 
 
 class Owed:
     """The gradients of a layer's weights that one pass has still to compute.
 
-    Args:
-        graph: that they are of.
-        pieces: calls of the engine or of kernels. The engine would count what is behind two joins
-            twice, so each join has a call of its own.
-        is_whole: it is all of the backward.
+    Each piece is a call of the engine or of a kernel. The engine would count what is behind two
+    joins twice, so each join has a call of its own. If ``is_whole``, this is all of the backward.
     """
 
     def __init__(self, graph: Graph, pieces: Sequence[_Piece], is_whole: bool) -> None:
@@ -79,10 +86,10 @@ class Owed:
         self._found: Gradients = {}
 
     def compute(self) -> Gradients:
-        """The gradients by the parameters' names; can be called again when memory was short.
+        """Return the gradients by name; can be called again if memory was short.
 
         Raises:
-            torch.OutOfMemoryError: when it was.
+            torch.OutOfMemoryError: if it is.
         """
         try:
             with raising_shortages(), self._layer.in_place():
@@ -90,7 +97,13 @@ class Owed:
                     piece = self._pieces[-1]
                     found = piece.by_kernel()
                     if found is None:
-                        self._compute(piece.roots, [*piece.parameters.values()])
+                        if self._is_whole:
+                            seed_draws(self._graph.seed)
+                        # The graph is kept for a second try.
+                        wanted = [*piece.parameters.values()]
+                        backward_from(piece.roots, wanted, keeps_graph=True)
+                        if self._is_whole:
+                            self._layer.part_gradients(gradient for _, gradient in piece.roots)
                         found = self._layer.take_gradients()
                     self._found |= found
                     self._pieces.pop()
@@ -101,38 +114,27 @@ class Owed:
             raise
         return self._found
 
-    def _compute(self, roots: Sequence[Root], parameters: Sequence[torch.Tensor]) -> None:
-        if self._is_whole:
-            seed_draws(self._graph.seed)
-        # The graph is kept for a second try.
-        backward_from(roots, parameters, keeps_graph=True)
-        if self._is_whole:
-            self._layer.part_gradients(gradient for _, gradient in roots)
-
     def in_order(self, gradients: Gradients) -> Gradients:
-        """Gradients of the layer, in the order in which a whole backward leaves them."""
+        """Return gradients of the layer in the order in which a whole backward leaves them."""
         names = self._layer.parameters
         return {name: gradients[name] for name in names if name in gradients}
 
     @property
     def pieces(self) -> Sequence[_Piece]:
-        """Those that are not computed yet."""
         return tuple(self._pieces)
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Gradients that are there; what autograd saved is not among them."""
         yield from self._found.values()
         for piece in self._pieces:
             yield from (gradient for _, gradient in piece.roots)
 
 
 class _Join(NamedTuple):
-    """A node, and what it computes beside the gradient that goes on."""
+    """A node, and the parameters whose gradients it computes."""
 
     node: Node
-    parameters: Mapping[str, torch.Tensor]
-    """In the order of the node's inputs."""
+    parameters: Mapping[str, torch.Tensor]  # in the order of the node's inputs
     kernel: Kernel | None
 
 
@@ -141,15 +143,14 @@ class _Piece(NamedTuple):
 
     roots: Sequence[Root]
     parameters: Mapping[str, torch.Tensor]
-    """Whose gradients are computed."""
     join: _Join | None = None
-    """The join at which the only root begins; None where the piece begins at the outputs."""
+    """The join at which the only root begins; None if the piece begins at the outputs."""
 
     def by_kernel(self) -> Gradients | None:
-        """The gradients, as the kernel of the join computes them; None if the engine has to.
+        """Return the gradients that the kernel of the join computes; None if the engine has to.
 
-        The engine gives a gradient the strides of its parameter, which a kernel may not do for an
-        input with other strides than those of the first pass.
+        The engine gives a gradient the strides of its parameter. A kernel may not do so for an
+        input with other strides than in the first pass.
         """
         if self.join is None or self.join.kernel is None:
             return None
@@ -163,30 +164,28 @@ class _Piece(NamedTuple):
 
 
 _Link = tuple[type, int, int]
-"""What is behind a node in one place: its kind, its number, and which of its outputs leads there.
-The number is -1 where there is nothing."""
+"""An edge to the next node: its kind, its number (-1 if there is none), and the number of its
+output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The graph of one candidate, node by node from the outputs on, and its joins."""
 
-    kinds: tuple[type, ...]
-    """Of the nodes of the outputs."""
+    kinds: tuple[type, ...]  # of the nodes of the outputs
     links: tuple[tuple[int, tuple[_Link, ...]], ...]
-    """What is behind the node with this number. One that was not seen has the next number."""
+    """The edges of each node by its number. A node that was not seen before has the next number."""
     leaves: tuple[tuple[int, str | int], ...]
-    """Nodes of leaves: each is that of a parameter, or of the input with this number."""
+    """The nodes of leaves: of a parameter by its name, or of an input by its number."""
     joins: tuple[tuple[int, tuple[str, ...], Kernel | None], ...]
-    """Each by its number, with the parameters that join there in the order of its inputs, and the
-    kernel that computes their gradients, if it is known."""
-    early: tuple[str, ...]
-    """Parameters whose gradients B computes."""
+    """By number, with the parameters that join there in the order of its inputs, and the kernel of
+    their gradients, if it is known."""
+    early: tuple[str, ...]  # parameters whose gradients B computes
 
     def find(self, graph: Graph) -> list[_Join] | None:
-        """The joins of a pass; None where its graph is another one.
+        """Return the joins of a pass; None if its graph is a different one.
 
-        All of the graph is compared. In another one, a weight might join at a second place.
+        The whole graph is compared, because a weight might join at a second place.
         """
         nodes: list[Any] = [output.grad_fn for output, _ in graph.roots]
         if tuple(map(type, nodes)) != self.kinds:
@@ -214,35 +213,35 @@ class Plan:
             for each, names, kernel in self.joins
         ]
 
-    def with_kernels(self, kernels: Sequence[Kernel | None]) -> Plan:
-        """The same with these kernels of the joins."""
-        pairs = zip(self.joins, kernels, strict=True)
-        return replace(self, joins=tuple((*each[:2], kernel) for each, kernel in pairs))
-
 
 class SplitBackward:
-    """The backward of one candidate: split, once it was seen that this leaves its bits."""
+    """The backward of one candidate, which is split once that was seen to leave the same bits."""
 
     def __init__(self) -> None:
         watch_hooks()
         self.why_whole = ""
-        """Why the candidate's backward stays whole; empty where it does not, or is not known."""
+        """Why the candidate's backward stays whole; empty if it does not, or that is not known."""
         self._plan: Plan | None = None
 
     @property
     def is_proven(self) -> bool:
-        """Whether the bits of a split backward were seen to be those of a whole one."""
         return self._plan is not None and not self.why_whole
 
     def run(self, graph: Graph) -> Owed | None:
-        """Compute B; returns W, or None where the parameters have all their gradients."""
+        """Compute B; returns W, or None if the parameters have all their gradients."""
         if not any(leaf.requires_grad for leaf in graph.inputs):
             # One call of the engine runs every node once, so hooks are called once and checkpoints
             # are recomputed once. The layer's next reader waits for it, as for a whole backward.
             named = graph.layer.parameters.items()
             trained = {name: each for name, each in named if each.requires_grad}
             return Owed(graph, [_Piece(graph.roots, trained)], is_whole=True)
-        self.why_whole = self.why_whole or graph.hooks or _parameter_hooks(graph.layer)
+        if not self.why_whole:
+            self.why_whole = graph.hooks
+        if not self.why_whole and any(
+            each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None)
+            for each in graph.layer.parameters.values()
+        ):
+            self.why_whole = "a parameter has a hook"
         if not self.why_whole and self._plan is None and self._prove(graph):
             return None
         plan = None if self.why_whole else self._plan
@@ -253,9 +252,9 @@ class SplitBackward:
         return _split(graph, joins, plan.early)
 
     def _prove(self, graph: Graph) -> bool:
-        """See whether the bits of a split backward are those of a whole one.
+        """Compare the bits of a split backward with those of a whole one.
 
-        Returns whether the gradients are there. They are those of the whole one.
+        Returns whether the gradients have been computed. They are those of the whole one.
         """
         plan = plan_of(graph)
         if isinstance(plan, str):
@@ -265,11 +264,15 @@ class SplitBackward:
         if joins is None:
             self.why_whole = "its graph is not found again"
             return False
-        buffers = _buffer_copies(graph.layer)
+        named = graph.layer.module.named_buffers
+        copies = {name: buffer.clone() for name, buffer in named(remove_duplicate=False)}
         backward_from(graph.roots, keeps_graph=True)
-        self.why_whole = _changed_buffer(graph.layer, buffers)
-        if self.why_whole:
-            return True
+        buffers = dict(named(remove_duplicate=False))
+        for name in (*copies, *(buffers.keys() - copies.keys())):
+            if name not in copies or not same_bits(buffers.get(name), copies[name]):
+                # A hook on a node may do that.
+                self.why_whole = f"its backward changes the buffer {name}"
+                return True
         whole, arrived = graph.layer.take_gradients(), list(graph.arrived)
         graph.arrived[:] = [None] * len(arrived)
         seed_draws(graph.seed)
@@ -281,9 +284,17 @@ class SplitBackward:
             self.why_whole = "the gradient of an input has other bits"
         self._plan = plan
         if not self.why_whole:
+            known: list[tuple[int, tuple[str, ...], Kernel | None]] = []
             with graph.layer.in_place():
-                kernels = [_known(join, pieces.get(join.node), whole) for join in joins]
-            self._plan = plan.with_kernels(kernels)
+                for join, (number, names, kernel) in zip(joins, plan.joins, strict=True):
+                    # A kernel is used if it leaves the bits and strides that the engine left.
+                    piece = pieces.get(join.node)
+                    found = None if piece is None else piece._replace(join=join).by_kernel()
+                    is_known = found is not None and all(
+                        _is_alike(each, whole.get(name)) for name, each in found.items()
+                    )
+                    known.append((number, names, kernel if is_known else None))
+            self._plan = replace(plan, joins=tuple(known))
         graph.arrived[:] = arrived
         for name, gradient in whole.items():
             graph.layer.parameters[name].grad = gradient
@@ -291,7 +302,6 @@ class SplitBackward:
 
 
 def _split(graph: Graph, joins: Sequence[_Join], early: Sequence[str]) -> Owed:
-    """Compute B; returns W."""
     kept: list[Gradient] = [None] * len(joins)
     hooks = [
         join.node.register_prehook(partial(_keep, kept, number))
@@ -318,22 +328,13 @@ def _keep(kept: list[Gradient], number: int, gradients: Sequence[Gradient]) -> N
     (kept[number],) = gradients
 
 
-def _known(join: _Join, piece: _Piece | None, whole: Gradients) -> Kernel | None:
-    """The kernel of a join, if it leaves the bits and strides that the engine left."""
-    found = None if piece is None else piece._replace(join=join).by_kernel()
-    is_alike = found is not None and all(
-        _is_alike(each, whole.get(name)) for name, each in found.items()
-    )
-    return join.kernel if is_alike else None
-
-
 def _difference(whole: Gradients, split: Gradients) -> str:
-    """Which gradient has other bits; empty if none has."""
     if whole.keys() != split.keys():
         return "other parameters have a gradient"
-    differing = (name for name, value in whole.items() if not _is_alike(value, split[name]))
-    name = next(differing, None)
-    return "" if name is None else f"the gradient of {name} has other bits"
+    for name, value in whole.items():
+        if not _is_alike(value, split[name]):
+            return f"the gradient of {name} has other bits"
+    return ""
 
 
 def _is_alike(one: Gradient, other: Gradient) -> bool:
@@ -345,7 +346,6 @@ def _is_alike(one: Gradient, other: Gradient) -> bool:
 
 
 def plan_of(graph: Graph) -> Plan | str:
-    """How the candidate's backward can be split, or why it cannot."""
     roots: list[Any] = [output.grad_fn for output, _ in graph.roots]
     if None in roots:
         return "an output of it is a parameter"
@@ -387,31 +387,8 @@ def plan_of(graph: Graph) -> Plan | str:
     )
 
 
-def _parameter_hooks(layer: BoundLayer) -> str:
-    has_hooks = any(map(_has_hooks, layer.parameters.values()))
-    return "a parameter has a hook" if has_hooks else ""
-
-
-def _has_hooks(parameter: torch.Tensor) -> bool:
-    late = getattr(parameter, "_post_accumulate_grad_hooks", None)
-    return bool(parameter._backward_hooks or late)
-
-
-def _buffer_copies(layer: BoundLayer) -> dict[str, torch.Tensor]:
-    named = layer.module.named_buffers(remove_duplicate=False)
-    return {name: buffer.clone() for name, buffer in named}
-
-
-def _changed_buffer(layer: BoundLayer, copies: Mapping[str, torch.Tensor]) -> str:
-    """Say which buffer a backward has changed, as a hook on a node may; empty if none."""
-    buffers = dict(layer.module.named_buffers(remove_duplicate=False))
-    names = (name for name, copy in copies.items() if not same_bits(buffers.get(name), copy))
-    name = next(names, None) or next(iter(buffers.keys() - copies.keys()), None)
-    return "" if name is None else f"its backward changes the buffer {name}"
-
-
 def _walked(roots: Sequence[Node]) -> tuple[list[Node], dict[Node, list[Node]]]:
-    """All nodes behind the roots, and of each those that it is right behind, once for each way."""
+    """Return all nodes that the roots lead to, and the parents of each, once for each edge."""
     parents: dict[Node, list[Node]] = {root: [] for root in roots}
     found = list(parents)
     for node in found:
@@ -428,7 +405,7 @@ def _walked(roots: Sequence[Node]) -> tuple[list[Node], dict[Node, list[Node]]]:
 def _joins(
     parents: Mapping[Node, list[Node]], leaves: Mapping[Node, str | int]
 ) -> dict[Node, Node]:
-    """The joins of the parameters that can be left for later, by the parameters' nodes."""
+    """Return the joins of the parameters that can be left for later, by the parameters' nodes."""
     late = {node for node, name in leaves.items() if isinstance(name, str)}
     while True:
         on_way = _above({node for node in leaves if node not in late}, parents)
@@ -439,22 +416,22 @@ def _joins(
             for node, (join, _) in ways.items()
             # A convolution computes its bias with its weight. The bias of a matrix product is a
             # small sum of its own.
-            if (join in weights if join.name() == CONVOLUTION else _dim(node) > 1)
+            if (join in weights if join.name() == CONVOLUTION else _variable(node).dim() > 1)
         }
         if len(joins) == len(late):
             return joins
         late = set(joins)
 
 
-def _dim(node: Node) -> int:
-    variable: torch.Tensor = node.variable  # type: ignore[attr-defined]
-    return variable.dim()
+def _variable(node: Any) -> torch.Tensor:
+    variable: torch.Tensor = node.variable
+    return variable
 
 
 def _way(
     node: Node, parents: Mapping[Node, list[Node]], on_way: set[Node]
 ) -> tuple[Node, int] | None:
-    """The join of a parameter's node, and in which place it joins; None where there are more."""
+    """Return the join of a parameter's node and the place there; None if there are several."""
     while len(above := parents[node]) == 1:
         (parent,) = above
         if parent in on_way:
@@ -465,7 +442,6 @@ def _way(
 
 
 def _above(wanted: set[Node], parents: Mapping[Node, list[Node]]) -> set[Node]:
-    """Nodes from which any of these is reached."""
     found, open_nodes = set(wanted), list(wanted)
     while open_nodes:
         for parent in parents[open_nodes.pop()]:
@@ -475,8 +451,77 @@ def _above(wanted: set[Node], parents: Mapping[Node, list[Node]]) -> set[Node]:
     return found
 
 
+def kernel_of(join: Node, leaves: Sequence[Node]) -> Kernel | None:
+    """Return the kernel of the gradients of parameters with these leaves, if it is known.
+
+    They join the way from outputs to inputs at the node ``join``.
+    """
+    behind = [node for node, _ in join.next_functions]
+    if join.name() == CONVOLUTION:
+        if behind[_WEIGHT] not in leaves or not {*leaves} <= {*behind[_WEIGHT:]}:
+            return None
+        return partial(_convolution, has_bias=behind[_BIAS] in leaves)
+    if join.name() not in ("AddmmBackward0", "MmBackward0") or len(leaves) != 1:
+        return None
+    (leaf,), last = leaves, behind[-1]
+    if last is leaf:
+        return _right_factor
+    if last is None or last.name() != "TBackward0":
+        return None
+    return _transposed_factor if last.next_functions[0][0] is leaf else None
+
+
+def in_order_of_inputs(join: Node, leaves: Sequence[Node]) -> list[Node]:
+    behind = [node for node, _ in join.next_functions]
+    return sorted(leaves, key=lambda leaf: behind.index(leaf) if leaf in behind else 0)
+
+
+def _right_factor(node: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor] | None:
+    left = _left_factor(node)
+    return (left.t().mm(gradient),) if _are_plain(left, gradient) else None
+
+
+def _transposed_factor(node: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor] | None:
+    left = _left_factor(node)
+    return (gradient.t().mm(left),) if _are_plain(left, gradient) else None
+
+
+def _left_factor(node: Any) -> Any:
+    """Return the left matrix of a product; None if the product is multiplied by a number."""
+    if getattr(node, "_saved_alpha", 1) != 1:
+        return None
+    name = "_saved_self" if node.name() == "MmBackward0" else "_saved_mat1"
+    return getattr(node, name, None)
+
+
+def _convolution(
+    node: Any, gradient: torch.Tensor, has_bias: bool
+) -> Sequence[torch.Tensor] | None:
+    inputs, weight = node._saved_input, node._saved_weight
+    if not _are_plain(inputs, weight, gradient):
+        return None
+    found = torch.ops.aten.convolution_backward.default(
+        gradient, inputs, weight, node._saved_bias_sym_sizes_opt, node._saved_stride,
+        node._saved_padding, node._saved_dilation, node._saved_transposed,
+        node._saved_output_padding, node._saved_groups, (False, True, has_bias),
+    )  # fmt: skip
+    own: Sequence[torch.Tensor] = found[_WEIGHT : _BIAS + has_bias]
+    return own
+
+
+def _are_plain(*tensors: Any) -> bool:
+    """Whether these are dense real tensors and not of a subclass.
+
+    Operations of a subclass may do something else, and gradients of complex numbers are conjugated.
+    """
+    return all(
+        type(each) in _DENSE and each.layout is torch.strided and not each.is_complex()
+        for each in tensors
+    )
+
+
 class Splits:
-    """Which candidates' backwards are split on a stage, and what was found of each.
+    """Which candidates' backwards are split on a stage, and what was found out about each.
 
     Args:
         chosen: of each stream, the blocks with their options.
@@ -492,12 +537,9 @@ class Splits:
         self._known: dict[tuple[StreamId, int, int, bool], SplitBackward] = {}
 
     def of(self, layer: LayerId, option: int, has_end: bool) -> SplitBackward | None:
-        """How an option of a layer goes backward; None for whole.
+        """Return the backward of an option of a layer; None for whole.
 
-        Args:
-            layer: of a block.
-            option: of that block.
-            has_end: whether a loss arises in the block.
+        ``has_end`` says whether a loss arises in the block.
         """
         stream, block = layer.stream, layer.block
         if (block, option) not in self._chosen[stream]:
@@ -507,7 +549,6 @@ class Splits:
 
     @property
     def whole(self) -> Iterator[tuple[StreamId, int, int, str]]:
-        """Streams, blocks and options that were to be split and stay whole, and why."""
         for (stream, block, option, _), each in self._known.items():
             if each.why_whole:
                 yield stream, block, option, each.why_whole

@@ -1,4 +1,8 @@
-"""WRITEs on one stage: gradients gathered over a step's passes, changed by exchanges, applied."""
+"""Updates of layers on one stage.
+
+Gradients are gathered over the passes of a step, changed by exchanges between stages such as the
+clipping of a global norm, and applied by each layer's optimizer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import torch
 from naspipe.config.errors import InvariantError
 from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.config.recipe import Recipe, learning_rate
-from naspipe.config.rules import Follows, MomentumUpdate
+from naspipe.config.rules import Follows
 from naspipe.config.steps import Steps
 from naspipe.engine.builder import GATES
 from naspipe.engine.commands import Contribute, JoinSum, WriteLayer
@@ -28,11 +32,11 @@ from naspipe.worker.layers.layer_store import LayerStore
 from naspipe.worker.layers.stored_layer import StoredLayer, follow
 
 SMALLEST = 1e-6
-"""Added to a norm before it divides, as by ``torch.nn.utils.clip_grad_norm_``."""
+"""Added to a norm before it divides, as in ``torch.nn.utils.clip_grad_norm_``."""
 
 
 def clip_factor(norms: Sequence[float], limit: float) -> float:
-    """What gradients are multiplied by so that the norm of all of them is at most ``limit``.
+    """Return the factor of gradients with which the norm of all of them is at most ``limit``.
 
     If a norm is NaN, the factor is ``math.nan``. The sign of a NaN that Python's arithmetic
     computes from two others depends on how often the interpreter has executed the line.
@@ -44,11 +48,7 @@ def clip_factor(norms: Sequence[float], limit: float) -> float:
 
 
 class NormExchange:
-    """``clip_global_norm``: every stage tells its layers' norms, and works the same total out.
-
-    Args:
-        recipes: of each stream.
-    """
+    """``clip_global_norm``: every stage sends its layers' norms and computes the same total."""
 
     def __init__(self, recipes: Sequence[Recipe]) -> None:
         self._recipes = tuple(recipes)
@@ -56,7 +56,7 @@ class NormExchange:
     def contribution(
         self, stream: StreamId, gradients: Mapping[LayerId, Gradients]
     ) -> Mapping[str, float]:
-        """The norm of each layer's gradients: torch's, of its parameters in their order."""
+        """Return the norm of each layer's gradients, over its parameters in their order."""
         layers = [layer for layer in sorted(gradients) if gradients[layer]]
         norms = [
             torch.nn.utils.get_total_norm(list(gradients[layer].values())).double()
@@ -73,10 +73,9 @@ class NormExchange:
         gradients: Gradients,
         contributions: Mapping[StageId, Mapping[str, Any]],
     ) -> None:
-        """Scale a layer's gradients so that the norm of all of the step's is at most the limit.
+        """Scale a layer's gradients so that the norm of all gradients of the step is in the limit.
 
-        The squares of the layers' norms are summed in the order of block and candidate, as
-        float64.
+        The squares of the layers' norms are added in the order of block and candidate, in float64.
         """
         norms = {name: norm for told in contributions.values() for name, norm in told.items()}
         limit = self._recipes[layer.stream].clip_global_norm
@@ -87,8 +86,7 @@ class NormExchange:
 
 
 EXCHANGES: dict[str, Callable[[Sequence[Recipe]], Exchange]] = {NORMS: NormExchange}
-"""What stages exchange, by the names of :data:`naspipe.engine.builder.GATES`; each is given the
-recipe of every stream."""
+"""By the names of :data:`naspipe.engine.builder.GATES`; called with the recipes of all streams."""
 
 
 def register_exchange(
@@ -96,27 +94,25 @@ def register_exchange(
     gate: Callable[[Steps], WriteGate],
     effect: Callable[[Sequence[Recipe]], Exchange],
 ) -> None:
-    """Let WRITEs wait for an exchange by its name: when, and what it does."""
+    """Add an exchange that updates wait for: ``gate`` says when, ``effect`` what it does."""
     GATES[name] = gate
     EXCHANGES[name] = effect
 
 
 Passes = dict[tuple[StreamId, SequenceId], PassState]
 
-_WRITE_COPIES, _STATE_COPIES = 5, 3
-"""Of a layer's parameters; see ``_write_bytes``."""
+_WRITE_COPIES, _STATE_COPIES = 5, 3  # of a layer's parameters; see _write_bytes
 
 
 class StageUpdates:
-    """See :class:`naspipe.worker.blocks.ports.Updates`.
+    """Applies updates, and holds what other stages contribute to them.
 
     Args:
-        workloads: of each stream.
         passes: under way on this stage.
         together: what the passes of each step have in common.
-        stores: the layers of each stream.
-        make_room: has so many bytes of device memory free before a layer is changed.
-        exchanges: by name, beside what the recipes ask for.
+        make_room: makes this many bytes of device memory free before a layer is changed.
+        settle: computes the gradients of a layer that split backwards of a pass have left.
+        exchanges: names of exchanges in addition to those that the recipes need.
     """
 
     def __init__(
@@ -140,14 +136,15 @@ class StageUpdates:
         self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
         self._joint = JointSteps()
         self._sums: dict[tuple[LayerId, Version], GradientSum] = {}
-        """Of other stages' passes, up to one of them; until this stage's follow."""
+        """Sums of other stages' passes up to a version, until this stage adds its own."""
 
     def write(
         self, *commands: WriteLayer, begin: Callable[[WriteLayer], None] = lambda _: None
     ) -> int:
-        """Apply WRITEs with the gradients of their steps, or only add a pass's to them.
+        """Apply updates with the gradients of their steps, or only add the gradients of a pass.
 
-        Returns the nanoseconds that went to gradients that split backwards had left.
+        ``begin`` is called before each. Returns the nanoseconds that were spent on gradients that
+        split backwards had left.
         """
         owed_ns = 0
         for command in commands:
@@ -173,56 +170,34 @@ class StageUpdates:
         gradients = step.total(layer)
         options = step.options.pop(layer, frozenset())
         del step.sums[layer]
+        definition = workload.definition
+        number = self._steps[layer.stream].step(sequence_id)
+        base, keeps_base = command.base, command.keeps_base
         if workload.follows is None:
-            self._step(command, stored, gradients, options, step.contributions)
-        else:
-            self._follow(command, stored, workload.follows)
+            for name, exchange in self._exchanges.items():
+                told = step.contributions[name]
+                exchange.apply(layer, gradients, {stage: told[stage] for stage in sorted(told)})
+            lr = learning_rate(definition.recipe, number, definition.steps)
+            stored.write(gradients, sequence_id, base, keeps_base, number, lr, options, self._joint)
+        else:  # a step towards the layer's source, which has made its own
+            rule = workload.space.rules[layer.block]
+            if not isinstance(rule, Follows):
+                raise InvariantError(f"layer {layer} follows no other, its rule is {rule}")
+            source = LayerId(StreamId(rule.stream), rule.block, layer.candidate)
+            tau = workload.follows.rate(number, definition.steps)
+            stored.advance(sequence_id, base, keeps_base)
+            follow(stored, self._stores[rule.stream][source], workload.follows, tau)
         for _, statistics in sorted(step.statistics.pop(layer, {}).items()):
             if workload.follows is None or workload.follows.buffers == "own":
                 fold(stored.module, statistics)
 
-    def _step(
-        self,
-        command: WriteLayer,
-        stored: StoredLayer,
-        gradients: Gradients,
-        options: frozenset[int],
-        contributions: Mapping[str, Mapping[StageId, Mapping[str, Any]]],
-    ) -> None:
-        """One step of the layer's optimizer."""
-        layer, sequence_id = command.layer, command.sequence_id
-        for name, exchange in self._exchanges.items():
-            told = contributions[name]
-            exchange.apply(layer, gradients, {stage: told[stage] for stage in sorted(told)})
-        definition = self._workloads[layer.stream].definition
-        number = self._steps[layer.stream].step(sequence_id)
-        lr = learning_rate(definition.recipe, number, definition.steps)
-        base, keeps_base = command.base, command.keeps_base
-        stored.write(gradients, sequence_id, base, keeps_base, number, lr, options, self._joint)
-
-    def _follow(self, command: WriteLayer, stored: StoredLayer, update: MomentumUpdate) -> None:
-        """One step towards the layer's source, which has made its own."""
-        layer, sequence_id = command.layer, command.sequence_id
-        workload = self._workloads[layer.stream]
-        rule = workload.space.rules[layer.block]
-        if not isinstance(rule, Follows):
-            raise InvariantError(f"layer {layer} follows no other, its rule is {rule}")
-        source = LayerId(StreamId(rule.stream), rule.block, layer.candidate)
-        number = self._steps[layer.stream].step(sequence_id)
-        tau = update.rate(number, workload.definition.steps)
-        stored.advance(sequence_id, command.base, command.keeps_base)
-        follow(stored, self._stores[rule.stream][source], update, tau)
-
     def give_sum(self, layer: LayerId, version: Version) -> GradientSum:
-        """The gradients of a step's passes up to one, for the stage of the next pass."""
         return self._together.give_sum(layer, SequenceId(version))
 
     def take_sum(self, layer: LayerId, version: Version, given: GradientSum) -> None:
-        """Keep the gradients of other stages' passes."""
         self._sums[layer, version] = given
 
     def join(self, command: JoinSum) -> None:
-        """Add this stage's gradients of a step to those that came."""
         layer, last = command.layer, SequenceId(command.version)
         self._make_room(_write_bytes(self._stores[layer.stream][layer]))
         given = self._sums.pop((layer, command.version))
@@ -232,9 +207,9 @@ class StageUpdates:
             stored.advance(last, command.base, command.keeps_base)
 
     def contribution(self, command: Contribute) -> Mapping[str, Any]:
-        """What this stage contributes to an exchange of a step, all of whose gradients it has.
+        """Return this stage's contribution to an exchange of a step whose gradients are all here.
 
-        Nothing to one that is no matter of gradients: there it counts that it came.
+        It is empty for an exchange without an effect on gradients, where only its arrival counts.
         """
         if command.exchange not in self._exchanges:
             return {}
@@ -246,8 +221,11 @@ class StageUpdates:
             for layer in list(state.parameter_gradients) if state else ():
                 self._gather(layer, sequence_id)
         step = self._together.of(stream, first)
-        own = [layer for layer in step.sums if layer not in command.lent]
-        ordered = {layer: self._ordered(layer, step.total(layer)) for layer in own}
+        ordered = {}
+        for layer in [layer for layer in step.sums if layer not in command.lent]:
+            total = step.total(layer)
+            names = self._stores[layer.stream][layer].parameters
+            ordered[layer] = {name: total[name] for name in names if name in total}
         return self._exchanges[command.exchange].contribution(stream, ordered)
 
     def take(
@@ -258,26 +236,21 @@ class StageUpdates:
         sender: StageId,
         values: Mapping[str, Any],
     ) -> None:
-        """Keep what a stage contributes until the step's WRITEs."""
         self._together.of(stream, first).contributions.setdefault(exchange, {})[sender] = values
 
-    def _ordered(self, layer: LayerId, gradients: Gradients) -> Gradients:
-        names = self._stores[layer.stream][layer].parameters
-        return {name: gradients[name] for name in names if name in gradients}
-
     def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
-        """Add a pass's gradients to its step's, unless that was done for an exchange."""
+        """Add a pass's gradients to its step's, unless an exchange has done so."""
         state = self._passes[layer.stream, sequence_id]
         self._settle(state, layer)
         self._together.of(layer.stream, sequence_id).gather(layer, sequence_id, state)
 
 
 def _write_bytes(stored: StoredLayer) -> int:
-    """Device memory that a WRITE may take for a while or for good, rather too much than too little.
+    """Return an upper bound of the device memory that an update may take, briefly or for good.
 
-    The sum of gradients and what an exchange makes of it, a copy for readers of the older version,
-    two temporaries of the step; what the optimizer keeps, where it has not made that yet; and what
-    it kept before, where a part stands still.
+    That is the sum of gradients and what an exchange makes of it, a copy for readers of the older
+    version, and two temporaries of the step; the optimizer's state, if it has not been made yet;
+    and a copy of that state, if a part of the layer is not stepped.
     """
     is_new = stored.optimizer is not None and not stored.optimizer.state
     more = _STATE_COPIES * (is_new + stored.is_sliced)

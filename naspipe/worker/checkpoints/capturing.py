@@ -1,7 +1,7 @@
 """Layers copied for a checkpoint, while training waits.
 
-A layer has dozens of small tensors, and what is done for each of them takes longer than copying
-its bytes. What stays the same from one checkpoint to the next is therefore found once.
+A layer has dozens of small tensors, and the work for each of them takes longer than copying its
+bytes. Whatever stays the same from one checkpoint to the next is therefore computed once.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ _NO_STATE: _State = {}
 
 
 class _Form(NamedTuple):
-    """A layer's tensors as they were copied last, one after another."""
+    """A layer's tensors as they were last copied, one after another."""
 
-    keys: tuple[tuple[str, ...], ...]
-    """What the optimizer keeps of each parameter."""
+    keys: tuple[tuple[str, ...], ...]  # of the optimizer's state of each parameter
     addresses: list[int]
-    """In host memory. No device has an address that host memory has."""
+    """In host memory. No device address equals a host address."""
     buffers: tuple[Mapping[str, Any], ...]
-    """Where the layer's modules keep theirs: there were none."""
+    """The modules' dicts of buffers, which were empty."""
     listing: Listing
 
 
 class Capturer:
-    """Copies layers, each of them for one checkpoint after another."""
+    """Copies layers for one checkpoint after another."""
 
     def __init__(self) -> None:
         self._forms: WeakKeyDictionary[StoredLayer, _Form] = WeakKeyDictionary()
@@ -54,11 +53,7 @@ class Capturer:
     def capture(
         self, stored: StoredLayer, versions: tuple[Version, ...], into: Captured
     ) -> LayerSnapshot:
-        """Copy a layer's state, wherever it is; of all versions but the last the parameters only.
-
-        Raises:
-            InvariantError: when one of the versions is not here.
-        """
+        """Copy a layer's state; of versions before the last one only the parameters."""
         stored.at_hand()
         form = self._form(stored) if len(versions) == 1 else None
         if form is None:
@@ -68,7 +63,7 @@ class Capturer:
         return LayerSnapshot(versions, ((listing, crc),), {}, {})
 
     def _form(self, stored: StoredLayer) -> _Form | None:
-        """None when it is not all plain tensors of one dtype, in host memory."""
+        """Return None unless all tensors are plain, of one dtype, and in host memory."""
         state = {} if stored.optimizer is None else stored.optimizer.state
         states = [state.get(parameter, _NO_STATE) for parameter in stored.parameters.values()]
         values: list[Any] = [*stored.parameters.values()]
@@ -77,35 +72,31 @@ class Capturer:
         keys = tuple(map(tuple, states))
         form = self._forms.get(stored)
         if form is None or form.keys != keys or form.addresses != _addresses(values):
-            form = self._find_form(stored, keys, values)
-            if form is None:
+            addresses = _addresses(values)
+            dtype = values[0].dtype if addresses else None
+            if (
+                dtype is None
+                or dtype.is_complex
+                or not all(
+                    value.dtype == dtype
+                    and value.is_cpu
+                    and value.layout == torch.strided
+                    and value.is_contiguous()
+                    and not value.is_neg()
+                    for value in values
+                )
+            ):
                 return None
-            self._forms[stored] = form
+            key = tuple(stored.parameters), keys
+            if key not in self._names:
+                names = [f"param/{name}" for name in stored.parameters]
+                for name, of_parameter in zip(stored.parameters, keys, strict=True):
+                    names += [f"optimizer/{name}/{each}" for each in of_parameter]
+                self._names[key] = tuple(names)
+            listing = self._listing(dtype, self._names[key], values)
+            buffers = tuple(module._buffers for module in stored.module.modules())
+            form = self._forms[stored] = _Form(keys, addresses, buffers, listing)
         return None if any(form.buffers) else form
-
-    def _find_form(
-        self, stored: StoredLayer, keys: tuple[tuple[str, ...], ...], values: Sequence[Any]
-    ) -> _Form | None:
-        addresses = _addresses(values)
-        if not addresses:
-            return None
-        dtype = values[0].dtype
-        is_plain = not dtype.is_complex and all(
-            value.dtype == dtype
-            and value.is_cpu
-            and value.layout == torch.strided
-            and value.is_contiguous()
-            and not value.is_neg()
-            for value in values
-        )
-        if not is_plain:
-            return None
-        key = tuple(stored.parameters), keys
-        if key not in self._names:
-            self._names[key] = _names(*key)
-        listing = self._listing(dtype, self._names[key], values)
-        buffers = tuple(module._buffers for module in stored.module.modules())
-        return _Form(keys, addresses, buffers, listing)
 
     def _capture_any(
         self, stored: StoredLayer, versions: tuple[Version, ...], into: Captured
@@ -136,7 +127,6 @@ class Capturer:
         tensors: Iterable[torch.Tensor],
         comes_again: bool = True,
     ) -> Listing:
-        """Kept, unless its names are not those of the next checkpoint, too."""
         shapes = tuple([tensor.shape for tensor in tensors])
         key = dtype, names, shapes
         listing = self._listings.get(key)
@@ -148,33 +138,21 @@ class Capturer:
 
 
 def _addresses(values: Sequence[Any]) -> list[int]:
-    """In memory; none when they are not all tensors."""
+    """Return the addresses of tensors; none if something else is among the values."""
     try:
         return [value.data_ptr() for value in values]
     except AttributeError:
         return []
 
 
-def _names(parameters: Iterable[str], keys: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    names = [f"param/{name}" for name in parameters]
-    for name, of_parameter in zip(parameters, keys, strict=True):
-        names += [f"optimizer/{name}/{key}" for key in of_parameter]
-    return tuple(names)
-
-
 def _copy(form: _Form, spans: Sequence[Span]) -> int:
-    """Copy all tensors; returns the CRC32 of their bytes."""
+    """Copy all tensors into the spans; returns the CRC32 of their bytes."""
     if len(spans) == 1:
         address = spans[0].address
         for source, nbytes in zip(form.addresses, form.listing.sizes, strict=True):
             memmove(address, source, nbytes)
             address += nbytes
-    else:
-        _scatter(form, spans)
-    return checksum(spans)
-
-
-def _scatter(form: _Form, spans: Sequence[Span]) -> None:
+        return checksum(spans)
     targets = iter(spans)
     address = left = 0
     for source, nbytes in zip(form.addresses, form.listing.sizes, strict=True):
@@ -186,3 +164,4 @@ def _scatter(form: _Form, spans: Sequence[Span]) -> None:
             memmove(address, source, fits)
             address, left = address + fits, left - fits
             source, nbytes = source + fits, nbytes - fits
+    return checksum(spans)

@@ -1,4 +1,8 @@
-"""One stage's part of each checkpoint: captured by the compute thread, written beside it."""
+"""One stage's part of each checkpoint.
+
+The thread that computes captures layers while training waits; another thread writes what is full.
+Memory for captures is reused from one checkpoint to the next.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from naspipe.config.errors import InvariantError, StorageError
 from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version, alone_in
 from naspipe.config.space import Space
 from naspipe.engine.commands import CaptureLayer, FinishCut
+from naspipe.store.access_log import AccessLogWriter
 from naspipe.store.checkpoints import CheckpointFolder, cut_name
 from naspipe.store.files import cannot_write
 from naspipe.store.shards import Header, ShardWriter
@@ -32,20 +37,21 @@ from naspipe.worker.checkpoints.restored import (
 from naspipe.worker.layers.layer_store import LayerStore
 
 _LEAST_ROOM = 1 << 16
-_BYTES_PER_TENSOR = 112
-"""Of a header, about."""
+_BYTES_PER_TENSOR = 112  # in a header, about
 
 
 class Part:
-    """Layers are added by the thread that computes; what is full is written by another one.
+    """One stage's part of one checkpoint.
+
+    Layers are added by the thread that computes; full blocks may be written by another one.
 
     Args:
         directory: of the checkpoint.
         stage: whose part.
-        memory: where its blocks are from.
-        num_parameters: how many the layers to come may have; a guess, asked for once.
-        hand_on: told of each block that is to be written by :meth:`write` and then given back;
-            None to do that at once.
+        memory: where blocks come from.
+        num_parameters: estimates how many parameters the layers will have; called once.
+        hand_on: takes each block to be written by :meth:`write` and then given back; None to do
+            that at once.
     """
 
     def __init__(
@@ -72,11 +78,7 @@ class Part:
         self.end()
 
     def add(self, key: str, snapshot: LayerSnapshot) -> None:
-        """A layer whose tensors are in :attr:`captured`, behind those that were added before.
-
-        Raises:
-            InvariantError: when it is there already.
-        """
+        """Add a layer whose tensors are in :attr:`captured`, after those of the layers before."""
         versions, tensors, scalars, strides = snapshot
         if key in self._said["versions"]:
             raise InvariantError(f"layer {key} was captured twice for one checkpoint")
@@ -89,91 +91,62 @@ class Part:
             self._said[kind] |= {f"{key}/{name}": value for name, value in values.items()}
 
     def close(self) -> None:
-        """No layer comes any more: hand on what is full."""
+        """Hand on what is full, after the last layer."""
         self.captured.end()
 
     def write(self, block: Block) -> None:
-        """Write what is full.
-
-        Raises:
-            OSError: when it cannot be written.
-        """
         self._shard.append(block.view, self._room)
 
     def finish(self) -> dict[str, Any]:
-        """Write the rest; returns the part of the checkpoint's manifest.
-
-        Raises:
-            OSError: when it cannot be written.
-        """
+        """Write the rest; returns this part of the checkpoint's manifest."""
         captured = self.captured
         shard = self._shard.finish(self._header, captured.streamed_items, captured.rest)
         return {"shard": shard, **self._said}
 
     def end(self) -> None:
-        """Give the memory back, and leave no file that is not whole."""
+        """Give the memory back, and remove a file that is not whole."""
         self._shard.abort()
         self.captured.give_back()
 
     def _full(self, block: Block) -> None:
         if not self._room:
-            self._room = self._guess()
+            # Estimate the room for the header as if all layers were like those captured so far.
+            names = self._header.names
+            num_parameters = sum(name.startswith("param/") for name in names)
+            num_tensors = self._num_parameters() * len(names) // max(num_parameters, 1)
+            self._room = _LEAST_ROOM + _BYTES_PER_TENSOR * (len(names) + num_tensors)
         self._hand_on(block)
-
-    def _guess(self) -> int:
-        """Room for the header, were all layers as those that are captured."""
-        names = self._header.names
-        num_parameters = sum(name.startswith("param/") for name in names)
-        num_tensors = self._num_parameters() * len(names) // max(num_parameters, 1)
-        return _LEAST_ROOM + _BYTES_PER_TENSOR * (len(names) + num_tensors)
 
     def _write_at_once(self, block: Block) -> None:
         self.write(block)
         self._memory.give_back(block)
 
 
-class Log(Protocol):
-    """A log that a checkpoint relies on."""
-
-    def flush(self) -> None:
-        """Hand every record to the operating system."""
-        ...
-
-    def fileno(self) -> int:
-        """The open file, to put it on disk."""
-        ...
-
-
 class CheckpointReader(Protocol):
-    """Somebody who reads the checkpoints of a run that goes on."""
+    """Reads the checkpoints of a run that is going on."""
 
-    def published(self, stream: int, cut: int) -> None:
-        """There is one at this cut."""
-        ...
+    def published(self, stream: int, cut: int) -> None: ...
 
-    def needed(self, stream: int) -> Collection[int]:
-        """Of which cuts the checkpoints still have to be read."""
-        ...
+    def needed(self, stream: int) -> Collection[int]: ...
 
 
 _MOST_UNWRITTEN = 2
-"""Parts that are captured whole and not on disk: one is written, one waits."""
+"""Parts that are complete but not on disk: one is being written, one waits."""
 
 
 class CheckpointStream(NamedTuple):
-    """What a stage needs of one stream to write its part."""
+    """What a stage needs of one stream to write its part of a checkpoint."""
 
     space: Space
     folder: CheckpointFolder
     store: LayerStore
     restored: Restored | None
-    log: Log
+    log: AccessLogWriter
     is_written: bool = True
-    """Otherwise nothing changes, and no checkpoint is taken on the way."""
+    """If not, nothing changes, and no checkpoint is taken during the run."""
 
     @property
     def first(self) -> int:
-        """The first subnet that is trained in this life of the run."""
         return self.restored.first if self.restored else 0
 
 
@@ -184,30 +157,29 @@ class _Job:
     part: Part
     body: dict[str, Any] = field(default_factory=dict)
     error: Exception | None = None
-    """Of the thread that writes; told when all is captured."""
+    """Raised by the writing thread; reported when all is captured."""
 
 
 class _Step(NamedTuple):
-    """What the thread that writes does next: a block, or without one all that is left."""
+    """What the writing thread does next: write a block or, without one, all that is left."""
 
     job: _Job
     block: Block | None = None
 
 
 class Checkpointer:
-    """Captures and writes; a context manager whose thread ends with it.
+    """Captures and writes checkpoints; a context manager whose thread ends with it.
 
-    All methods are for the thread that computes. What is captured is written meanwhile, and its
-    memory is used again. At most one part that is captured whole waits while another is written:
-    a disk that is too slow for the wish holds the training up instead of filling memory.
+    All methods are for the thread that computes. At most one complete part waits while another is
+    being written, so a slow disk delays the training instead of filling memory.
 
     Args:
         stage: whose part.
-        generation: the run's, in the name of what is written.
+        generation: of the run, in the names of files.
         streams: of the pipeline.
-        every: subnets of a stream from one checkpoint to the next; 0 for none on the way.
-        reporter: told of each part that is on disk.
-        wake: called on the writing thread when one is.
+        every: subnets of a stream from one checkpoint to the next; 0 for none during the run.
+        reporter: receives each part that is on disk.
+        wake: called on the writing thread when a part is.
     """
 
     def __init__(
@@ -223,6 +195,8 @@ class Checkpointer:
         self._generation = generation
         self._streams = tuple(streams)
         self._every = every
+        self.patience = every // 4
+        """How many subnets a checkpoint may wait for idle time."""
         self._reporter = reporter
         self._wake = wake
         self._memory = CaptureMemory()
@@ -237,7 +211,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # Also when the stage fails: what is captured whole may be the part that others wait for.
+        # Even if the stage fails: other stages may wait for a part that is complete.
         self._end()
         for job in self._under_way.values():
             job.part.end()
@@ -251,7 +225,7 @@ class Checkpointer:
             self._thread = None
 
     def is_due(self, stream: StreamId, sequence_id: int) -> bool:
-        """Whether a checkpoint takes its place before this subnet."""
+        """Whether a checkpoint is taken before this subnet."""
         return (
             bool(self._every)
             and sequence_id % self._every == 0
@@ -259,17 +233,11 @@ class Checkpointer:
         )
 
     def is_new(self, stream: StreamId, cut: int) -> bool:
-        """Whether a checkpoint there would hold more than the one that the stream began with."""
+        """Whether a checkpoint there would differ from the one that the stream began with."""
         own = self._streams[stream]
         return own.is_written and cut > own.first
 
-    @property
-    def patience(self) -> int:
-        """For how many subnets a checkpoint may wait for idle time: it should not be old."""
-        return self._every // 4
-
     def carry_out(self, command: CaptureLayer | FinishCut) -> None:
-        """Do what the controller commands; see :meth:`capture` and :meth:`finish`."""
         match command:
             case CaptureLayer(layer, versions, cut):
                 self.capture(layer, versions, cut)
@@ -277,7 +245,7 @@ class Checkpointer:
                 self.finish(stream, cut)
 
     def capture(self, layer: LayerId, versions: tuple[Version, ...], cut: SequenceId) -> None:
-        """Keep a layer as it is now; one that was not used since the resume, as it was then."""
+        """Copy a layer as it is now, or as it was at the resume if it was not used since."""
         stream = self._streams[layer.stream]
         job = self._job(layer.stream, cut)
         stored = stream.store.find(layer)
@@ -298,7 +266,7 @@ class Checkpointer:
         job.part.add(layer_key(stream.space, alone_in(layer)), snapshot)
 
     def finish(self, stream: StreamId, cut: SequenceId) -> None:
-        """Write what was captured, and put the log of what led to it on disk first."""
+        """Write what was captured, after the log of what led to it is on disk."""
         for log in self._logs(stream):
             log.flush()
         job = self._job(stream, cut)
@@ -313,8 +281,8 @@ class Checkpointer:
             self._thread.start()
         self._steps.put(step)
 
-    def _logs(self, stream: StreamId) -> Iterator[Log]:
-        """The stream's own, and those of whoever may have taught it: they have no checkpoints."""
+    def _logs(self, stream: StreamId) -> Iterator[AccessLogWriter]:
+        """Yield the stream's log, and those of possible teachers, which have no checkpoints."""
         yield self._streams[stream].log
         yield from (each.log for each in self._streams if not each.is_written)
 
@@ -324,27 +292,26 @@ class Checkpointer:
             own = self._streams[stream]
             directory = own.folder.working(cut_name(cut), self._generation)
             part = Part(
-                directory, self._stage, self._memory, lambda: own.store.num_parameters,
+                directory,
+                self._stage,
+                self._memory,
+                lambda: own.store.num_parameters,
                 hand_on=lambda block: self._hand_on(_Step(job, block)),
-            )  # fmt: skip
+            )
             found = self._under_way[stream, cut] = job = _Job(stream, cut, part)
         return found
 
     def report(self) -> None:
-        """Tell the launcher of the parts that are on disk by now.
+        """Report the parts that are on disk by now.
 
         Raises:
-            StorageError: when one could not be written.
+            StorageError: if one could not be written.
         """
         while self._outcomes:
             self._report_next()
 
     def drain(self) -> None:
-        """Wait until everything is written, and tell the launcher.
-
-        Raises:
-            StorageError: when a part could not be written.
-        """
+        """Wait until everything is written, and report it; raises as :meth:`report` does."""
         self._end()
         self.report()
 
@@ -369,7 +336,7 @@ class Checkpointer:
         try:
             if job.error is None:
                 self._finish(job) if block is None else job.part.write(block)
-        except Exception as caught:  # told by the thread that computes
+        except Exception as caught:  # reported by the thread that computes
             job.error = caught
         if block is not None:
             self._memory.give_back(block)

@@ -1,4 +1,4 @@
-"""One layer as a checkpoint holds it, and a checkpoint to go on from, by layer."""
+"""Layers as a checkpoint holds them: memory for captured bytes, and layers to resume from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import mmap
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -37,33 +36,29 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def layer_key(space: Space, layer: LayerId) -> str:
-    """How checkpoints call a layer: ``stream/label``."""
+    """Return the name of a layer in checkpoints: ``stream/label``."""
     return f"{layer.stream}/{space.label(layer.block, layer.candidate)}"
 
 
 def in_a_row(tensors: Iterable[torch.Tensor]) -> memoryview:
-    """The bytes of tensors of one dtype, on one device, without a graph, each row by row."""
+    """Return the bytes of tensors of one dtype and device, one after another, row by row."""
     flat: torch.Tensor = _flatten_dense_tensors(tuple(tensors))  # type: ignore[no-untyped-call]
     return on_host(flat, Wait.CAPTURE).view(torch.uint8).numpy().data
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What safetensors call it."""
     return _NAMES[dtype]
 
 
 def from_raw(raw: RawTensor) -> torch.Tensor:
-    """A new tensor with these bytes."""
     data = torch.frombuffer(bytearray(raw.data), dtype=torch.uint8) if raw.data else torch.empty(0)
     return data.view(_DTYPES[raw.dtype]).reshape(raw.shape)
 
 
 def aligned(raw: RawTensor, strides: Sequence[int] | None) -> torch.Tensor:
-    """The same in memory that torch has allocated, because alignment may decide over bits.
+    """Return a tensor in memory that torch has allocated, because alignment may decide over bits.
 
-    Args:
-        raw: the bytes.
-        strides: of a tensor that is not contiguous; None for any other.
+    ``strides`` are those of a tensor that is not contiguous, and None for any other.
     """
     flat = from_raw(raw)
     if strides is None:
@@ -76,11 +71,7 @@ def load_layer(
 ) -> nn.Module:
     """Fill a module's parameters and buffers from a checkpoint.
 
-    With ``ema`` it takes the parameters' moving averages; of those that were never stepped,
-    and of buffers, the values themselves.
-
-    Raises:
-        ConfigError: when the checkpoint has no such layer.
+    With ``ema`` parameters that were ever stepped get their moving averages.
     """
     state = {
         name.split("/", 3)[3]: from_raw(raw)
@@ -89,8 +80,13 @@ def load_layer(
     }
     parameters = dict(module.named_parameters())
     expected = set(parameters) | set(dict(module.named_buffers()))
-    is_whole = set(parameters) <= set(state) and bool(state or not expected)
-    if not is_whole or not all(map(partial(_has_place, module), set(state) - expected)):
+    fits = set(parameters) <= set(state) and bool(state or not expected)
+    try:
+        for name in set(state) - expected:
+            slot_of(module, name)  # a forward may have made such a buffer
+    except KeyError:
+        fits = False
+    if not fits:
         raise ConfigError(
             f"layer {key}: the checkpoint holds {sorted(state) or 'nothing of it'}, "
             f"expected {sorted(expected)}"
@@ -108,17 +104,8 @@ def load_layer(
     return module
 
 
-def _has_place(module: nn.Module, name: str) -> bool:
-    """Whether a forward of the module may have made such a buffer."""
-    try:
-        slot_of(module, name)
-    except KeyError:
-        return False
-    return True
-
-
 BLOCK_BYTES = 4 * 1024 * 1024
-"""So small that what was copied is still in the cache when it is written."""
+"""Small enough that what was copied is still in the cache when it is written."""
 
 
 class Block:
@@ -132,29 +119,27 @@ class Block:
 
 
 class CaptureMemory:
-    """Blocks for one checkpoint after another.
+    """Blocks that are reused for one checkpoint after another.
 
-    Fresh memory costs more than the copies that it is for: the kernel clears it page by page.
-    May be given back on another thread than it is taken.
+    Fresh memory costs more than the copies, because the kernel clears it page by page. Blocks may
+    be given back on another thread than they are taken.
     """
 
     def __init__(self) -> None:
         self._free: deque[Block] = deque()
 
     def take(self) -> Block:
-        """The block that was given back last, or a new one."""
         try:
             return self._free.pop()
         except IndexError:
             return Block()
 
     def give_back(self, block: Block) -> None:
-        """Nobody reads it any more."""
         self._free.append(block)
 
 
 class Span:
-    """A stretch of memory that is to be filled."""
+    """A stretch of memory to be filled."""
 
     __slots__ = ("address", "view")
 
@@ -164,7 +149,7 @@ class Span:
 
 
 def checksum(spans: Iterable[Span], of_earlier: int = 0) -> int:
-    """The CRC32 of what is there, behind bytes with this one."""
+    """Return the CRC32 of the spans, continuing that of earlier bytes."""
     for span in spans:
         of_earlier = crc32(span.view, of_earlier)
     return of_earlier
@@ -175,18 +160,14 @@ class _Lane:
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
-        self.used = BLOCK_BYTES
-        """Bytes of the last one."""
+        self.used = BLOCK_BYTES  # of the last one
 
 
 class Captured:
-    """The bytes of one checkpoint, those with items of the same size one after another.
+    """The bytes of one checkpoint; those with items of the same size follow one another.
 
-    Of the items that first fill a block, every full block is handed on; the rest stays here.
-
-    Args:
-        memory: where blocks are from.
-        hand_on: takes a block that nobody fills any more, and has it given back.
+    Full blocks are handed on for the item size that first fills a block; the rest stays here.
+    ``hand_on`` takes a full block and gives it back to ``memory``.
     """
 
     def __init__(self, memory: CaptureMemory, hand_on: Callable[[Block], None]) -> None:
@@ -194,10 +175,10 @@ class Captured:
         self._hand_on = hand_on
         self._lanes: dict[int, _Lane] = {}
         self.streamed_items = 0
-        """The size of the items that are handed on; 0 as long as no block is full."""
+        """The item size of the blocks that are handed on; 0 while no block is full."""
 
     def reserve(self, nbytes: int, item_bytes: int) -> Sequence[Span]:
-        """Memory for the next bytes of such items: to be filled before the next call."""
+        """Return memory for the next bytes of such items, to be filled before the next call."""
         lane = self._lanes.get(item_bytes)
         if lane is None:
             lane = self._lanes[item_bytes] = _Lane()
@@ -214,7 +195,6 @@ class Captured:
         return spans
 
     def keep(self, data: memoryview, item_bytes: int) -> Sequence[Span]:
-        """Copy the next bytes of such items."""
         spans = self.reserve(len(data), item_bytes)
         for span in spans:
             span.view[:] = data[: len(span.view)]
@@ -222,13 +202,11 @@ class Captured:
         return spans
 
     def end(self) -> None:
-        """Nothing comes any more: hand on what is full."""
         for item_bytes, lane in self._lanes.items():
             self._hand_on_full(lane, item_bytes)
 
     @property
     def rest(self) -> dict[int, list[memoryview]]:
-        """By size of the items, what was not handed on."""
         return {
             item_bytes: [
                 *(block.view for block in lane.blocks[:-1]),
@@ -238,7 +216,6 @@ class Captured:
         }
 
     def give_back(self) -> None:
-        """Nobody reads the rest any more."""
         for lane in self._lanes.values():
             for block in lane.blocks:
                 self._memory.give_back(block)
@@ -254,11 +231,11 @@ class Captured:
 
 
 class LayerSnapshot(NamedTuple):
-    """One layer's state at a cut, by names without the layer's own.
+    """One layer's captured state at a cut; names are without the layer's own.
 
-    ``tensors`` are those of one dtype each, with the CRC32 of their bytes. ``versions`` may still
-    be read, oldest first; all but the last one are parameters only.
-    ``strides`` are those of tensors that are not contiguous.
+    ``versions`` may still be read, oldest first; all but the last one consist of parameters only.
+    ``tensors`` are listings of one dtype each, with the CRC32 of their bytes. ``strides`` are those
+    of tensors that are not contiguous.
     """
 
     versions: tuple[Version, ...]
@@ -268,7 +245,7 @@ class LayerSnapshot(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The same as a checkpoint gives it back, tensor by tensor."""
+    """The same as it is read from a checkpoint, tensor by tensor."""
 
     versions: tuple[Version, ...]
     tensors: Mapping[str, RawTensor]
@@ -277,12 +254,9 @@ class _State(NamedTuple):
 
 
 class Restored:
-    """A checkpoint that a stream goes on from.
+    """A checkpoint that a stream resumes from.
 
-    Args:
-        space: of the stream.
-        stream: its number in this pipeline; in the files it is the only one.
-        checkpoint: at the cut.
+    ``stream`` is its number in this pipeline; in the files it is the only one.
     """
 
     def __init__(self, space: Space, stream: StreamId, checkpoint: Checkpoint) -> None:
@@ -295,11 +269,7 @@ class Restored:
         self._strides = _by_layer(checkpoint.strides)
 
     def layers(self, stages: Collection[StageId]) -> tuple[KeptLayer, ...]:
-        """Every layer that it holds, in chain order, kept by these stages in turn.
-
-        Raises:
-            ConfigError: when the space has no such layer.
-        """
+        """Return every layer that it holds, in chain order, kept by these stages in turn."""
         keys = self.checkpoint.versions
         found = sorted(
             (self._space.layer(key.split("/", 1)[1])._replace(stream=self._stream), key)
@@ -311,18 +281,14 @@ class Restored:
         )
 
     def version(self, layer: LayerId) -> Version | None:
-        """The newest one of a layer; None when nobody had used it before the cut."""
+        """Return a layer's newest version; None if nobody had used it before the cut."""
         state = self._state(layer)
         return state.versions[-1] if state else None
 
     def capture(
         self, layer: LayerId, versions: tuple[Version, ...], into: Captured
     ) -> LayerSnapshot:
-        """Copy a layer as the checkpoint holds it, of versions but the last the parameters only.
-
-        Raises:
-            KeyError: when nobody had used it before the cut.
-        """
+        """Copy a layer as the checkpoint holds it; raises KeyError if nobody had used it."""
         state = self._state(layer)
         if state is None:
             raise KeyError(layer)
@@ -332,7 +298,18 @@ class Restored:
             for name, raw in state.tensors.items()
             if not name.startswith("version/") or name.startswith(asked)
         }
-        return LayerSnapshot(versions, _keep(tensors, into), state.scalars, state.strides)
+        alike: dict[str, list[str]] = defaultdict(list)
+        for name, raw in tensors.items():
+            alike[raw.dtype].append(name)
+        kept = []
+        for dtype, names in alike.items():
+            listing = Listing(dtype, tuple((name, tensors[name].shape) for name in names))
+            crc = 0
+            for name in names:
+                spans = into.keep(memoryview(tensors[name].data), listing.item_bytes)
+                crc = checksum(spans, crc)
+            kept.append((listing, crc))
+        return LayerSnapshot(versions, tuple(kept), state.scalars, state.strides)
 
     def _state(self, layer: LayerId) -> _State | None:
         key = layer_key(self._space, layer._replace(stream=FIRST_STREAM))
@@ -346,21 +323,14 @@ class Restored:
         )
 
     def restore(self, layer: LayerId, stored: StoredLayer) -> None:
-        """Bring a layer that was just made to where the checkpoint left it.
-
-        Raises:
-            LogError: when what the checkpoint holds does not fit the layer.
-        """
+        """Bring a new layer to the state in the checkpoint."""
         self._fill(stored, self._state(layer))
 
     def restore_weights(self, layer: LayerId, stored: StoredLayer, ema: bool = False) -> None:
-        """Fill a layer that was just made with the newest parameters and buffers, nothing else.
+        """Fill a new layer with the newest parameters and buffers only.
 
-        It stays at its initial version: nothing was written here. With ``ema`` the parameters are
-        their moving averages, where there are any.
-
-        Raises:
-            LogError: when what the checkpoint holds does not fit the layer.
+        The layer stays at its initial version. With ``ema`` the parameters are their moving
+        averages, if there are any.
         """
         state = self._state(layer)
         if state is not None:
@@ -401,21 +371,6 @@ def _by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return dict(found)
 
 
-def _keep(tensors: Mapping[str, RawTensor], into: Captured) -> tuple[tuple[Listing, int], ...]:
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name, raw in tensors.items():
-        alike[raw.dtype].append(name)
-    kept = []
-    for dtype, names in alike.items():
-        listing = Listing(dtype, tuple((name, tensors[name].shape) for name in names))
-        crc = 0
-        for name in names:
-            spans = into.keep(memoryview(tensors[name].data), listing.item_bytes)
-            crc = checksum(spans, crc)
-        kept.append((listing, crc))
-    return tuple(kept)
-
-
 def _restore(stored: StoredLayer, state: _State) -> None:
     copies: dict[Version, Gradients] = defaultdict(dict)
     expected = {f"param/{name}" for name in stored.parameters}
@@ -433,8 +388,10 @@ def _restore(stored: StoredLayer, state: _State) -> None:
                 _set_optimizer_state(stored, rest, value)
             case "version":
                 older, _, parameter = rest.partition("/")
-                like = torch.empty_like(_read(stored, parameter))
-                copies[Version(int(older))][parameter] = _copy(value, like)
+                owner = stored.parameters.get(parameter)
+                # Otherwise a buffer, of a layer whose readers have their own.
+                read = stored.module.get_buffer(parameter) if owner is None else owner.detach()
+                copies[Version(int(older))][parameter] = _copy(value, torch.empty_like(read))
             case _:
                 raise KeyError(name)
     drop_buffers(stored.module, [n.removeprefix("buffer/") for n in state.tensors])
@@ -445,12 +402,6 @@ def _restore(stored: StoredLayer, state: _State) -> None:
     stored.restore(state.versions[-1], copies)
 
 
-def _read(stored: StoredLayer, name: str) -> torch.Tensor:
-    """A parameter, or a buffer of a layer whose readers have their own."""
-    parameter = stored.parameters.get(name)
-    return parameter.detach() if parameter is not None else stored.module.get_buffer(name)
-
-
 def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if (value.dtype, value.shape) != (target.dtype, target.shape):
         raise ValueError(f"{value.dtype} of shape {tuple(value.shape)}")
@@ -458,7 +409,7 @@ def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _set_buffer(stored: StoredLayer, name: str, value: torch.Tensor) -> None:
-    """Fill a buffer, in its own memory where that fits: others may share it."""
+    """Fill a buffer, if possible in its own memory, because others may share it."""
     owner, key = slot_of(stored.module, name)
     buffer = owner._buffers.get(key)
     if buffer is None or (buffer.dtype, buffer.shape) != (value.dtype, value.shape):

@@ -1,11 +1,11 @@
-"""A layer at one version, as a pass uses it: called itself, or by what an elastic layer gives."""
+"""A layer at one version, as a pass uses it: forward, gradients, and edits of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,12 +21,9 @@ class EditedParameterError(ConfigError):
 
 
 def refused(layer: str, parameter: str, obstacle: str) -> EditedParameterError:
-    """What refuses such a layer.
+    """Return the error for such a layer, named as in ``layer 2.0 (Embedding)``.
 
-    Args:
-        layer: what messages call it, as in ``layer 2.0 (Embedding)``.
-        parameter: the name of the parameter that changes.
-        obstacle: what of the run does not carry the change.
+    ``obstacle`` is the setting of the run that does not carry the change.
     """
     return EditedParameterError(
         f"{layer}: its forward changes its own parameter {parameter}, which only a run with "
@@ -39,7 +36,7 @@ def refused(layer: str, parameter: str, obstacle: str) -> EditedParameterError:
 def obstacle_to_edits(
     policy: str, passes: int, recompute: bool = False, has_budget: bool = False
 ) -> str:
-    """What of a run does not carry such a change; empty if nothing is in the way."""
+    """Return the setting of a run that does not carry such a change; empty if none."""
     if policy != "csp":
         return f"policy {policy}"
     if passes > 1:
@@ -50,29 +47,18 @@ def obstacle_to_edits(
 
 
 def known_edit(module: nn.Module) -> str:
-    """The parameter that torch's own parts change in their forward; empty if there is none."""
+    """Return the name of a parameter that a module of torch's changes in its forward, or \"\"."""
     for name, part in module.named_modules():
         if isinstance(part, _NORMED) and part.max_norm is not None:
             return f"{name}.weight" if name else "weight"
     return ""
 
 
-class _Mark(NamedTuple):
-    """What tells that a parameter has changed."""
-
-    counter: int
-    address: int
-    checksum: int
-
-
 class ParameterMarks:
-    """Parameters as they are now, to find out later which of them has changed.
+    """Notes the state of parameters, to find out later which of them has changed.
 
-    Torch counts changes in place, but not those made through ``parameter.data``.
-
-    Args:
-        parameters: by name.
-        looks_at_bits: do not rely on what torch counts; waits for the device.
+    Torch counts changes in place, but not those made through ``parameter.data``. With
+    ``looks_at_bits`` the bits are compared as well, which waits for the device.
     """
 
     __slots__ = ("_before", "_looks_at_bits", "_parameters")
@@ -83,20 +69,20 @@ class ParameterMarks:
         self._before = [_mark(each, looks_at_bits) for each in parameters.values()]
 
     def changed(self) -> str:
-        """The name of the first parameter that has changed since; empty if none has."""
+        """Return the name of the first parameter that has changed since; empty if none has."""
         for (name, each), before in zip(self._parameters.items(), self._before, strict=True):
             if _mark(each, self._looks_at_bits) != before:
                 return name
         return ""
 
 
-def _mark(tensor: torch.Tensor, looks_at_bits: bool) -> _Mark:
+def _mark(tensor: torch.Tensor, looks_at_bits: bool) -> tuple[int, int, int]:
     counter = 0 if tensor.is_inference() else tensor._version
-    return _Mark(counter, tensor.data_ptr(), _checksum(tensor) if looks_at_bits else 0)
+    return counter, tensor.data_ptr(), _checksum(tensor) if looks_at_bits else 0
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """A sum over all bits, which takes no memory to speak of."""
+    """Return a sum over all bits, which takes almost no memory."""
     value = tensor.detach()
     if value.layout != torch.strided or value.is_meta or not value.numel():
         return 0
@@ -112,10 +98,10 @@ Gradients = dict[str, torch.Tensor]
 """Gradients by parameter name; a parameter without one is absent, never zero."""
 
 Apply = Callable[..., Any]
-"""Of a module, tensors and settings by their names; see :class:`naspipe.Elastic`."""
+"""Called with a module, tensors and named settings; see :class:`naspipe.Elastic`."""
 
 _set_counters = torch._C._autograd._unsafe_set_version_counter
-"""What ``torch.autograd._unsafe_preserve_version_counter`` puts counters back with."""
+"""As ``torch.autograd._unsafe_preserve_version_counter`` restores counters."""
 
 
 class BoundLayer:
@@ -125,7 +111,7 @@ class BoundLayer:
         module: the layer's module.
         call: its forward; reads the module's own parameters.
         parameters: the module's parameters by name.
-        is_first: whether this is the first time that the layer is called in this process.
+        is_first: the layer has not been called in this process before, so it is checked closely.
         version: the module's tensors, each with the value that the forward and its backward read;
             None to read the present values.
     """
@@ -141,43 +127,37 @@ class BoundLayer:
         self.module = module
         self.parameters = parameters
         self.is_first = is_first
-        """Whether nothing has called the layer here before, so that it is looked at closely."""
         self.edited = ""
-        """The name of a parameter that the last call has changed, if there is one."""
+        """The name of a parameter that the last call has changed, or an empty string."""
         self._forward = call
         self._version = version
+        self.is_version = version is not None
+        """Whether this is a copy, apart from the tensors that become the next version."""
         self._is_in_place = version is None
 
     def call(self, *inputs: Any, **setting: Any) -> Any:
-        """The layer's forward with this version; says in ``edited`` what it changes."""
         return self.run(self._forward, *inputs, **setting)
 
     def run(self, function: Callable[..., Any], *inputs: Any, **setting: Any) -> Any:
-        """Call a function that computes with the module, as :meth:`call` calls the forward."""
         with self.in_place():
             marks = ParameterMarks(self.parameters, self.is_first)
             outputs = function(*inputs, **setting)
             self.edited = marks.changed()
             return outputs
 
-    @property
-    def is_version(self) -> bool:
-        """Whether it is a copy, apart from what the next version is made of."""
-        return self._version is not None
-
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the module's own parameters have the values of this version.
+        """Give the module's own parameters the values of this version.
 
-        To be entered for the forward and again for the backward. The parameters stay the same
-        objects, and only the memory behind them is exchanged. So whoever reads them reads this
-        version, whichever way they get at them: a list of parameters, a hook, a function that
-        activation checkpointing calls during the backward.
+        Entered for the forward and again for the backward. The parameters stay the same objects,
+        and only the memory behind them is exchanged, so every reader sees this version, however it
+        gets at them: by a list of parameters, a hook, or a function that activation checkpointing
+        calls during the backward.
 
-        Autograd saves a parameter as the object that it is, and refuses a backward when its version
-        counter has changed since the forward. The counters therefore stand at 0 whenever a version
-        is in place, and are put back afterwards: writes of newer versions in between are no matter
-        of the graphs of older ones, because those have memory of their own.
+        Autograd saves a parameter as an object, and refuses a backward if its version counter has
+        changed since the forward. The counters are therefore 0 while a version is in place, and are
+        restored afterwards. Updates in between do not affect the graphs of older versions, which
+        have memory of their own.
         """
         if self._is_in_place or self._version is None:
             yield
@@ -197,11 +177,11 @@ class BoundLayer:
             _set_counters(tensors, tuple([counter for _, _, counter in before]))
 
     def part_gradients(self, others: Iterable[torch.Tensor | None]) -> None:
-        """Give gradients that are in the memory of one of the others memory of their own.
+        """Copy gradients that share the memory of one of the others.
 
-        The gradient of ``p`` in ``x + p.view_as(x)`` is that of the sum, and so is that of ``x``.
-        What changes it in place, as clipping does, must not change what goes back along the chain.
-        Those of one layer that share memory still do, as in a plain loop.
+        The gradients of ``p`` and of ``x`` in ``x + p.view_as(x)`` are both that of the sum. A
+        change in place, as by clipping, must not change what goes back along the chain. Gradients
+        of one layer that share memory still do, as in a plain loop.
         """
         having = [each for each in self.parameters.values() if each.grad is not None]
         for parameter, own in zip(having, apart([p.grad for p in having], others), strict=True):
@@ -209,7 +189,6 @@ class BoundLayer:
                 parameter.grad = own
 
     def take_gradients(self) -> Gradients:
-        """Move the gradients out of the parameters, leaving them absent."""
         gradients: Gradients = {}
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
@@ -221,7 +200,7 @@ class BoundLayer:
 def apart(
     tensors: Sequence[torch.Tensor | None], others: Iterable[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Copy those of the tensors that are in the memory of one of the others.
+    """Copy the tensors that are in the memory of one of the others.
 
     Strides are kept, and tensors that share memory with each other still do.
     """

@@ -1,4 +1,4 @@
-"""What a function, an object or a module holds, tensors above all, and by which path."""
+"""Find the tensors and other objects that a function, an object or a module holds, with paths."""
 
 from __future__ import annotations
 
@@ -19,25 +19,21 @@ from naspipe.config.user_code import is_users_module
 from naspipe.worker.layers.kept_state import TORCHS
 
 _MOST = 20000
-"""Things that are looked at; what lies beyond is left out."""
+"""The most objects that are visited."""
 
 
 def held_tensors(root: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor among :func:`held_things`."""
     for path, thing in held_things(root, name):
         if isinstance(thing, torch.Tensor):
             yield path, thing
 
 
 def held_things(root: object, name: str) -> Iterator[tuple[str, object]]:
-    """All that a root leads to, with a path to it such as ``loss.model.0.weight``.
+    """Yield everything reachable from a root, with a path such as ``loss.model.0.weight``.
 
-    Functions lead on by the variables they capture, their defaults and the globals they read;
-    users' objects by their attributes. Libraries are left out.
-
-    Args:
-        root: where to begin.
-        name: how paths call it. A variable of a function is a path of its own.
+    Functions lead to the variables they capture, their defaults and the globals they read; users'
+    objects to their attributes. Libraries are left out. Paths begin with ``name``, or with the name
+    of a function's variable.
     """
     left: deque[tuple[str, object]] = deque([(name, root)])
     seen: dict[int, object] = {}
@@ -89,7 +85,7 @@ def _inside(path: str, thing: Any) -> Iterator[tuple[str, object]]:
 
 
 def variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """What a function reads from outside, by name: captured variables, defaults and globals."""
+    """Yield what a function reads from outside: captured variables, defaults and globals."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -105,7 +101,7 @@ def variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def leaves_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The leaves that a backward from these tensors would leave a gradient at."""
+    """Yield the leaves that a backward from these tensors would give a gradient."""
     left: list[Any] = []
     for each in tensors:
         if each.grad_fn is not None:
@@ -127,14 +123,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def copied(module: M, memo: dict[int, Any] | None = None) -> M:
-    """A deep copy whose parameters and buffers have the hooks of the originals, in their order.
+    """Return a deep copy whose parameters and buffers have the hooks of the originals, in order.
 
-    A hook that is a method, a ``partial`` or an object is copied along with the module, so it uses
-    the copy's tensors. A function is not copied: see :func:`check_hooks_copied`.
-
-    Args:
-        module: what is copied.
-        memo: as of :func:`copy.deepcopy`.
+    A hook that is a method, a ``partial`` or an object is copied with the module, so it uses the
+    copy's tensors. A function is not copied: see :func:`check_hooks_copied`. ``memo`` is that of
+    :func:`copy.deepcopy`.
     """
     memo = {} if memo is None else memo
     found = deepcopy(module, memo)
@@ -153,15 +146,11 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Return True if a parameter or buffer of the module has a hook."""
     return any(_hooks(each) for _, each in _named_tensors(module))
 
 
 def check_hooks_copied(parts: Sequence[nn.Module]) -> None:
-    """Hooks of modules that are copied may not hold the originals of what is trained.
-
-    Args:
-        parts: each is copied by itself.
+    """Check that hooks of modules, each copied by itself, do not hold originals that are trained.
 
     Raises:
         ConfigError: for a function with a parameter or buffer of a part in a variable, and for
@@ -197,7 +186,6 @@ def _late_hooks(tensor: torch.Tensor) -> Mapping[int, Callable[..., Any]]:
 
 
 def _named_tensors(module: nn.Module | torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a module; of a candidate that is a parameter itself, the parameter."""
     if isinstance(module, torch.Tensor):
         return iter([("", module)])
     return chain(module.named_parameters(), module.named_buffers())

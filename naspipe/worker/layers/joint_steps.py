@@ -1,7 +1,8 @@
-"""One step of many layers' optimizers with one call for each operation, in host memory.
+"""One step of many layers' optimizers with one call per operation, in host memory.
 
 Adam of 50 small layers with ten tensors each makes eight calls for each of 500 tensors; joined, it
-makes eight for a hundred of them. Each operation on each tensor is the same one, so the bits are.
+makes eight for a hundred of them. Each tensor goes through the same operations, so the bits are the
+same.
 """
 
 from __future__ import annotations
@@ -23,21 +24,20 @@ from naspipe.worker.layers.own_steps import (
 )
 
 JOINED = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop")
-"""Optimizers whose ``foreach`` leaves the bits of their loop over parameters, whatever options."""
+"""Optimizers whose ``foreach`` leaves the bits of their loop over parameters, with any options."""
 
 ENTRIES = 1 << 18
-"""Of the parameters that are stepped in one call: more would leave a processor's cache between one
+"""The most entries that are stepped in one call: more would leave the processor's cache between one
 operation and the next."""
 
 ENOUGH = 8
-"""Parameters of a layer that is stepped alone: with fewer, a loop over them is as fast."""
+"""The least parameters of a layer that is stepped alone; with fewer, a loop is as fast."""
 
 _KINDS = {getattr(torch.optim, name) for name in JOINED}
 _PRECISIONS = (torch.float32, torch.float64)  # with fewer bits, foreach rounds at other places
 
-_State = dict[torch.Tensor, Any]
 _Options = Mapping[str, Any]
-"""Of a group of an optimizer: all but its parameters."""
+"""An optimizer's group without its parameters."""
 
 
 class JointSteps:
@@ -47,14 +47,24 @@ class JointSteps:
         self._due: list[torch.optim.Optimizer] = []
 
     def takes(self, optimizer: torch.optim.Optimizer, own: OwnStep, lr: float) -> bool:
-        """Whether a step is taken later; then its gradients are to stay until it is.
+        """Return whether a step will be taken later; its gradients have to stay until then.
 
-        Args:
-            optimizer: of one layer; its parameters have the gradients of one step.
-            own: how it steps.
-            lr: by the recipe.
+        The parameters of ``optimizer`` have the gradients of one step at the recipe's rate ``lr``.
         """
-        if own.every > 1 or own.predicts or not _can_be_joined(optimizer):
+        # Nothing but its class's own step may be asked of it, in host memory and with loops.
+        if (
+            own.every > 1
+            or own.predicts
+            or type(optimizer) not in _KINDS
+            or not is_bare(optimizer)
+            or any(g.get("foreach") is False or g.get("fused") for g in optimizer.param_groups)
+            or not all(
+                each.is_cpu
+                and each.dtype in _PRECISIONS
+                and (each.grad is None or each.grad.layout is torch.strided)
+                for each in parameters_of(optimizer)
+            )
+        ):
             return False
         set_rates(optimizer, own, lr)
         self._due.append(optimizer)
@@ -77,23 +87,8 @@ class JointSteps:
                 parameter.grad = None
 
 
-def _can_be_joined(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether nothing but its kind's own step is asked of it, in host memory and with loops."""
-    if type(optimizer) not in _KINDS or not is_bare(optimizer):
-        return False
-    groups = optimizer.param_groups
-    if any(group.get("foreach") is False or group.get("fused") for group in groups):
-        return False
-    return all(
-        each.is_cpu
-        and each.dtype in _PRECISIONS
-        and (each.grad is None or each.grad.layout is torch.strided)
-        for each in parameters_of(optimizer)
-    )
-
-
 def _step_alone(optimizer: torch.optim.Optimizer) -> None:
-    """One step of an optimizer, whose parameters may be enough for one call for all."""
+    """Step one optimizer, with one call for all parameters if there are enough of them."""
     groups = optimizer.param_groups
     if not optimizer.state or not all(  # where nothing is kept, there is little to call
         len(group["params"]) >= ENOUGH
@@ -112,7 +107,7 @@ def _step_alone(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _step(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """One step of optimizers of a kind, as if one of them had all parameters."""
+    """Step optimizers of one class as if one of them had all parameters."""
     kind: type[Any] = type(optimizers[0])
     groups = _joined(optimizers)
     if not all(_has_same_bits(kind, _options(group)) for group in groups):
@@ -128,11 +123,12 @@ def _step(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     step_of(joint)
     if len(state) > num_known:
         for optimizer in optimizers:
-            _take_over(optimizer.state, state, parameters_of(optimizer))
+            new = (each for each in parameters_of(optimizer) if each not in optimizer.state)
+            optimizer.state.update({each: state[each] for each in new if each in state})
 
 
 def _joined(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-    """Parameters with the same options, in groups of not too many entries."""
+    """Group parameters with the same options, up to ``ENTRIES`` entries in each group."""
     found: list[dict[str, Any]] = []
     filled: list[tuple[_Options, int]] = []
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
@@ -153,21 +149,15 @@ def _options(group: Mapping[str, Any]) -> _Options:
     return {name: value for name, value in group.items() if name != "params"}
 
 
-def _take_over(own: _State, state: _State, parameters: Iterable[torch.Tensor]) -> None:
-    """What the joint step has made for parameters that had nothing yet."""
-    own.update({each: state[each] for each in parameters if each in state and each not in own})
-
-
-_SIZES = (1, 37, 256)
 _STEPS = 3
 _LEFT_OUT = ("lr", GROUP, FACTOR)
 _proved: list[tuple[type, _Options, bool]] = []
 
 
 def _has_same_bits(kind: type[Any], options: _Options) -> bool:
-    """Whether the torch that is here leaves the same bits either way; tried once, on small tensors.
+    """Whether this version of torch leaves the same bits either way; tried once on small tensors.
 
-    The rate and whose group it is are left out: these change from step to step and layer to layer.
+    The rate and the group are left out, because they change from step to step and layer to layer.
     """
     given = {name: value for name, value in options.items() if name not in _LEFT_OUT}
     for known, those, is_same in _proved:
@@ -179,8 +169,10 @@ def _has_same_bits(kind: type[Any], options: _Options) -> bool:
 
 
 def _stepped(kind: type[Any], options: _Options) -> list[torch.Tensor]:
-    """Parameters and what an optimizer keeps of them, behind a few steps."""
-    parameters = _values()
+    """Return parameters and their optimizer state after a few steps."""
+    parameters = [
+        torch.nn.Parameter(torch.linspace(-1.0, 1.0, size).sin()) for size in (1, 37, 256)
+    ]
     optimizer: torch.optim.Optimizer = kind(parameters)
     optimizer.param_groups[0] |= options
     for step in range(_STEPS):
@@ -190,7 +182,3 @@ def _stepped(kind: type[Any], options: _Options) -> list[torch.Tensor]:
     states = [optimizer.state[parameter] for parameter in parameters]
     kept = [state[name] for state in states for name in sorted(state)]
     return [*parameters, *(each for each in kept if torch.is_tensor(each))]
-
-
-def _values() -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(torch.linspace(-1.0, 1.0, size).sin()) for size in _SIZES]

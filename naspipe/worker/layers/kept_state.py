@@ -1,8 +1,9 @@
-"""Whether a layer keeps anything from one forward to the next: if not, it has no versions.
+"""What a module keeps from one forward to the next: its buffers, and state in general.
 
-Parameters and buffers are state. So is what a module keeps in attributes of Python: two forwards
-through it must then come in their order. Whether it does cannot be seen for sure, so whatever
-might be state counts as state. That costs time, and never a bit.
+A layer without any state has no versions. Parameters and buffers are state, and so is what a module
+keeps in Python attributes, because two forwards through it must then come in order. Whether it does
+cannot be known for certain, so whatever might be state counts as state. That may cost time, but
+never changes a bit. The statistics of batch normalisation can be collected and applied later.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"}
 def keeps_state(module: nn.Module) -> bool:
     """Whether a module has parameters, buffers, or anything else that a forward may change.
 
-    A place for a parameter or a buffer counts, also when nothing is in it yet: a forward may fill
-    it. Of modules that are not torch's own, plain attributes are no state as long as no method
-    stores any. All else is: hooks, lists, tensors that are no buffers, objects of the user's.
+    An empty place for a parameter or a buffer counts, because a forward may fill it. In modules
+    that are not torch's own, plain attributes are not state if no method stores any. Everything
+    else is: hooks, lists, tensors that are not buffers, objects of the user's.
     """
     return any(map(_part_keeps_state, module.modules()))
 
@@ -53,12 +54,11 @@ def _part_keeps_state(part: nn.Module) -> bool:
 
 
 def _is_torchs(kind: type) -> bool:
-    """Torch's modules without parameters and buffers keep nothing; a graph's code is made."""
+    """Torch's modules without parameters and buffers keep nothing; the code of a graph is made."""
     return kind.__module__.startswith(("torch.nn.", "torch.fx."))
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value cannot change."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     if isinstance(value, FunctionType):
@@ -67,7 +67,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _methods(kind: type) -> Iterator[CodeType]:
-    """What a user's module may run after it is made."""
+    """Yield the methods that a user's module may run after it is made."""
     for each in kind.__mro__:
         if each is nn.Module or _is_torchs(each):
             return
@@ -78,7 +78,7 @@ def _methods(kind: type) -> Iterator[CodeType]:
 
 
 def _stores(code: CodeType) -> bool:
-    """Whether a function, or one inside it, stores an attribute or a variable of others."""
+    """Whether a function, or one inside it, stores an attribute or an outer variable."""
     for each in dis.get_instructions(code):
         is_others = each.opname == "STORE_DEREF" and each.argval in code.co_freevars
         if is_others or each.opname in _STORES:
@@ -87,7 +87,7 @@ def _stores(code: CodeType) -> bool:
 
 
 def buffer_slots(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Each buffer that a module has now: its full name, its owner and what that calls it."""
+    """Yield each buffer that a module has now: its full name, its owner and its key there."""
     for prefix, owner in module.named_modules():
         for key, buffer in owner._buffers.items():
             if buffer is not None:
@@ -99,7 +99,6 @@ class SwappedBufferError(ConfigError):
 
 
 def swapped_misfit(label: str, name: str, what: str) -> SwappedBufferError:
-    """What refuses such a buffer; ``what`` says what has become of it."""
     return SwappedBufferError(
         f"layer {label}: {name} {what}; a layer that is swapped keeps the buffers that it "
         f"was made with, at their sizes: register them all when it is made, each with "
@@ -108,15 +107,9 @@ def swapped_misfit(label: str, name: str, what: str) -> SwappedBufferError:
 
 
 def check_sizes(label: str, module: nn.Module, made: Mapping[str, int]) -> None:
-    """A module must have no buffers but those that it was made with, and none may have grown.
+    """Raise SwappedBufferError if a module has new buffers, or some that grew.
 
-    Args:
-        label: what messages call the layer.
-        module: the layer's.
-        made: the bytes of its buffers as it was made, by name.
-
-    Raises:
-        SwappedBufferError: when it is not so.
+    ``made`` are the bytes of its buffers when it was made, by name.
     """
     for name, nbytes in buffer_bytes(module).items():
         if name not in made:
@@ -129,12 +122,10 @@ NEW = "was not there when the layer was made"
 
 
 def grown(before: int, nbytes: int) -> str:
-    """How messages say that a buffer takes more than it did."""
     return f"grew from {before} to {nbytes} bytes"
 
 
 def buffer_bytes(module: nn.Module) -> dict[str, int]:
-    """What each buffer takes, by name."""
     return {
         name: 0 if (buffer := owner._buffers[key]) is None else buffer.nbytes
         for name, owner, key in buffer_slots(module)
@@ -142,11 +133,7 @@ def buffer_bytes(module: nn.Module) -> dict[str, int]:
 
 
 def slot_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The owner of a buffer, which need not be there yet, and what that calls it.
-
-    Raises:
-        KeyError: when the module has no such part, or has something else of that name.
-    """
+    """Return the owner of a buffer, which need not exist yet, and its key there."""
     path, _, key = name.rpartition(".")
     try:
         owner = module.get_submodule(path)
@@ -158,11 +145,7 @@ def slot_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def replace_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Put another tensor in a buffer's place, also where one buffer has several names.
-
-    Raises:
-        KeyError: when the module has no place for it.
-    """
+    """Replace a buffer by another tensor, under all names that it has."""
     owner, key = slot_of(module, name)
     if key not in owner._buffers:
         owner.register_buffer(key, value)
@@ -177,11 +160,7 @@ def replace_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
 
 @torch.no_grad()
 def fill_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Give a buffer a value: in its own memory if the shape fits, with a new tensor if not.
-
-    Raises:
-        KeyError: when the module has no place for it.
-    """
+    """Give a buffer a value: in its own memory if the shape fits, else with a new tensor."""
     owner, key = slot_of(module, name)
     buffer = owner._buffers.get(key)
     if buffer is not None and buffer.shape == value.shape:
@@ -194,7 +173,7 @@ def fill_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
 
 
 def drop_buffers(module: nn.Module, kept: Collection[str]) -> None:
-    """Have no buffers but those with these names, or that are the same tensor as one of them."""
+    """Remove all buffers but those with these names, and other names of the same tensors."""
     there = [*buffer_slots(module)]
     stay = {id(owner._buffers[key]) for name, owner, key in there if name in kept}
     for _, owner, key in there:
@@ -203,17 +182,17 @@ def drop_buffers(module: nn.Module, kept: Collection[str]) -> None:
 
 
 KNOWN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""What can be deferred."""
+"""The norms whose statistics can be deferred."""
 
 Statistics = dict[str, torch.Tensor]
-"""Of one pass: mean and variance by the name of the buffer that they are folded into."""
+"""Mean and variance of one pass, by the name of the running buffer."""
 
 _RUNNING = ("running_mean", "running_var")
 _COUNT = "num_batches_tracked"
 
 
 def unknown_norm(module: nn.Module) -> str | None:
-    """The name of a part that keeps running statistics in a way that is not known here."""
+    """Return the name of a norm that keeps running statistics and cannot be deferred."""
     for name, part in module.named_modules():
         if isinstance(part, _NormBase) and part.track_running_stats and type(part) not in KNOWN:
             return f"{name or 'itself'} ({type(part).__name__})"
@@ -221,22 +200,13 @@ def unknown_norm(module: nn.Module) -> str | None:
 
 
 def other_buffers(module: nn.Module) -> bool:
-    """Whether there are buffers that are no statistics of known norms."""
-    return any(
-        buffer is not None
-        for part in module.modules()
-        for buffer in part._buffers.values()
-        if type(part) not in KNOWN
-    )
+    """Whether there are buffers other than statistics of these norms."""
+    return any(type(owner) not in KNOWN for _, owner, _ in buffer_slots(module))
 
 
 @contextmanager
 def collected(module: nn.Module) -> Iterator[Statistics]:
-    """Inside, forwards leave their batch's statistics in the result; the module keeps its own.
-
-    Raises:
-        ConfigError: when a norm is used twice in one forward.
-    """
+    """Collect the batch statistics of the forward inside; the module keeps its running ones."""
     norms = dict(_norms(module))
     before = {name: (dict(norm._buffers), norm.momentum) for name, norm in norms.items()}
     for norm in norms.values():
@@ -264,7 +234,7 @@ def collected(module: nn.Module) -> Iterator[Statistics]:
 
 @torch.no_grad()
 def fold(module: nn.Module, statistics: Mapping[str, torch.Tensor]) -> None:
-    """Fold one pass's statistics into the running ones."""
+    """Apply one pass's statistics to the running ones."""
     for name, norm in _norms(module):
         if f"{name}.running_mean" not in statistics:
             continue

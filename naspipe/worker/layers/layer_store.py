@@ -1,4 +1,7 @@
-"""The layers of one stage: made lazily from their own seeds, and left to other stages."""
+"""The layers of one stage, made when they are first needed, each from its own seed.
+
+The module also holds the checks of what a layer's factory returns.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from naspipe.worker.layers.stored_layer import StoredLayer
 from naspipe.worker.layers.used_entries import UsedEntries
 
 KEPT_AWAY = 64
-"""Layers that left of which the modules are kept, in case they come back."""
+"""How many layers that left keep their modules, in case they come back."""
 
 _CAUSAL = CausalPolicy()
 _FROZEN = Frozen()
@@ -32,17 +35,17 @@ _FROZEN = Frozen()
 class LayerStore:
     """Makes each layer when it is first asked for, and keeps it while it is on this stage.
 
-    Of layers that other stages took over, those that left last keep their modules, which need
-    not be made again when they come back.
+    The layers that moved to other stages last keep their modules, which need not be made again when
+    they come back.
 
     Args:
         space: whose layers.
         seed: of the run; each layer has its own.
         recipe: names the optimizer.
-        on_made: told of each layer, in host memory.
-        restore: brings a layer that was just made to where a checkpoint left it.
+        on_made: takes each new layer, in host memory.
         policy: says which layers are written while they are read, and how they step.
-        on_dropped: told of each layer that left and that is not kept any longer.
+        restore: brings a new layer to the state in a checkpoint.
+        on_dropped: called for each layer that left and is no longer kept.
         trains: whether modules are in training mode.
     """
 
@@ -58,7 +61,7 @@ class LayerStore:
         trains: bool = True,
     ) -> None:
         self.stateless: Collection[tuple[int, int]] = ()
-        """Block and candidate of the layers that were found to have no state before the run."""
+        """Block and candidate of the layers that were found to have no state."""
         self._trains = trains
         self._policy = policy
         self._on_made = on_made
@@ -69,21 +72,17 @@ class LayerStore:
         self._recipe = recipe
         self._layers: dict[LayerId, StoredLayer] = {}
         self._owners: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
-        """Labels of layers by their parameters and buffers, which forwards may put others for."""
+        """Labels of layers by their parameters and buffers, which forwards may replace."""
         self._away: set[LayerId] = set()
         self._left: dict[LayerId, None] = {}
-        """Those of them that keep their modules; what left first is first."""
+        """Those that keep their modules, in the order in which they left."""
 
     def __getitem__(self, layer: LayerId) -> StoredLayer:
         stored = self._layers.get(layer)
         return self.make(layer) if stored is None else stored
 
     def make(self, layer: LayerId) -> StoredLayer:
-        """The layer, made now if it has not been; when that happens changes none of its bits.
-
-        Raises:
-            InvariantError: when it is on another stage.
-        """
+        """Return the layer, made now if needed; when that happens does not change its bits."""
         if layer not in self._layers:
             if layer in self._away:
                 raise InvariantError(f"layer {layer} was asked for, but is on another stage")
@@ -101,41 +100,36 @@ class LayerStore:
             self.make(layer)
 
     def leave(self, layer: LayerId) -> None:
-        """A layer was handed over to another stage."""
         self._away.add(layer)
         self._left[layer] = None
         if len(self._left) > KEPT_AWAY:
-            self._drop(next(iter(self._left)))
+            dropped = next(iter(self._left))
+            del self._left[dropped]
+            for _, tensor in tensors_of(self._layers.pop(dropped).module):
+                self._owners.pop(tensor, None)
+            if self._on_dropped is not None:
+                self._on_dropped(dropped)
 
     def give_up(self, layer: LayerId) -> None:
-        """What is here of a layer is a copy, and used up: it is written on another stage."""
+        """Note that the copy of a layer here is used up: it is written on another stage."""
         self._away.add(layer)
 
     def come_back(self, layer: LayerId) -> StoredLayer:
-        """A layer for what another stage hands over; what is in it is old."""
+        """Return a layer, with old contents, for what another stage hands over."""
         self._away.discard(layer)
         self._left.pop(layer, None)
         return self[layer]
 
     @property
     def num_parameters(self) -> int:
-        """Of all layers that have been made, as tensors."""
+        """The number of parameter tensors of all layers that have been made."""
         return sum(len(stored.parameters) for stored in self._layers.values())
 
     def find(self, layer: LayerId) -> StoredLayer | None:
-        """The layer, if it has been made."""
         return self._layers.get(layer)
 
     def items(self) -> list[tuple[LayerId, StoredLayer]]:
-        """Every layer made so far and not handed over, in chain order."""
         return sorted(pair for pair in self._layers.items() if pair[0] not in self._away)
-
-    def _drop(self, layer: LayerId) -> None:
-        del self._left[layer]
-        for _, tensor in tensors_of(self._layers.pop(layer).module):
-            self._owners.pop(tensor, None)
-        if self._on_dropped is not None:
-            self._on_dropped(layer)
 
     def _make(self, layer: LayerId) -> StoredLayer:
         label = self._space.label(layer.block, layer.candidate)
@@ -170,9 +164,9 @@ class LayerStore:
 
 
 def check_hooks(label: str, module: nn.Module) -> None:
-    """Raises ConfigError for a hook that a plain loop calls with the sum of a step's passes so far.
+    """Raise ConfigError for a hook that a plain loop calls with the sum of a step's passes so far.
 
-    Here each pass has its gradients for itself, and they are summed behind it.
+    Here each pass has its own gradients, which are summed up afterwards.
     """
     for name, each in module.named_parameters():
         if _has_late_hooks(each):
@@ -185,11 +179,7 @@ def check_hooks(label: str, module: nn.Module) -> None:
 
 
 def check_sized(label: str, module: Any) -> None:
-    """What a factory made must be a module with sizes.
-
-    Raises:
-        ConfigError: when it is not.
-    """
+    """Raise ConfigError unless a factory returned a module whose tensors have sizes."""
     expected = f"layer {label}: expected its factory to return"
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{expected} a torch.nn.Module, found {type(module).__name__}")
@@ -202,15 +192,9 @@ def check_sized(label: str, module: Any) -> None:
 
 
 def check_made(label: str, module: Any, keeps_versions: bool) -> None:
-    """What a factory made must be a module with sizes, and do nothing that a run would leave out.
+    """Raise ConfigError unless a factory returned a module with sizes that a run can carry out.
 
-    Args:
-        label: how messages call the layer.
-        module: what its factory returned.
-        keeps_versions: whether older versions are read, of which there are copies.
-
-    Raises:
-        ConfigError: when it is not.
+    With ``keeps_versions``, copies of older versions are read, which have no hooks.
     """
     check_sized(label, module)
     for name, each in (*module.named_parameters(), *module.named_buffers()):
@@ -223,7 +207,7 @@ def check_made(label: str, module: Any, keeps_versions: bool) -> None:
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter and buffer, with the word for what it is."""
+    """Yield every parameter and buffer, with the word for what it is."""
     for parameter in module.parameters():
         yield "parameter", parameter
     for buffer in module.buffers():
@@ -231,13 +215,6 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def shared(what: str, owner: str, label: str) -> ConfigError:
-    """What refuses two layers with one tensor.
-
-    Args:
-        what: ``parameter`` or ``buffer``.
-        owner: the label of the layer that was made first.
-        label: that of the other.
-    """
     if what == "buffer":
         return ConfigError(
             f"layers {owner} and {label} share one buffer: expected each layer to have its own, as "
@@ -253,12 +230,7 @@ def shared(what: str, owner: str, label: str) -> ConfigError:
 
 
 def made_before(layer: str, what: str) -> ConfigError:
-    """What refuses a factory that hands out what it, or somebody else, made before.
-
-    Args:
-        layer: how messages call it.
-        what: ``module``, or ``memory`` where only that of its parameters was there.
-    """
+    """Return the error for a factory that returns a ``module``, or ``memory``, made before."""
     found, todo = "takes a parameter from outside", "take a copy, as in w.clone()"
     if what == "module":
         found = "hands out what was made before, as under functools.cache"

@@ -1,10 +1,10 @@
-"""Where each tensor of a layer lies in the layer's memory."""
+"""The place of each tensor of a layer in one piece of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,42 +15,15 @@ from naspipe.config.rules import RECIPES, OwnStep
 from naspipe.machine.host_arena import ALIGNMENT, round_up
 from naspipe.mixed.architecture import Alpha
 from naspipe.worker.layers.optimizers import make_optimizer
-from naspipe.worker.layers.own_steps import GROUP, take_step
-
-
-class Layer(Protocol):
-    """What is laid out in one piece of memory."""
-
-    label: str
-    module: nn.Module
-    parameters: dict[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer | None
-    own_step: OwnStep
-    at_hand: Callable[[], None]
-    """Called before anyone looks at it, as it may be where nobody can."""
-
-
-class Received(Protocol):
-    """One tensor or value of a layer that another stage handed over."""
-
-    def fits(self, target: torch.Tensor) -> bool:
-        """Whether a tensor has its dtype, shape and strides."""
-        ...
-
-    def copy_to(self, target: torch.Tensor) -> None:
-        """Overwrite a tensor with it."""
-        ...
-
-    def value(self) -> Any:
-        """It, in memory of its own."""
-        ...
+from naspipe.worker.layers.own_steps import GROUP, is_moved, take_step
+from naspipe.worker.layers.stored_layer import StoredLayer
 
 
 class StateSizes:
-    """How many bytes each tensor of an optimizer's state takes, learnt from a real step.
+    """How many bytes each tensor of an optimizer's state takes, measured by a real step.
 
-    Tensors without dimensions (Adam's ``step``) are left out: they stay where the optimizer
-    made them. Sizes are learnt once for each shape, strides, dtype and kind of a parameter, and
+    Tensors without dimensions, such as Adam's ``step``, are left out: they stay where the optimizer
+    made them. Sizes are measured once for each shape, strides, dtype and kind of a parameter, and
     for each way in which layers and parameter groups step.
     """
 
@@ -61,43 +34,39 @@ class StateSizes:
     def of(
         self, parameter: torch.Tensor, own: OwnStep = RECIPES, group: int = 0
     ) -> Mapping[str, int]:
-        """Bytes by the names of the state, in their order; ``group`` is the parameter's."""
+        """Return the bytes by the names of the state; ``group`` is the parameter's."""
         kind = type(parameter)
         kind = kind if issubclass(kind, Alpha) else nn.Parameter
         key = (parameter.shape, parameter.stride(), parameter.dtype, kind, own, group)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._learn(parameter, kind, own, group)
+            shape, stride = parameter.shape, parameter.stride()
+            zeros = torch.empty_strided(shape, stride, dtype=parameter.dtype).zero_()
+            like = kind(zeros)
+            like.grad = torch.ones_like(zeros)
+            optimizer = make_optimizer(self._recipe, [like], own, lambda _: group)
+            take_step(optimizer, own, own.every - 1, self._recipe.lr)  # one that changes the layer
+            state = sorted(optimizer.state[like].items())
+            known = {name: span_bytes(value) for name, value in state if is_moved(value)}
+            self._known[key] = known
         return known
-
-    def _learn(
-        self, like: torch.Tensor, kind: type[nn.Parameter], own: OwnStep, group: int
-    ) -> Mapping[str, int]:
-        zeros = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
-        parameter = kind(zeros)
-        parameter.grad = torch.ones_like(zeros)
-        optimizer = make_optimizer(self._recipe, [parameter], own, lambda _: group)
-        take_step(optimizer, own, own.every - 1, self._recipe.lr)  # one that changes the layer
-        state = sorted(optimizer.state[parameter].items())
-        return {name: span_bytes(value) for name, value in state if is_moved(value)}
 
 
 class Slot(NamedTuple):
     """The part of the blob that one tensor has.
 
-    It starts at a multiple of 512 bytes, unless the tensor began inside of its storage: then it
-    is as far from such a multiple as it was, because alignment may decide over bits.
+    It starts at a multiple of 512 bytes, unless the tensor began inside its storage: it is then as
+    far from such a multiple as it was, because alignment may decide over bits.
     """
 
     name: str
-    key: str
-    """What its module, or its optimizer's state, calls it."""
+    key: str  # its name in the module, or in the optimizer's state
     number: int
-    """Of the tensor: one with two names has two slots of one number."""
+    """The tensor's number. A tensor with two names has two slots with the same number."""
     offset: int
     nbytes: int
     is_shared: bool = False
-    """Whether other tensors of the layer may have bytes of it too."""
+    """Whether other tensors of the layer may share its bytes."""
     is_buffer: bool = False
 
 
@@ -110,7 +79,6 @@ class TensorForm(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorForm:
-        """That of a tensor."""
         return cls(tensor.dtype, tensor.shape, tensor.stride())
 
 
@@ -122,11 +90,11 @@ class Blob:
         self._typed: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
 
     def view(self, slot: Slot, form: TensorForm) -> torch.Tensor:
-        """A tensor of a form, at a slot's bytes.
+        """Return a tensor of a form at a slot's bytes.
 
-        Views share one version counter, and a buffer's change in the forward would invalidate what
-        a backward saved of the others: ``data`` has its own. Parameters keep theirs, and autograd
-        never sees an optimizer's state.
+        Views share one version counter, so a buffer's change in the forward would invalidate what a
+        backward saved of the others; ``data`` has its own counter. Parameters keep theirs, and
+        autograd never sees an optimizer's state.
         """
         dtype, shape, stride = form
         if dtype not in self._typed:
@@ -143,23 +111,23 @@ class Layout:
 
     parameters: list[tuple[Slot, nn.Parameter]] = field(default_factory=list)
     buffers: list[tuple[str, nn.Module, dict[str, Slot]]] = field(default_factory=list)
-    """Of each of its modules, also those without: the prefix, and slots by what it calls them."""
+    """The prefix of each module, with or without buffers, and the slots by their names there."""
     states: list[tuple[str, nn.Parameter, dict[str, Slot]]] = field(default_factory=list)
-    """Of each parameter that is stepped: its name, and slots by what its state calls them."""
+    """The name of each parameter that is stepped, and the slots by their names in its state."""
     nbytes: int = 0
-    """All of it."""
 
 
-def lay_out(layer: Layer, sizes: StateSizes) -> Layout:
-    """Where everything of a layer goes.
-
-    Raises:
-        ConfigError: when a parameter or buffer is no ordinary tensor, such as a sparse one.
-    """
+def lay_out(layer: StoredLayer, sizes: StateSizes) -> Layout:
+    """Give everything of a layer its place."""
     layout = Layout()
     modules = list(layer.module.named_modules())
-    found = [_Found(f"param/{name}", "", each) for name, each in layer.parameters.items()]
-    found += _buffers(modules)
+    found: list[tuple[str, str, torch.Tensor]] = [
+        (f"param/{name}", "", each) for name, each in layer.parameters.items()
+    ]
+    for prefix, module in modules:
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                found.append((buffer_name(prefix, key), key, buffer))
     slots = _place(layer.label, found, layout)
     layout.parameters = list(zip(slots, layer.parameters.values(), strict=False))
     left = iter(slots[len(layout.parameters) :])
@@ -171,21 +139,10 @@ def lay_out(layer: Layer, sizes: StateSizes) -> Layout:
     return layout
 
 
-class _Found(NamedTuple):
-    name: str
-    key: str
-    tensor: torch.Tensor
-
-
-def _buffers(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[_Found]:
-    for prefix, module in modules:
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                yield _Found(buffer_name(prefix, key), key, buffer)
-
-
-def _place(label: str, found: Sequence[_Found], layout: Layout) -> list[Slot]:
-    """A slot for each; tensors in one storage keep their distances."""
+def _place(
+    label: str, found: Sequence[tuple[str, str, torch.Tensor]], layout: Layout
+) -> list[Slot]:
+    """Return a slot for each name, key and tensor; tensors in one storage keep their distances."""
     regions: dict[int, list[tuple[int, int]]] = {}
     keys: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -205,17 +162,21 @@ def _place(label: str, found: Sequence[_Found], layout: Layout) -> list[Slot]:
     numbers: dict[int, int] = {}
     return [
         Slot(
-            name, own, numbers.setdefault(id(tensor), len(numbers)),
-            begins[key] + start, nbytes, len(regions[key]) > 1, bool(own),
+            name,
+            own,
+            numbers.setdefault(id(tensor), len(numbers)),
+            begins[key] + start,
+            nbytes,
+            len(regions[key]) > 1,
+            bool(own),
         )
         for (name, own, tensor), key, (start, nbytes) in zip(found, keys, spans, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _add_states(
-    layer: Layer, optimizer: torch.optim.Optimizer, sizes: StateSizes, layout: Layout
+    layer: StoredLayer, optimizer: torch.optim.Optimizer, sizes: StateSizes, layout: Layout
 ) -> None:
-    """What the optimizer keeps, or will keep."""
     groups = optimizer.param_groups
     group_of = {id(p): int(group.get(GROUP, 0)) for group in groups for p in group["params"]}
     number = -1  # of none of the others
@@ -232,22 +193,16 @@ def _add_states(
 
 
 def buffer_name(prefix: str, key: str) -> str:
-    """How errors call a buffer of the submodule ``prefix``."""
     return f"buffer/{prefix}.{key}" if prefix else f"buffer/{key}"
 
 
-def is_moved(value: object) -> bool:
-    """Whether a value of an optimizer's state moves with its layer."""
-    return isinstance(value, torch.Tensor) and value.dim() > 0
-
-
 def start_byte(tensor: torch.Tensor) -> int:
-    """Where in its storage a tensor begins, in bytes."""
+    """Return the offset of a tensor in its storage, in bytes."""
     return int(tensor.storage_offset()) * tensor.itemsize
 
 
 def span_bytes(tensor: torch.Tensor) -> int:
-    """From a tensor's first byte to its last, in bytes."""
+    """Return the distance from a tensor's first byte to its end, in bytes."""
     if tensor.is_contiguous():
         return int(tensor.nbytes)
     if tensor.numel() == 0:

@@ -1,4 +1,4 @@
-"""Optimizers by name, one instance per layer, so that the state lives with its layer."""
+"""Optimizers by name, with one instance per layer, so that the state stays with its layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from naspipe.config.settings import GivenCode
 from naspipe.config.user_code import import_attribute
 from naspipe.machine.device_waits import Wait, on_host
 from naspipe.mixed.architecture import Alpha, WithAlphas, alpha_optimizer
-from naspipe.worker.layers.own_steps import FACTOR, GROUP, add_hooks, with_momentum
+from naspipe.worker.layers.own_steps import (
+    FACTOR,
+    GROUP,
+    add_hooks,
+    parameters_of,
+    with_momentum,
+)
 
 
 class LARS(torch.optim.Optimizer):
@@ -29,16 +35,9 @@ class LARS(torch.optim.Optimizer):
         v = momentum * v + lr * scale * (g + weight_decay * w)
         w = w - v
 
-    That is algorithm 1 of the paper. Parameters of less than two dimensions, which are biases and
-    norms, have no decay and no scale, as BYOL and SimCLR have it (Grill et al. 2020, section 3.3).
-    A parameter or a gradient whose norm is 0 has the scale 1.
-
-    Args:
-        params: to step.
-        lr: the global rate.
-        momentum: of ``v``.
-        weight_decay: of parameters with two dimensions or more.
-        trust: how far a step may go, in norms of the parameter.
+    This is algorithm 1 of the paper. Parameters of less than two dimensions (biases and norms) have
+    no decay and no scale, as in BYOL and SimCLR (Grill et al. 2020, section 3.3). The scale is 1 if
+    the norm of a parameter or its gradient is 0. ``trust`` limits a step in norms of the parameter.
     """
 
     def __init__(
@@ -56,47 +55,36 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step(parameter, group)
-
-    def _step(self, parameter: torch.nn.Parameter, group: dict[str, Any]) -> None:
-        gradient, scale = parameter.grad, 1.0
-        assert gradient is not None, "only such parameters are stepped"
-        if parameter.dim() > 1:
-            decay = group["weight_decay"]
-            norm = float(on_host(parameter.norm(), Wait.TRUST))
-            of_gradient = float(on_host(gradient.norm(), Wait.TRUST))
-            if norm > 0 and of_gradient > 0:
-                scale = group["trust"] * norm / (of_gradient + decay * norm)
-            gradient = gradient.add(parameter, alpha=decay)
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        velocity = state["momentum_buffer"]
-        velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"] * scale)
-        parameter.sub_(velocity)
+                gradient, scale = parameter.grad, 1.0
+                if gradient is None:
+                    continue
+                if parameter.dim() > 1:
+                    decay = group["weight_decay"]
+                    norm = float(on_host(parameter.norm(), Wait.TRUST))
+                    of_gradient = float(on_host(gradient.norm(), Wait.TRUST))
+                    if norm > 0 and of_gradient > 0:
+                        scale = group["trust"] * norm / (of_gradient + decay * norm)
+                    gradient = gradient.add(parameter, alpha=decay)
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                velocity = state["momentum_buffer"]
+                velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"] * scale)
+                parameter.sub_(velocity)
 
 
 GroupOf = Callable[[nn.Parameter], int]
-"""The number of a parameter's group; 0 for the rest."""
+"""Returns the number of a parameter's group; 0 for the rest."""
 
 
 def no_groups(parameter: nn.Parameter) -> int:
-    """All parameters are stepped alike."""
     return 0
 
 
 def grouping(label: str, module: nn.Module, groups: Sequence[ParameterGroup]) -> GroupOf:
-    """Which group each parameter of a layer is in.
-
-    Args:
-        label: of the layer, as in ``3.1`` or ``head``.
-        module: of the layer.
-        groups: of the recipe.
-    """
+    """Return a function from a parameter of a layer, such as ``3.1`` or ``head``, to its group."""
     if not groups:
         return no_groups
     named = named_parameters(label, module)
@@ -105,9 +93,9 @@ def grouping(label: str, module: nn.Module, groups: Sequence[ParameterGroup]) ->
 
 
 def named_parameters(label: str, module: nn.Module) -> dict[int, NamedParameter]:
-    """By identity, the parameters of a layer but for those of architectures.
+    """Return the parameters of a layer without architecture parameters, by ``id``.
 
-    One that occurs twice goes by the first of its names.
+    A parameter that occurs twice has the first of its names.
     """
     found: dict[int, NamedParameter] = {}
     for prefix, owner in module.named_modules():
@@ -123,18 +111,18 @@ PER_LAYER = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
     "ASGD", "Rprop", "Adafactor", "LARS",
 )  # fmt: skip
-"""Elementwise or per-parameter: one optimizer per layer leaves the bits of one over all."""
+"""Elementwise or per-parameter optimizers: one per layer leaves the bits of one over all."""
 
 ENTRY_BY_ENTRY = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
 )  # fmt: skip
-"""Those that step each entry of a parameter alone, and whose state begins as zero there."""
+"""Optimizers that step each entry independently and whose state begins as zero."""
 
 OWN: dict[str, type[torch.optim.Optimizer]] = {"LARS": LARS}
-"""Those that torch does not have."""
+"""Optimizers that torch does not have."""
 
 BESIDE = ("ASGD",)
-"""Those whose numbers without dimensions torch makes beside the parameter, not in host memory."""
+"""Optimizers whose scalar state torch keeps on the parameter's device, not in host memory."""
 
 MEANINGLESS = {
     "differentiable": "nothing is differentiated through a WRITE",
@@ -146,11 +134,10 @@ OF_ALPHAS = {
     for name, option in inspect.signature(alpha_optimizer).parameters.items()
     if option.default is not inspect.Parameter.empty
 }
-"""Options of whatever optimizer, for layers with architecture parameters."""
+"""Options of any optimizer, for layers with architecture parameters."""
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """What a user may set of an optimizer, by name."""
     others = _arguments(name)
     known = {**{each.name: each for each in others[1:]}, **OF_ALPHAS}
     hidden = ("lr", *MEANINGLESS)
@@ -158,33 +145,28 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
 
 
 def takes_any(name: str) -> bool:
-    """Whether an optimizer has further options, which only it knows."""
+    """Whether an optimizer takes keyword arguments that it does not name."""
     return any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _arguments(name))
 
 
 def takes_rate(name: str) -> bool:
-    """Whether it is made with ``lr``; otherwise it has one of its own, until its first step."""
+    """Whether it is made with ``lr``; if not, it has its own rate until its first step."""
     return takes_any(name) or any(each.name == "lr" for each in _arguments(name))
 
 
 def is_own(name: str) -> bool:
-    """Whether it is a user's own: code, or ``module:name``."""
     return isinstance(name, GivenCode) or ":" in name
 
 
 def find_optimizer(name: str) -> Any:
-    """What makes an optimizer.
-
-    Raises:
-        ConfigError: when a user's own cannot be found.
-    """
+    """Return the class or function of an optimizer."""
     if isinstance(name, GivenCode):
         return name.code
     return import_attribute(name) if ":" in name else OWN.get(name) or getattr(torch.optim, name)
 
 
 def _arguments(name: str) -> list[inspect.Parameter]:
-    """Of what makes an optimizer: the parameters first, then its options."""
+    """Return the arguments of an optimizer: the parameters first, then its options."""
     make = find_optimizer(name)
     is_kept = isinstance(make, type | FunctionType)  # others may have no hash, or change
     return [*(_parameters if is_kept else _parameters.__wrapped__)(make)]
@@ -192,45 +174,61 @@ def _arguments(name: str) -> list[inspect.Parameter]:
 
 @functools.lru_cache(maxsize=32)
 def _parameters(make: Any) -> tuple[inspect.Parameter, ...]:
-    """Asked for with every layer that is made."""
     return tuple(inspect.signature(make).parameters.values())
 
 
 def make_optimizer(
-    recipe: Recipe, parameters: Iterable[torch.nn.Parameter], own: OwnStep = RECIPES,
+    recipe: Recipe,
+    parameters: Iterable[torch.nn.Parameter],
+    own: OwnStep = RECIPES,
     group_of: GroupOf = no_groups,
-) -> torch.optim.Optimizer:  # fmt: skip
-    """One layer's optimizer, for :func:`~naspipe.worker.layers.own_steps.take_step`.
+) -> torch.optim.Optimizer:
+    """Make one layer's optimizer, for :func:`~naspipe.worker.layers.own_steps.take_step`.
 
     Its step clips and averages as the recipe says (:mod:`naspipe.worker.layers.own_steps`).
-    Architecture parameters have an optimizer of their own in it, at a constant rate.
+    Architecture parameters have their own optimizer inside it, at a constant rate.
 
     Args:
         recipe: names the optimizer, its options and groups.
         parameters: of one layer, in the order of its module.
         own: how the layer steps.
-        group_of: the group of each of them.
-
-    Raises:
-        ConfigError: when the layer has a momentum of its own and the optimizer none.
+        group_of: returns the group of each parameter.
     """
+    given = list(parameters)
+    weights = [each for each in given if not isinstance(each, Alpha)]
+    alphas: list[torch.nn.Parameter] = [each for each in given if isinstance(each, Alpha)]
     options = _given_options(recipe, own)
     of_alphas: dict[str, Any] = {name: options.pop(name) for name in OF_ALPHAS if name in options}
-    weights, alphas = _split(parameters)
-    optimizer: torch.optim.Optimizer
-    make = find_optimizer(recipe.optimizer)
-    sets = _grouped(weights, group_of)
-    given: Any = [
-        {**_own_options(recipe, own, number), "params": those} for number, those in sets.items()
-    ]
+    # Weights by the numbers of their groups, the rest first; at least one list, maybe empty.
+    sets: dict[int, list[torch.nn.Parameter]] = {}
+    for each in weights:
+        sets.setdefault(group_of(each), []).append(each)
+    sets = dict(sorted(sets.items())) or {0: []}
+    groups: list[dict[str, Any]] = []
+    for number, those in sets.items():
+        instead = _given_options(recipe.of_group(number), own) if number else {}
+        kept = {name: value for name, value in instead.items() if name not in OF_ALPHAS}
+        groups.append({**kept, "params": those})
     rate = {"lr": recipe.lr} if takes_rate(recipe.optimizer) else {}
-    optimizer = make(weights if weights and [*sets] == [0] else given, **rate, **options)
+    make, is_plain = find_optimizer(recipe.optimizer), bool(weights) and [*sets] == [0]
+    optimizer: torch.optim.Optimizer = make(weights if is_plain else groups, **rate, **options)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"optimizer {recipe.optimizer}: expected a function that returns a "
             f"torch.optim.Optimizer, found it to return a {type(optimizer).__name__}"
         )
-    _tag(optimizer, recipe, list(sets))
+    # Note in each group which parameter group it is; the optimizer may make several of one.
+    numbers, made = list(sets), optimizer.param_groups
+    if len(numbers) == 1:
+        numbers = numbers * len(made)
+    if len(made) != len(numbers):
+        raise ConfigError(
+            f"optimizer {recipe.optimizer}: expected it to keep the {len(numbers)} groups that "
+            f"parameter_groups make of a layer, found it to make {len(made)}; choose one way"
+        )
+    for number, group in zip(numbers, made, strict=True):
+        factor = recipe.groups[number - 1].lr_factor if number else 1.0
+        group |= {GROUP: number, FACTOR: factor}
     if recipe.optimizer in BESIDE:
         optimizer.register_step_pre_hook(_put_beside)
     if alphas:
@@ -239,23 +237,7 @@ def make_optimizer(
     return optimizer
 
 
-def _tag(optimizer: torch.optim.Optimizer, recipe: Recipe, numbers: list[int]) -> None:
-    """Note in each group of weights which parameter group it is; one may be made into several."""
-    groups = optimizer.param_groups
-    if len(numbers) == 1:
-        numbers = numbers * len(groups)
-    if len(groups) != len(numbers):
-        raise ConfigError(
-            f"optimizer {recipe.optimizer}: expected it to keep the {len(numbers)} groups that "
-            f"parameter_groups make of a layer, found it to make {len(groups)}; choose one way"
-        )
-    for number, group in zip(numbers, groups, strict=True):
-        factor = recipe.groups[number - 1].lr_factor if number else 1.0
-        group |= {GROUP: number, FACTOR: factor}
-
-
 def _given_options(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
-    """The keyword arguments of a layer's optimizer."""
     known = options_of(recipe.optimizer)
     recipe = with_momentum(recipe, own, {name: each.default for name, each in known.items()})
     return {
@@ -264,37 +246,10 @@ def _given_options(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
     }
 
 
-def _own_options(recipe: Recipe, own: OwnStep, number: int) -> dict[str, Any]:
-    """What the parameters of one group have in the place of the optimizer's own arguments."""
-    if not number:
-        return {}
-    options = _given_options(recipe.of_group(number), own)
-    return {name: value for name, value in options.items() if name not in OF_ALPHAS}
-
-
-def _grouped(
-    weights: list[torch.nn.Parameter], group_of: GroupOf
-) -> dict[int, list[torch.nn.Parameter]]:
-    """Weights by the numbers of their groups, the rest first; at least one list, if it is empty."""
-    found: dict[int, list[torch.nn.Parameter]] = {}
-    for each in weights:
-        found.setdefault(group_of(each), []).append(each)
-    return dict(sorted(found.items())) or {0: []}
-
-
 def _put_beside(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """What came from a checkpoint or another stage is in host memory; its step would be another."""
-    own = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    for parameter in own:  # not all of the state: beside alphas it is that of two optimizers
+    """Move state that came from a checkpoint or another stage from host memory to the device."""
+    # Not all of the state: with alphas it is that of two optimizers.
+    for parameter in parameters_of(optimizer):
         state = optimizer.state.get(parameter, {})
         for name, value in state.items():
             state[name] = value.to(parameter.device) if torch.is_tensor(value) else value
-
-
-def _split(
-    parameters: Iterable[torch.nn.Parameter],
-) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """Weights, and architecture parameters."""
-    found = list(parameters)
-    alphas: list[torch.nn.Parameter] = [each for each in found if isinstance(each, Alpha)]
-    return [each for each in found if not isinstance(each, Alpha)], alphas

@@ -1,7 +1,7 @@
-"""How one layer's optimizer steps where its rule says otherwise than the recipe.
+"""How one layer's optimizer steps, if its rule or the recipe asks for more than a plain step.
 
-What that takes is in the optimizer's state, so that it goes with its layer wherever that goes: to
-other stages, into checkpoints, digests and comparisons.
+Everything that this needs is in the optimizer's state, so that it follows its layer to other stages
+and into checkpoints, digests and comparisons.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from naspipe.config.rules import OwnStep
 from naspipe.machine.device_waits import Wait, count
 
 AVERAGE = "naspipe_ema"
-"""Where in a parameter's optimizer state its moving average is."""
+"""The key of a parameter's moving average in its optimizer state."""
 
 
 def add_hooks(
@@ -28,10 +28,10 @@ def add_hooks(
 ) -> None:
     """Make every step of one layer's optimizer clip and average as the recipe says.
 
-    The gradient of the whole layer is clipped by its norm, as by ``clip_grad_norm_``. A
-    parameter's first step copies it into its average, each later one moves the average towards
-    it: ``average.lerp_(parameter, 1 - decay)``. A parameter without a gradient is left alone, and
-    so is its average. ``parameters`` are the layer's in their order, in which norms are added up.
+    The gradient of the whole layer is clipped by its norm, as by ``clip_grad_norm_``; norms are
+    added in the order of ``parameters``. A parameter's first step copies it into its average, and
+    later ones do ``average.lerp_(parameter, 1 - decay)``. Parameters without a gradient, and their
+    averages, are left alone.
     """
     if recipe.clip_layer_norm:
 
@@ -41,23 +41,17 @@ def add_hooks(
         optimizer.register_step_pre_hook(clip)
     if recipe.ema:
 
-        def follow(stepped: torch.optim.Optimizer, *_: Any) -> None:
-            _average(stepped, parameters, recipe.ema)
+        @torch.no_grad()
+        def average(stepped: torch.optim.Optimizer, *_: Any) -> None:
+            for parameter in _with_gradient(parameters):
+                # After the step: most optimizers take an empty state for their first step.
+                state = stepped.state[parameter]
+                if AVERAGE in state:
+                    state[AVERAGE].lerp_(parameter, 1.0 - recipe.ema)
+                else:
+                    state[AVERAGE] = parameter.detach().clone()
 
-        optimizer.register_step_post_hook(follow)
-
-
-@torch.no_grad()
-def _average(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], decay: float
-) -> None:
-    for parameter in _with_gradient(parameters):
-        # Behind the step: to most optimizers an empty state means that they begin.
-        state = optimizer.state[parameter]
-        if AVERAGE in state:
-            state[AVERAGE].lerp_(parameter, 1.0 - decay)
-        else:
-            state[AVERAGE] = parameter.detach().clone()
+        optimizer.register_step_post_hook(average)
 
 
 def _with_gradient(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -65,35 +59,28 @@ def _with_gradient(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Pa
 
 
 SUM = "naspipe_sum"
-"""In a parameter's state: its gradients since the layer was changed last, added up."""
+"""In a parameter's state: the sum of its gradients since the layer last changed."""
 COUNT = "naspipe_count"
-"""How many they are."""
+"""In a parameter's state: how many gradients are in the sum."""
 GROUP = "naspipe_group"
 """In a group of an optimizer of weights: the number of the parameter group; 0 for the rest."""
 FACTOR = "naspipe_factor"
-"""So, too: of every step's rate. Groups without it have a rate that is constant."""
+"""In such a group: the factor of every step's rate. Groups without it have a constant rate."""
 UPDATE = "naspipe_update"
-"""What its last step added to it; zeros where it had no gradient."""
+"""In a parameter's state: the change of its last step; zeros if it had no gradient."""
 AHEAD = "naspipe_ahead"
-"""How many steps on its readers see it, where that grows."""
+"""In a parameter's state: how many steps ahead its readers predict it, if that grows."""
 READ_STATES = (UPDATE, AHEAD)
-"""The optimizer state that :func:`ahead` reads: a copy of a layer is not readable without it."""
-
+"""The optimizer state that :func:`ahead` reads, which copies of a layer need."""
 
 Used = Mapping[torch.nn.Parameter, torch.Tensor]
 _WHOLE: Used = {}
 
 
 def with_momentum(recipe: Recipe, own: OwnStep, known: Mapping[str, Any]) -> Recipe:
-    """The recipe with a layer's own momentum, where it has one.
+    """Return the recipe with a layer's own momentum, if it has one.
 
-    Args:
-        recipe: names the optimizer.
-        own: the layer's.
-        known: the optimizer's options, and their defaults.
-
-    Raises:
-        ConfigError: when the optimizer has none.
+    ``known`` are the optimizer's options and their defaults.
     """
     if own.momentum is None:
         return recipe
@@ -111,18 +98,24 @@ def with_momentum(recipe: Recipe, own: OwnStep, known: Mapping[str, Any]) -> Rec
     return replace(recipe, optimizer_options={**recipe.optimizer_options, **changed})
 
 
+def is_moved(value: object) -> bool:
+    """Whether a value of an optimizer's state moves with its layer."""
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
 @torch.no_grad()
 def take_step(
     optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: float, used: Used = _WHOLE
 ) -> None:
-    """One step of a layer's optimizer, or only gather the gradients that are there for it.
+    """Take one step of a layer's optimizer, or only gather the gradients for a later one.
 
     Args:
         optimizer: of one layer; its parameters have the gradients of one step.
         own: how it steps.
-        step: its number.
-        lr: by the recipe.
-        used: of the parameters that are not stepped as a whole, which entries are; in host memory.
+        step: the number of the step.
+        lr: the recipe's rate.
+        used: for parameters that are not stepped as a whole, a mask of the entries that are, in
+            host memory.
     """
     set_rates(optimizer, own, lr)
     parameters = list(parameters_of(optimizer))
@@ -134,11 +127,18 @@ def take_step(
         else:
             step_of(optimizer)
     else:
-        _gather(optimizer, parameters)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                state = optimizer.state[parameter]
+                if SUM not in state:
+                    state[SUM], state[COUNT] = torch.zeros_like(parameter), 0
+                state[SUM].add_(parameter.grad)
+                state[COUNT] += 1
+                parameter.grad = None
         if own.applies(step):
-            _apply(optimizer, parameters, own.every)
+            _step_with_mean(optimizer, parameters, own.every)
     for parameter in parameters if own.predicts else ():
-        # Not before its first step: to most optimizers an empty state means that they begin.
+        # Not before its first step: most optimizers take an empty state for their first step.
         if parameter in before or UPDATE in optimizer.state.get(parameter, {}):
             state = optimizer.state[parameter]
             state[UPDATE] = parameter - before.get(parameter, parameter)
@@ -147,17 +147,16 @@ def take_step(
 
 
 def set_rates(optimizer: torch.optim.Optimizer, own: OwnStep, lr: float) -> None:
-    """Those of its groups, from the recipe's."""
     for group in optimizer.param_groups:
         if FACTOR in group:
             group["lr"] = lr * own.lr * group[FACTOR]
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> None:
-    """One step, without what torch wraps around every optimizer's for its profiler and for hooks.
+    """Take one step without torch's wrapper for its profiler and for hooks, if that is possible.
 
-    To name the step to the profiler costs a quarter of a small layer's step. Where there is a hook,
-    or whatever else than torch's wrapper, it is called as usual.
+    Naming the step to the profiler takes a quarter of a small layer's step. If there is a hook, or
+    anything but torch's wrapper, the step is called as usual.
     """
     if is_bare(optimizer):
         type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
@@ -166,7 +165,7 @@ def step_of(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_bare(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step is its kind's, and calls nothing before it or behind it."""
+    """Whether the step is the one of the optimizer's class, without hooks."""
     step = getattr(type(optimizer), "step", None)
     if getattr(step, "__code__", None) is not _WRAPPER or "step" in vars(optimizer):
         return False
@@ -180,20 +179,24 @@ _EVERYONES: tuple[Sized, Sized] = (
     _optimizer._global_optimizer_pre_hooks,
     _optimizer._global_optimizer_post_hooks,
 )
-"""Hooks of all optimizers."""
+"""Hooks that apply to all optimizers."""
 
 
 def ahead(
     parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer | None, own: OwnStep
 ) -> torch.Tensor:
-    """A parameter as readers of its layer see it, in memory of its own, not for a gradient."""
+    """Return a detached copy of a parameter as readers of its layer see it."""
     value = parameter.detach()
     if optimizer is None or not own.predicts or UPDATE not in optimizer.state.get(parameter, {}):
         return value.clone()
     state = optimizer.state[parameter]
     if not (steps := state.get(AHEAD, own.predicts)):
         return value.clone()
-    momentum = _momentum(group_with(parameter, optimizer))
+    options = group_with(parameter, optimizer)
+    # How much of an update comes again in the next one without a gradient.
+    momentum = float(
+        options["momentum"] if "momentum" in options else options.get("betas", (0.0,))[0]
+    )
     far = sum(momentum**step for step in range(1, steps + 1))
     update: torch.Tensor = state[UPDATE]
     return value + update * far
@@ -201,9 +204,9 @@ def ahead(
 
 @contextmanager
 def _standing_still(optimizer: torch.optim.Optimizer, used: Used) -> Iterator[None]:
-    """Let a step change of these parameters, and of what is kept of them, what is used alone.
+    """Let a step change only the used entries of these parameters and of their state.
 
-    What the optimizer keeps begins as zero where it was not used; an average, as the parameter.
+    State of unused entries begins as zero, and an average begins as the parameter.
     """
     before = {
         parameter: (
@@ -226,32 +229,21 @@ def _standing_still(optimizer: torch.optim.Optimizer, used: Used) -> Iterator[No
 def _alike(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor
 ) -> list[tuple[str, torch.Tensor]]:
-    """What an optimizer keeps of each entry of a parameter."""
+    """Return the state that an optimizer keeps for each entry of a parameter."""
     state = optimizer.state.get(parameter, {})
     tensors = [(name, value) for name, value in state.items() if torch.is_tensor(value)]
     return [pair for pair in tensors if pair[1].dim() and pair[1].shape == parameter.shape]
 
 
-def _gather(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> None:
-    for parameter in parameters:
-        if parameter.grad is not None:
-            state = optimizer.state[parameter]
-            if SUM not in state:
-                state[SUM], state[COUNT] = torch.zeros_like(parameter), 0
-            state[SUM].add_(parameter.grad)
-            state[COUNT] += 1
-            parameter.grad = None
-
-
-def _apply(
+def _step_with_mean(
     optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], every: int
 ) -> None:
-    """Step with the mean of what was gathered; without, a parameter is left alone."""
+    """Step with the mean of the gathered gradients; parameters without any are left alone."""
     gathered = {}
     for parameter in parameters:
         state = optimizer.state.get(parameter, {})
         if state.get(COUNT):
-            # Not while it steps: to most optimizers an empty state means that they begin.
+            # Removed for the step: most optimizers take an empty state for their first step.
             gathered[parameter] = state.pop(SUM)
             del state[COUNT]
             parameter.grad = gathered[parameter] / every
@@ -264,17 +256,10 @@ def _apply(
 def group_with(
     parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer
 ) -> Mapping[str, Any]:
-    """The optimizer's group that a parameter is in, which it steps."""
     groups = optimizer.param_groups
     return next(each for each in groups if any(one is parameter for one in each["params"]))
 
 
-def _momentum(options: Mapping[str, Any]) -> float:
-    """How much of an update comes again in the next one, without a gradient."""
-    return float(options["momentum"] if "momentum" in options else options.get("betas", (0.0,))[0])
-
-
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
-    """All that it steps, group by group."""
     for group in optimizer.param_groups:
         yield from group["params"]

@@ -1,4 +1,4 @@
-"""One layer's bytes in one piece, so that it can be moved between host and device."""
+"""One layer's bytes in one piece of memory, so that it can be moved between host and device."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from naspipe.machine.host_arena import HostArena
 from naspipe.worker.layers.kept_state import NEW, grown, swapped_misfit
 from naspipe.worker.layers.layout import (
     Blob,
-    Layer,
     Slot,
     StateSizes,
     TensorForm,
     buffer_name,
-    is_moved,
     lay_out,
     span_bytes,
     start_byte,
 )
+from naspipe.worker.layers.own_steps import is_moved
+from naspipe.worker.layers.stored_layer import StoredLayer
 
 Handed = TypeVar("Handed", torch.Tensor, torch.Tensor | None)
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
@@ -29,46 +29,47 @@ _NOTHING: dict[str, Any] = {}
 
 
 _Bound = tuple[Slot, torch.Tensor, dict[str, Any] | None]
-"""A tensor that there is now, and what has it: a dict, by the slot's key, or it is a parameter."""
+"""A present tensor and the dict that holds it by the slot's key; None for a parameter."""
 
 
 class LayerMemory:
     """A layer's parameters, buffers and optimizer state as views of one blob.
 
-    The blob is in host memory at first. Once the layer has been on a device its tensors stay views
-    of its memory there, which comes and goes: ``to_device`` says that it came, ``leave_device``
-    that it goes. Graphs stay good meanwhile: what they hold has its bytes again when the layer
-    is back. Whoever looks at a layer that is not there calls its ``at_hand`` first, which binds it
-    to host memory.
+    The blob is in host memory at first. Once the layer has been on a device, its tensors stay views
+    of its memory there, which comes (``to_device``) and goes (``leave_device``). Graphs stay valid:
+    what they hold has its bytes again when the layer is back. Code that reads a layer that may be
+    away calls its ``at_hand`` first, which binds it to host memory.
 
-    Parameters stay the same objects; shapes and strides are kept, and so is which
-    tensors share memory. Gradients are not part of it, nor are optimizer states that have no
-    dimensions, are numbers or are None. There is room for all optimizer state from the
-    beginning, but what the optimizer has not made stays absent. For the thread that computes.
+    Parameters stay the same objects; shapes, strides and shared memory are kept. Gradients are not
+    part of the blob, nor are optimizer states without dimensions, numbers or None. There is room
+    for all optimizer state from the beginning, but state that has not been made stays absent. All
+    methods are for the thread that computes.
 
     Args:
         layer: the layer, in host memory.
-        sizes: what its optimizer's state takes.
+        sizes: of its optimizer's state.
         arena: where its host memory comes from.
 
     Raises:
-        HostMemoryError: when the arena has no room for it.
-        ConfigError: when a parameter or buffer is no ordinary tensor, such as a sparse one.
+        HostMemoryError: if the arena has no room for it.
+        ConfigError: if a parameter or buffer is not an ordinary tensor, such as a sparse one.
     """
 
-    def __init__(self, layer: Layer, sizes: StateSizes, arena: HostArena) -> None:
+    def __init__(self, layer: StoredLayer, sizes: StateSizes, arena: HostArena) -> None:
         self.label = layer.label
         self._layout = lay_out(layer, sizes)
-        self._size = self._layout.nbytes
+        self.state_bytes = self._layout.nbytes
+        """The size in host memory and on a device: a multiple of 512."""
         self._optimizer = layer.optimizer
         self._forms: dict[int, TensorForm] = {}
-        """By the tensors' numbers, and so are their views."""
-        self._host = arena.allocate(self._size)
+        """By the tensors' numbers, as are the views."""
+        self.host = arena.allocate(self.state_bytes)
+        """Its host memory; empty while the layer is on another stage."""
         self._host_views: dict[int, torch.Tensor] = {}
         self._device_views: dict[int, torch.Tensor] = {}
-        self._blob = Blob(self._host)
+        self._blob = Blob(self.host)
         self.piece: torch.Tensor | None = None
-        """Its memory on the device, once it was there."""
+        """Its memory on the device, once it has been there."""
         self._is_absent = False
         """Whether the tensors are views of a piece without memory."""
         bound, unknown = self._look()
@@ -76,23 +77,8 @@ class LayerMemory:
         self._refuse(unknown)
         layer.at_hand = self._come_home
 
-    @property
-    def state_bytes(self) -> int:
-        """What the layer takes in host memory, and on a device: a multiple of 512."""
-        return self._size
-
-    @property
-    def host(self) -> torch.Tensor:
-        """The layer's host memory, the same until it leaves; empty while it is away."""
-        return self._host
-
     def to_device(self, piece: torch.Tensor) -> None:
-        """The layer is on the device: ``host`` has been copied to its piece of memory there.
-
-        Raises:
-            InvariantError: when the piece has another size, or a tensor lies outside of the layer's
-                memory.
-        """
+        """Note that ``host`` has been copied to the layer's piece of memory on the device."""
         if self._blob.memory is piece:
             self._blob, self._is_absent = Blob(piece), False
         else:
@@ -100,11 +86,11 @@ class LayerMemory:
         self.piece = piece
 
     def leave_device(self) -> None:
-        """The piece loses its memory; what changed since the last save is lost."""
+        """The piece loses its memory, and changes since the last save are lost."""
         self._is_absent = True
 
     def apart(self, tensor: Handed) -> Handed:
-        """A tensor that stays when the layer leaves: a copy of one in its memory on the device."""
+        """Return a tensor that stays when the layer leaves: copied if in its device memory."""
         if self.piece is None or tensor is None:
             return tensor
         if tensor.untyped_storage()._cdata != self.piece.untyped_storage()._cdata:
@@ -112,39 +98,34 @@ class LayerMemory:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
     def _come_home(self) -> None:
-        """Be in host memory, unless the layer is on the device.
-
-        Raises:
-            InvariantError: when a tensor lies outside of the piece, so was not saved.
-        """
+        """Bind the tensors to host memory, unless the layer is on the device."""
         if self._is_absent:
-            self._rebind(self._host)
+            self._rebind(self.host)
 
     def leave(self) -> torch.Tensor:
-        """Give up the host memory, in which the layer is: another stage takes it over.
+        """Give up the host memory, because another stage takes the layer over.
 
-        Its tensors are not to be touched until :meth:`come_back`.
+        Its tensors must not be touched until :meth:`come_back`.
         """
-        host, self._host = self._host, _NOWHERE
+        host, self.host = self.host, _NOWHERE
         self._host_views = {}
         return host
 
     def come_back(self, arena: HostArena) -> None:
-        """Have host memory again, if the layer was away; the bytes of its tensors are any."""
-        if self._host is _NOWHERE:
-            self._host = arena.allocate(self._size)
-            self._blob, self._is_absent = Blob(self._host), False
+        """Get host memory again, with arbitrary bytes, if the layer was away."""
+        if self.host is _NOWHERE:
+            self.host = arena.allocate(self.state_bytes)
+            self._blob, self._is_absent = Blob(self.host), False
             bound, _ = self._look()
             _bind(bound, self._views(bound))
 
     def adopt_state(self) -> None:
-        """Move in what was made outside of the blob: to be called after a WRITE, before a save.
+        """Move in what was made outside the blob; called after an update, before a save.
 
         That is optimizer state that torch made or replaced, and buffers that a forward replaced.
 
         Raises:
-            ConfigError: when a buffer is new, grew, or was replaced while it shares memory.
-            InvariantError: when the optimizer made state that its first step did not show.
+            ConfigError: if a buffer is new, grew, or was replaced while it shares memory.
         """
         bound, unknown = self._look()
         strays = self._outside(bound)
@@ -159,7 +140,7 @@ class LayerMemory:
             raise self._misfit(unknown[0], NEW)
 
     def _look(self) -> tuple[list[_Bound], list[str]]:
-        """All tensors that there are now; and the names of those that move and have no slot."""
+        """Return all present tensors, and the names of those that move but have no slot."""
         layout, unknown = self._layout, list[str]()
         bound: list[_Bound] = [(slot, parameter, None) for slot, parameter in layout.parameters]
         for prefix, module, slots in layout.buffers:
@@ -182,7 +163,6 @@ class LayerMemory:
         return bound, unknown
 
     def _outside(self, bound: Iterable[_Bound]) -> list[_Bound]:
-        """Those whose tensor is elsewhere."""
         start = self._blob.memory.data_ptr()
         return [
             (slot, tensor, holder)
@@ -192,7 +172,7 @@ class LayerMemory:
         ]
 
     def _move_in(self, strays: Sequence[_Bound]) -> None:
-        """Copy tensors, gaps between their elements included, and bind the copies."""
+        """Copy tensors, including gaps between their elements, and bind the copies."""
         for slot, tensor, _ in strays:
             if (nbytes := span_bytes(tensor)) > slot.nbytes:
                 raise self._misfit(slot.name, grown(slot.nbytes, nbytes))
@@ -210,9 +190,10 @@ class LayerMemory:
         _bind(strays, views)
 
     def _rebind(self, memory: torch.Tensor) -> None:
-        if memory.numel() != self._size:
+        if memory.numel() != self.state_bytes:
             raise InvariantError(
-                f"layer {self.label}: expected memory of {self._size} bytes, found {memory.numel()}"
+                f"layer {self.label}: expected memory of {self.state_bytes} bytes, "
+                f"found {memory.numel()}"
             )
         bound, _ = self._look()
         if lost := [slot.name for slot, _, _ in self._outside(bound)]:
@@ -224,16 +205,20 @@ class LayerMemory:
         _bind(bound, self._views(bound))
 
     def _views(self, bound: Iterable[_Bound]) -> list[torch.Tensor]:
-        """Of each its part of the blob, kept for the next time; what was one object under two names
-        stays one."""
+        """Return each tensor's part of the blob; one object under two names stays one."""
         blob, forms, found = self._blob, self._forms, list[torch.Tensor]()
-        known = self._host_views if blob.memory is self._host else self._device_views
+        known = self._host_views if blob.memory is self.host else self._device_views
         for slot, tensor, _ in bound:
             view = known.get(slot.number)
             if view is None:
                 form = forms.get(slot.number) or TensorForm.of(tensor)
-                # What is empty may get its size by resize_(), which would take others' memory.
-                view = blob.view(slot, form) if slot.nbytes else _empty(form, blob.memory.device)
+                if slot.nbytes:
+                    view = blob.view(slot, form)
+                else:  # resize_() of an empty view would take others' memory
+                    device = blob.memory.device
+                    view = torch.empty_strided(
+                        form.shape, form.stride, dtype=form.dtype, device=device
+                    )
                 known[slot.number] = view
             found.append(view)
         return found
@@ -244,12 +229,7 @@ class LayerMemory:
         return swapped_misfit(self.label, name, what)
 
 
-def _empty(form: TensorForm, device: torch.device) -> torch.Tensor:
-    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=device)
-
-
 def _bind(bound: Iterable[_Bound], views: Iterable[torch.Tensor]) -> None:
-    """Have views in the stead of tensors of the same shapes, strides and dtypes."""
     for (slot, tensor, holder), view in zip(bound, views, strict=True):
         if holder is None:
             tensor.data = view

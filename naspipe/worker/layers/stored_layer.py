@@ -18,21 +18,21 @@ from naspipe.config.ids import INITIAL, SequenceId, Version
 from naspipe.config.rules import Follows, Frozen, MomentumUpdate, OwnStep, Rule, own_step
 from naspipe.machine.device_waits import Wait, count, on_host
 from naspipe.machine.staging import tensor_bytes
+from naspipe.wire.messages import ReceivedTensor
 from naspipe.worker.layers.bound_layer import Apply, BoundLayer, Gradients
 from naspipe.worker.layers.joint_steps import JointSteps
 from naspipe.worker.layers.kept_state import drop_buffers, replace_buffer, slot_of
-from naspipe.worker.layers.layout import Received, is_moved
 from naspipe.worker.layers.optimizers import grouping, make_optimizer
-from naspipe.worker.layers.own_steps import READ_STATES, ahead, take_step
+from naspipe.worker.layers.own_steps import READ_STATES, ahead, is_moved, take_step
 from naspipe.worker.layers.used_entries import UsedEntries
 
 
 class StoredLayer:
-    """One layer: module, newest version, optimizer state, and older versions still read.
+    """One layer: module, newest version, optimizer state, and older versions that are still read.
 
-    A layer that is written while older versions are read (``keeps_versions``) is never read where
-    it is written: its readers are given immutable copies, because a step in place would change
-    what a pending backward needs. See :meth:`BoundLayer.in_place`.
+    If a layer is written while older versions are read (``keeps_versions``), its readers get
+    immutable copies, because a step in place would change what a pending backward needs. See
+    :meth:`BoundLayer.in_place`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StoredLayer:
         self.label = label
         self.at_hand: Callable[[], None] = lambda: None
         self.call: Callable[..., Any] = module if apply is None else partial(apply, module)
-        """Its forward, with the newest version; an elastic layer's takes settings, too."""
+        """The forward with the newest version; an elastic layer's takes settings, too."""
         self.module = module
         self.version = INITIAL
         self._keeps_versions = keeps_versions
@@ -66,22 +66,25 @@ class StoredLayer:
             group_of = grouping(label, module, recipe.groups)
             self.optimizer = make_optimizer(recipe, trained, self.own_step, group_of)
         self._used = used
-        """What of it a step moves; None for all."""
+        """The entries that a step changes; None for all."""
+        self.is_sliced = used is not None
         self._copies: dict[Version, dict[str, torch.Tensor]] = {}
-        self._buffers: list[tuple[str, Received]] = []
-        """What another stage's forwards left, for the next one here."""
+        self._buffers: list[tuple[str, ReceivedTensor]] = []
+        """Buffers as another stage's forwards left them, for the next forward here."""
 
     def bind(self, version: Version) -> BoundLayer:
-        """The layer at one version.
-
-        Raises:
-            InvariantError: when that version is not here.
-        """
-        self._follow_buffers()
+        """Return the layer at one version."""
+        if self._buffers:
+            self._set_buffers(self._buffers)
+            self._buffers = []
         is_first, self._is_called = not self._is_called, True
         if self._keeps_versions:
-            copy = self._copy(version)
-            values = [(self._tensor(name), value) for name, value in copy.items()]
+            values = []
+            for name, value in self._copy(version).items():
+                own = self.parameters.get(name)
+                # Otherwise a buffer, of a layer whose readers have their own.
+                tensor = self.module.get_buffer(name) if own is None else own
+                values.append((tensor, value))
             return BoundLayer(self.module, self.call, self.parameters, is_first, values)
         if version != self.version:
             raise InvariantError(
@@ -89,23 +92,22 @@ class StoredLayer:
             )
         return BoundLayer(self.module, self.call, self.parameters, is_first)
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        """A parameter, or a buffer of a layer whose readers have their own."""
-        parameter = self.parameters.get(name)
-        return self.module.get_buffer(name) if parameter is None else parameter
-
     def write(
-        self, gradients: Gradients, version: SequenceId, base: Version, keeps_base: bool, step: int,
-        lr: float, options: frozenset[int] = frozenset(), joint: JointSteps | None = None,
-    ) -> None:  # fmt: skip
-        """One optimizer step on top of ``base``; parameters without a gradient are left alone.
+        self,
+        gradients: Gradients,
+        version: SequenceId,
+        base: Version,
+        keeps_base: bool,
+        step: int,
+        lr: float,
+        options: frozenset[int] = frozenset(),
+        joint: JointSteps | None = None,
+    ) -> None:
+        """Take optimizer step number ``step`` on top of ``base``.
 
-        ``step`` is its number, ``lr`` the rate by the recipe, ``options`` what its passes chose;
-        ``joint`` may take it later, with those of other layers.
-
-        Raises:
-            InvariantError: when the newest version is not ``base``.
-            ConfigError: when something has a gradient that none of the options uses.
+        Parameters without a gradient are left alone. ``lr`` is the recipe's rate, ``options`` are
+        those by which the passes used the layer, and ``joint`` may take the step later, together
+        with those of other layers.
         """
         self.advance(version, base, keeps_base)
         if self.optimizer is not None:
@@ -119,17 +121,8 @@ class StoredLayer:
             for name in gradients:
                 self.parameters[name].grad = None
 
-    @property
-    def is_sliced(self) -> bool:
-        """Whether a step may leave a part of it alone."""
-        return self._used is not None
-
     def advance(self, version: SequenceId, base: Version, keeps_base: bool) -> None:
-        """Be at the version that follows ``base``, as yet with its bits.
-
-        Raises:
-            InvariantError: when the newest version is not ``base``.
-        """
+        """Move on to the version that follows ``base``, still with its bits."""
         if self.version != base:
             what = f"WRITE {version} was to follow version {base}"
             raise InvariantError(f"layer {self.label}: {what}, found {self.version}")
@@ -140,23 +133,17 @@ class StoredLayer:
         self.version = Version(version)
 
     def copies(self, versions: Iterable[Version]) -> Iterator[tuple[Version, str, torch.Tensor]]:
-        """What is kept of older versions to be read: version, name of the parameter, and value.
-
-        Raises:
-            InvariantError: when one of the versions is not here.
-        """
+        """Yield the copies of older versions: version, name of the parameter, and value."""
         for version in versions:
             for name, parameter in self._copy(version).items():
                 yield version, name, parameter
 
     def restore(self, version: Version, copies: Mapping[Version, Gradients]) -> None:
-        """Be at a version, with copies of the parameters of older ones."""
         self.version = version
         for older, parameters in copies.items():
             self._copies[older] = dict(parameters)
 
     def move(self, device: torch.device) -> None:
-        """Have all of it on a device: the module, what its optimizer keeps, and older versions."""
         count(Wait.LAYER)
         self.module.to(device)
         states = self.optimizer.state.values() if self.optimizer is not None else ()
@@ -166,18 +153,16 @@ class StoredLayer:
         self.move_copies(device)
 
     def move_copies(self, device: torch.device) -> None:
-        """Have the older versions on a device: readers take them from there."""
         for copy in self._copies.values():
             count(Wait.LAYER)
             for name, value in copy.items():
                 copy[name] = value.to(device)
 
     def drop(self, version: Version) -> None:
-        """Forget the copy of an older version, if there is one."""
         self._copies.pop(version, None)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Everything a WRITE may change, by name: parameters, buffers, optimizer state."""
+        """Yield everything that an update may change: parameters, buffers, optimizer state."""
         self.at_hand()
         for name, parameter in self.parameters.items():
             yield f"param/{name}", parameter.detach()
@@ -190,85 +175,62 @@ class StoredLayer:
                     yield f"optimizer/{name}/{key}", state[key]
 
     def hand_over(self) -> list[tuple[str, Any]]:
-        """Every tensor and value of the newest version, for the stage that takes it over.
-
-        Their memory does not change before it is sent, so it need not be copied.
-        """
+        """Return all tensors and values; their memory does not change before they are sent."""
         return list(self.tensors())
 
     def copied(self, *kinds: str, lends: bool = False) -> list[tuple[str, Any]]:
-        """The tensors and values whose names begin so, for stages that only read them.
+        """Return the tensors and values whose names begin so, for stages that only read them.
 
-        Parameters are accompanied by the optimizer state from which readers predict them.
-
-        Args:
-            kinds: how names begin.
-            lends: share the memory of all but the buffers, which the next forward here may change.
-                The next WRITE waits for the gradients of whoever is sent this.
+        Parameters are accompanied by the optimizer state from which readers predict them. With
+        ``lends`` the memory is shared, except that of buffers, which the next forward here may
+        change. The next update waits for the gradients of whoever receives this.
         """
         is_read = tuple(f"/{key}" for key in READ_STATES) if "param/" in kinds else ()
-        return [
-            (name, value.clone() if self._must_copy(name, value, lends) else value)
-            for name, value in self.tensors()
-            if name.startswith(kinds) or name.endswith(is_read)
-        ]
+        found = []
+        for name, value in self.tensors():
+            if name.startswith(kinds) or name.endswith(is_read):
+                is_lent = lends and not name.startswith("buffer/")
+                is_copied = isinstance(value, torch.Tensor) and not is_lent
+                found.append((name, value.clone() if is_copied else value))
+        return found
 
-    @staticmethod
-    def _must_copy(name: str, value: Any, lends: bool) -> bool:
-        return isinstance(value, torch.Tensor) and not (lends and not name.startswith("buffer/"))
+    def take_buffers(self, state: Iterable[tuple[str, ReceivedTensor]]) -> None:
+        """Keep buffers as another stage's forwards left them, for the next forward here.
 
-    def take_buffers(self, state: Iterable[tuple[str, Received]]) -> None:
-        """Let the next forward here go on where the forwards of another stage left the buffers.
-
-        Not sooner: until then the layer is as its newest version is, for checkpoints, and may be
-        on its way between host and device.
-
-        Raises:
-            TransportError: when they are not this layer's.
+        They are not set sooner, because checkpoints need the layer as its newest version is, and
+        the layer may be on its way between host and device.
         """
         self._buffers = list(state)
         for name, _ in self._buffers:
             self._slot(name)
 
-    def _follow_buffers(self) -> None:
-        if self._buffers:
-            self._set_buffers(self._buffers)
-            self._buffers = []
-
     def _slot(self, name: str) -> tuple[nn.Module, str]:
-        """Where a buffer is, or is to be, by its name in a state."""
+        """Return the owner and key of a buffer, which need not exist, by its name in a state."""
         kind, _, own = name.partition("/")
         with suppress(KeyError):
             if kind == "buffer":
                 return slot_of(self.module, own)
         raise TransportError(f"layer {self.label}: it has no tensor {name}")
 
-    def _set_buffers(self, state: Sequence[tuple[str, Received]]) -> None:
-        """Have the buffers of another stage, all of them, with the shapes that they have there."""
+    def _set_buffers(self, state: Sequence[tuple[str, ReceivedTensor]]) -> None:
+        """Take all buffers of another stage, with the shapes that they have there."""
         for name, received in state:
             owner, key = self._slot(name)
             buffer = owner._buffers.get(key)
             if buffer is not None and received.fits(buffer):
                 received.copy_to(buffer)
             else:
-                device = self._device if buffer is None else buffer.device
+                if buffer is None:
+                    tensors = chain(self.parameters.values(), self.module.buffers())
+                    device = next((each.device for each in tensors), torch.device("cpu"))
+                else:
+                    device = buffer.device
                 value = received.value().to(device)
                 replace_buffer(self.module, name.removeprefix("buffer/"), value)
         drop_buffers(self.module, {name.removeprefix("buffer/") for name, _ in state})
 
-    @property
-    def _device(self) -> torch.device:
-        """Where the layer is computed."""
-        tensors = chain(self.parameters.values(), self.module.buffers())
-        return next((each.device for each in tensors), torch.device("cpu"))
-
-    def take_over(self, version: Version, state: Iterable[tuple[str, Received]]) -> None:
-        """Become what another stage handed over.
-
-        Raises:
-            InvariantError: when it is not newer than what is here.
-            TransportError: when it is not a state of this layer.
-        """
+    def take_over(self, version: Version, state: Iterable[tuple[str, ReceivedTensor]]) -> None:
+        """Take the state that another stage handed over."""
         if version <= self.version:
             raise InvariantError(
                 f"layer {self.label}: version {version} arrived, found version {self.version}"
@@ -282,20 +244,17 @@ class StoredLayer:
             target = here.get(name)
             if isinstance(target, torch.Tensor):
                 received.copy_to(target)
-            else:
-                self._set_optimizer_state(name, received.value())
+                continue
+            kind, parameter, key = name.split("/", 2)
+            if kind != "optimizer" or parameter not in self.parameters or self.optimizer is None:
+                raise TransportError(f"layer {self.label}: it has no tensor {name}")
+            owner, value = self.parameters[parameter], received.value()
+            # As torch.optim does: step counts in host memory, the rest beside the parameter.
+            self.optimizer.state[owner][key] = value.to(owner.device) if is_moved(value) else value
         self.version = version
 
-    def _set_optimizer_state(self, name: str, value: Any) -> None:
-        kind, parameter, key = name.split("/", 2)
-        if kind != "optimizer" or parameter not in self.parameters or self.optimizer is None:
-            raise TransportError(f"layer {self.label}: it has no tensor {name}")
-        owner = self.parameters[parameter]
-        # Where torch.optim keeps it: step counts in host memory, the rest beside the parameter.
-        self.optimizer.state[owner][key] = value.to(owner.device) if is_moved(value) else value
-
     def digest(self) -> str:
-        """Hash of the bytes that the last WRITE left."""
+        """Return a hash of the bytes that the last update left."""
         digest = hashlib.blake2b(digest_size=8)
         for name, value in self.tensors():
             digest.update(name.encode())
@@ -306,7 +265,7 @@ class StoredLayer:
         return digest.hexdigest()
 
     def tensor_digests(self) -> dict[str, str]:
-        """A digest of the dtype, shape and bytes of each tensor, and of the text of other values.
+        """Return digests of the dtype, shape and bytes of tensors, and of the text of other values.
 
         :mod:`naspipe.verification` compares them with those of a plain loop.
         """
@@ -344,13 +303,9 @@ class StoredLayer:
 
 @torch.no_grad()
 def follow(layer: StoredLayer, source: StoredLayer, update: MomentumUpdate, tau: float) -> None:
-    """Move a layer towards its source, in place.
+    """Move a teacher's layer towards its source in the student, which has been stepped, in place.
 
-    Args:
-        layer: of the teacher.
-        source: of the student, stepped already.
-        update: what becomes of buffers.
-        tau: how much of the layer stays.
+    ``update`` says what becomes of buffers, ``tau`` how much of the layer stays.
     """
     source.at_hand()
     for name, parameter in layer.parameters.items():
@@ -367,20 +322,17 @@ def follow(layer: StoredLayer, source: StoredLayer, update: MomentumUpdate, tau:
 
 
 def check_pair(layer: StoredLayer, source: StoredLayer) -> None:
-    """A layer and its source must have the same parameters and buffers, by name and shape.
-
-    Raises:
-        ConfigError: naming the first that does not fit.
-    """
-    mine, theirs = dict(_shapes(layer)), dict(_shapes(source))
+    """Raise ConfigError unless a layer and its source have the same parameters and buffers."""
+    mine, theirs = (
+        {
+            name: f"{tuple(tensor.shape)} of {tensor.dtype}"
+            for name, tensor in (*each.parameters.items(), *each.module.named_buffers())
+        }
+        for each in (layer, source)
+    )
     for name in sorted(mine.keys() | theirs.keys()):
         if mine.get(name) != theirs.get(name):
             raise ConfigError(
                 f"layer {layer.label} of the teacher: expected {name} as the student has it, "
                 f"{theirs.get(name, 'nothing')}, found {mine.get(name, 'nothing')}"
             )
-
-
-def _shapes(layer: StoredLayer) -> Iterator[tuple[str, str]]:
-    for name, tensor in (*layer.parameters.items(), *layer.module.named_buffers()):
-        yield name, f"{tuple(tensor.shape)} of {tensor.dtype}"

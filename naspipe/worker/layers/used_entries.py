@@ -1,7 +1,7 @@
 """Which entries of an elastic layer's parameters a setting uses: those that its cut takes.
 
-Every entry of a copy gets a number of its own, and the copy is cut: the numbers in the cut module
-say which entries went there.
+Every entry of a copy of the layer gets a unique number, and the copy is cut. The numbers in the cut
+module say which entries went there.
 """
 
 from __future__ import annotations
@@ -17,29 +17,21 @@ from naspipe.config.blocks import Elastic
 from naspipe.config.errors import ConfigError
 
 _PATTERNS = 2**27
-"""Patterns of float32 from 2**-9 to 2**7: as many entries can be told apart."""
+"""The patterns of float32 from 2**-9 to 2**7, so the most entries that can be told apart."""
 _LEAST = 0x3B000000
 _STRIDE, _START = 0x1E3779B1, 0x2F2B3C1
-"""Neighbouring entries are far apart, so that what is computed of them is none of them."""
+"""Neighbouring entries get distant patterns, so a value computed from them equals none of them."""
 _MOST_KEPT = 64
-"""Settings of which the entries are remembered."""
+"""How many settings have their entries remembered."""
 _LOOKED_AT = 1000
-"""Steps of different settings of which gradients are compared with what they should use."""
+"""How many different sets of options have their gradients checked."""
 
 Entries = Mapping[str, torch.Tensor]
-"""By the name of the parameter, a bool tensor of its shape, in host memory."""
+"""Bool tensors of the parameters' shapes, by name, in host memory."""
 
 
 class UsedEntries:
-    """Those of one layer.
-
-    Args:
-        block: says how a setting is cut.
-        module: the layer's, in host memory.
-
-    Raises:
-        ConfigError: when it has more entries than can be told apart.
-    """
+    """The used entries of one layer, whose ``module`` is in host memory."""
 
     def __init__(self, block: Elastic, module: nn.Module) -> None:
         self._block = block
@@ -65,15 +57,18 @@ class UsedEntries:
     def among(
         self, gradients: dict[str, torch.Tensor], options: frozenset[int]
     ) -> dict[str, torch.Tensor]:
-        """Of parameters with gradients, what a step of these options moves; without those that it
-        moves as a whole. A gradient of a parameter that it does not move at all is removed.
+        """Return the entries that a step of these options changes, if not whole parameters.
 
-        Raises:
-            ConfigError: when something has a gradient that none of the options uses.
+        Gradients of parameters that it does not change at all are removed.
         """
         entries = self.of(options)
         if options not in self._checked and len(self._checked) < _LOOKED_AT:
-            self._check(gradients, entries)
+            for name, gradient in gradients.items():
+                if gradient.cpu().nan_to_num()[~entries[name]].any():
+                    raise ConfigError(
+                        f"elastic layer {self._block.name}: expected a gradient of {name} only "
+                        f'where its cut takes entries, found others; mend cut, or use step="whole"'
+                    )
             self._checked.add(options)
         for name in [name for name in gradients if not entries[name].any()]:
             del gradients[name]
@@ -81,20 +76,8 @@ class UsedEntries:
             name: mask for name, mask in entries.items() if name in gradients and not mask.all()
         }
 
-    def _check(self, gradients: Entries, entries: Entries) -> None:
-        for name, gradient in gradients.items():
-            if gradient.cpu().nan_to_num()[~entries[name]].any():
-                raise ConfigError(
-                    f"elastic layer {self._block.name}: expected a gradient of {name} only where "
-                    f'its cut takes entries, found others; mend cut, or use step="whole"'
-                )
-
     def of(self, options: Collection[int]) -> Entries:
-        """What one of these options uses at least.
-
-        Raises:
-            ConfigError: when the cut of one of them has what no parameter has.
-        """
+        """Return the entries that at least one of these options uses."""
         flat = torch.zeros(self._num_entries, dtype=torch.bool)
         for option in options:
             flat[self._of_option(option)] = True
@@ -105,7 +88,6 @@ class UsedEntries:
         }
 
     def _find(self, option: int) -> torch.Tensor:
-        """Numbers of the entries that an option uses."""
         cut = self._block.cut_of(self._numbered, option)
         found = [torch.empty(0, dtype=torch.int64)]
         for name, parameter in cut.named_parameters():
@@ -122,13 +104,13 @@ class UsedEntries:
 
 
 def _written(numbers: torch.Tensor) -> torch.Tensor:
-    """What stands for entries of these numbers: float32, no two alike."""
+    """Return distinct float32 values for entries of these numbers."""
     patterns = (numbers * _STRIDE + _START) % _PATTERNS + _LEAST
     return patterns.to(torch.int32).view(torch.float32)
 
 
 def _read(values: torch.Tensor) -> torch.Tensor:
-    """The numbers of the entries that stand there, flat; -1 for what stands for none."""
+    """Return the flat numbers of the entries with these values; -1 for other values."""
     narrow = values.flatten().to(torch.float32)
     patterns = narrow.view(torch.int32).to(torch.int64) - _LEAST
     numbers = (patterns - _START) % _PATTERNS * pow(_STRIDE, -1, _PATTERNS) % _PATTERNS

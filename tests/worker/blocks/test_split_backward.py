@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from naspipe.config.rules import Exact, Lag
-from naspipe.worker.blocks import split_backward, weight_kernels
+from naspipe.worker.blocks import split_backward
 from naspipe.worker.blocks.segment import Segment
 from naspipe.worker.blocks.specs import SegmentSpec
 from naspipe.worker.blocks.split_backward import SplitBackward
@@ -502,7 +502,7 @@ def test_products_and_convolutions_need_no_engine(made, data, calls, monkeypatch
 
 def test_a_kernel_that_leaves_other_bits_is_not_used(monkeypatch):
     monkeypatch.setattr(
-        weight_kernels, "_transposed_factor", lambda node, gradient: (gradient.t() @ gradient,)
+        split_backward, "_transposed_factor", lambda node, gradient: (gradient.t() @ gradient,)
     )
     module, inputs, split = nn.Linear(WIDTH, WIDTH), texts(), SplitBackward()
     whole = gradients(module, inputs)

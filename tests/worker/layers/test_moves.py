@@ -12,8 +12,8 @@ from torch import nn
 from naspipe.config.definition import Recipe
 from naspipe.config.ids import SequenceId, Version
 from naspipe.config.rules import Lag
-from naspipe.worker.layers.layout import is_moved
 from naspipe.worker.layers.optimizers import PER_LAYER
+from naspipe.worker.layers.own_steps import is_moved
 from naspipe.worker.layers.stored_layer import StoredLayer
 from naspipe.worker.placement import Placement
 
