@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("package", ["naspipe.trace", "naspipe.streams"])
+@pytest.mark.parametrize("package", ["naspipe.store", "naspipe.streams"])
 def test_a_pure_package_imports_without_torch(package: str) -> None:
     code = (
         "import sys, importlib, pkgutil\n"
