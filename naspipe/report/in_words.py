@@ -1,17 +1,18 @@
 """A run's figures as sentences: how busy its stages were, what they waited for, what would help.
 
-What limited it is found as ``naspipe plan`` finds it, with what the run's log shows.
+The limits of a run are found as ``naspipe plan`` finds them, but with the costs in the run's log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count, takewhile
 from typing import NamedTuple
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import Access, AccessKind, SequenceId, StreamId, Subnet
-from naspipe.config.partition import Partition, partition_along
+from naspipe.config.partition import partition_along
 from naspipe.config.steps import Steps
 from naspipe.engine.events import Planned
 from naspipe.plan.bottlenecks import Bottleneck, bottlenecks
@@ -26,8 +27,12 @@ from naspipe.store.metrics import summarize
 from naspipe.streams.samplers import make_sampler
 
 _NOTABLE = 0.02
-"""Shares below this are not worth a sentence."""
+"""Smaller shares are not worth a sentence."""
 _MOST_REASONS = 3
+_MOST_SUBNETS = 400
+"""Subnets that are looked at, from the start of a run."""
+_GAIN = 1.05
+"""A smaller gain is not worth another stream."""
 
 _WAITED = {
     Reason.FILL: "the pipeline filling",
@@ -49,12 +54,12 @@ def in_words(run: Recorded, waited_ns: Mapping[str, list[int]], length_ns: int) 
     """Sentences for the top of the page, the most important first.
 
     Args:
-        run: whose records are shown.
-        waited_ns: of each reason, by stage.
-        length_ns: of the records that are shown.
+        run: the run whose records are shown.
+        waited_ns: by reason and stage.
+        length_ns: the time that the records span.
     """
     whole = run.num_stages * length_ns
-    if not whole or not run.has_every_step:  # steps left out would count as idle time
+    if not whole or not run.has_every_step:  # omitted steps would count as idle time
         return []
     shares = {reason: sum(waited_ns[reason.value]) / whole for reason in Reason}
     busy = 1 - sum(shares.values())
@@ -64,16 +69,13 @@ def in_words(run: Recorded, waited_ns: Mapping[str, list[int]], length_ns: int) 
     most = sorted(Reason, key=lambda reason: (-shares[reason], reason.value))
     named = [reason for reason in most[:_MOST_REASONS] if shares[reason] > _NOTABLE]
     words += [f"{_percent(shares[reason])} was {_WAITED[reason]}." for reason in named]
-    return [*words, *_limits(run)]
-
-
-def _limits(run: Recorded) -> list[str]:
-    """What limited the run most, as ``naspipe plan`` says it, and a sampler that would help."""
     found = limits(run)
-    words = [
-        f"What limits it most is {first.text} ({first.busy_stages:.1f} of {run.num_stages} stages)."
-        for first in found.found[:1]
-    ]
+    if found.found:
+        first = found.found[0]
+        words.append(
+            f"What limits it most is {first.text} "
+            f"({first.busy_stages:.1f} of {run.num_stages} stages)."
+        )
     if found.sampler:
         words.append(
             f"The sampler {found.sampler} would help: causal order lets {found.sampled_busy:.1f} "
@@ -87,112 +89,88 @@ def _percent(share: float) -> str:
     return f"{max(0.0, share):.0%}".replace("%", " %")
 
 
-MOST_SUBNETS = 400
-"""As many are looked at, as at the start of a run."""
-
-GAIN = 1.05
-"""Less is not worth another stream."""
-
-_DRAWN = ("uniform", "fair")
-
-
 class Limits(NamedTuple):
-    """What kept stages from being busy, the strictest first, and what would help."""
+    """What kept stages from being busy, the strictest limit first, and what would help.
+
+    ``sampler`` is one that lets more stages be busy, if there is one. ``busy`` is how many stages
+    causal order lets be busy at most, whatever else limits them, and ``sampled_busy`` the same with
+    that sampler.
+    """
 
     found: Sequence[Bottleneck] = ()
     sampler: str = ""
-    """One that lets more stages be busy, where there is one."""
     busy: float = 0.0
-    """How many stages causal order lets be busy at most, whatever else limits them."""
     sampled_busy: float = 0.0
-    """The same of that sampler."""
-
-
-class _Seen(NamedTuple):
-    """Whole passes of the log, in their order."""
-
-    planned: Sequence[Planned]
-    accesses: Sequence[Access]
 
 
 def limits(run: Recorded) -> Limits:
-    """Of the records that are shown; nothing for several streams, a teacher or one stage."""
+    """The limits in the records shown; empty for several streams, a teacher or one stage."""
     steps = run.schedule.steps
-    seen = _seen(run, steps)
-    if not seen.planned or run.num_stages < 2 or run.teacher:
+    planned, accesses = _whole_passes(run, steps)
+    if not planned or run.num_stages < 2 or run.teacher:
         return Limits()
-    subnets = tuple(each.subnet for each in seen.planned)
-    table = logged_table(seen.accesses, steps)
+    subnets = tuple(each.subnet for each in planned)
+    table = logged_table(accesses, steps)
     chain = Chain(rules=run.labels.rules, is_shared=run.labels.stays)
     definition = section(run.manifest, "definition")
     policy = str(definition.get("policy", "csp"))
     pipeline = Pipeline(
         streams=(Stream(chain, subnets, table),), policy=policy, bulk=run.num_stages, steps=steps
     )
-    plan = Plan((StreamPlan(tuple(seen.planned)),), "", run.schedule.window)
+    plan = Plan((StreamPlan(tuple(planned)),), "", run.schedule.window)
     bound = bound_of(pipeline)
-    outcome = _outcome(run, bound.bubble(run.num_stages))
+    summary = run.whole or summarize(run.accesses, run.num_stages)
+    outcome = Outcome(
+        stages=run.num_stages,
+        order="",
+        window=run.schedule.window,
+        passes_per_second=summary.passes_per_second,
+        bubble_ratio=summary.bubble_ratio,
+        bound=bound.bubble(run.num_stages),
+        hit_rate=summary.hit_rate,
+        stall_ratio=summary.stall_ratio,
+        makespan_seconds=summary.seconds,
+        uses=(),
+    )
     found = bottlenecks(pipeline, run.labels.labels, bound, plan, outcome, run.num_groups)
-    window = _spaced(run)
-    if not window or definition.get("sampler") not in _DRAWN or steps.passes > 1:
+
+    # The distance that ``naspipe plan`` would look at, or the most that all blocks have room for.
+    window = min([2 * run.num_stages, *(number - 1 for number in run.labels.options)])
+    if not window or definition.get("sampler") not in ("uniform", "fair") or steps.passes > 1:
         return Limits(found)
     drawn = make_sampler(f"spaced:{window}", run.labels.options, int(definition.get("seed", 0)))
-    spaced = tuple(_subnet(number, drawn.draw(), run) for number in range(len(subnets)))
-    now, then = bound, causal_bound(spaced, run.labels.rules, table, steps)
-    busy, better = (min(each.steady_parallelism, run.num_stages) for each in (now, then))
-    return (
-        Limits(found, f"spaced:{window}", busy, better) if better > GAIN * busy else Limits(found)
-    )
+    spaced = tuple(run.labels.subnet(number, drawn.draw()) for number in range(len(subnets)))
+    then = causal_bound(spaced, run.labels.rules, table, steps)
+    busy, better = (min(each.steady_parallelism, run.num_stages) for each in (bound, then))
+    if better <= _GAIN * busy:
+        return Limits(found)
+    return Limits(found, f"spaced:{window}", busy, better)
 
 
-def _seen(run: Recorded, steps: Steps) -> _Seen:
-    """The first passes in a row of which every block's forward is there; whole steps."""
+def _whole_passes(run: Recorded, steps: Steps) -> tuple[list[Planned], list[Access]]:
+    """The first passes in a row whose forwards are all there, in whole steps, and their records.
+
+    Nothing for several streams, or if a chain returned to a stage.
+    """
     stages: dict[int, dict[int, tuple[int, int]]] = {}
     for access in run.accesses:
         if access.layer.stream:
-            return _Seen((), ())
+            return [], []
         if access.kind is AccessKind.FORWARD:
             block, candidate = access.layer.block, access.layer.candidate
             stages.setdefault(access.sequence_id, {})[block] = (candidate, access.stage)
     whole = sorted(number for number, row in stages.items() if len(row) == len(run.labels))
     begun = [number for number in whole if steps.begins(number)]
     row = list(takewhile(set(whole).__contains__, count(begun[0]))) if begun else []
-    row = row[: min(len(row), MOST_SUBNETS) // steps.passes * steps.passes]
+    row = row[: min(len(row), _MOST_SUBNETS) // steps.passes * steps.passes]
     planned = []
-    for place, number in enumerate(row):
-        cells = [stages[number][block] for block in range(len(run.labels))]
-        subnet = Subnet(StreamId(0), SequenceId(place), tuple(choice for choice, _ in cells))
-        partition = _partition([stage for _, stage in cells], run.num_stages)
-        if partition is None:
-            return _Seen((), ())
-        planned.append(Planned(subnet, partition))
+    with suppress(ConfigError):
+        for place, number in enumerate(row):
+            cells = [stages[number][block] for block in range(len(run.labels))]
+            subnet = Subnet(StreamId(0), SequenceId(place), tuple(choice for choice, _ in cells))
+            partition = partition_along([stage for _, stage in cells], run.num_stages)
+            planned.append(Planned(subnet, partition))
+    if len(planned) < len(row):
+        return [], []
     known = set(row)
-    return _Seen(planned, [each for each in run.accesses if each.sequence_id in known])
-
-
-def _partition(stages: Sequence[int], num_stages: int) -> Partition | None:
-    """Where a chain was cut, which went through these stages; None where it came back to one."""
-    try:
-        return partition_along(stages, num_stages)
-    except ConfigError:
-        return None
-
-
-def _outcome(run: Recorded, bound: float) -> Outcome:
-    """The run's own figures, as a simulation has them."""
-    summary = run.whole or summarize(run.accesses, run.num_stages)
-    return Outcome(
-        stages=run.num_stages, order="", window=run.schedule.window,
-        passes_per_second=summary.passes_per_second, bubble_ratio=summary.bubble_ratio,
-        bound=bound, hit_rate=summary.hit_rate, stall_ratio=summary.stall_ratio,
-        makespan_seconds=summary.seconds, uses=(),
-    )  # fmt: skip
-
-
-def _spaced(run: Recorded) -> int:
-    """The W that ``naspipe plan`` would look at, or the most that all blocks have room for."""
-    return min([2 * run.num_stages, *(number - 1 for number in run.labels.options)])
-
-
-def _subnet(number: int, choices: Iterable[int], run: Recorded) -> Subnet:
-    return run.labels.subnet(number, choices)
+    return planned, [each for each in run.accesses if each.sequence_id in known]

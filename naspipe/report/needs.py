@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId
@@ -17,30 +16,28 @@ _Place = tuple[int, int, AccessKind, int]
 
 
 class Schedule(NamedTuple):
-    """What the needs of records depend on and a log does not tell."""
+    """What the needs of records depend on, apart from the log.
+
+    Args:
+        window: how many subnets could be under way at a time.
+        bulk: how many subnets were admitted together (GPipe); 0 for one after the other.
+        waits_for_versions: True if a forward waited for the WRITE whose version it read; False if
+            it took what was there.
+        is_partly_clear: True if a forward could begin before all of its stage's blocks were clear.
+        steps: how subnets form steps, and whether a step's WRITEs wait for one another.
+        ordered: layers with buffers, through which the passes of a step go one after the other.
+    """
 
     window: int
-    """How many subnets could be under way at a time."""
     bulk: int = 0
-    """Subnets that were let in together (GPipe); 0 for one after the other."""
     waits_for_versions: bool = True
-    """Whether a forward waited for the WRITE whose version it read, or took what was there."""
     is_partly_clear: bool = True
-    """Whether a forward began before all of its stage's blocks were clear."""
     steps: Steps = ONE_PASS
-    """How subnets form steps, and whether a step's WRITEs wait for one another."""
     ordered: frozenset[LayerId] = frozenset()
-    """Layers through which the passes of a step go one after the other, as they have buffers."""
-
-    def finished_before(self, sequence_id: int) -> int:
-        """Subnets below this number had to be done on a stage before one was let in there."""
-        if self.bulk:
-            return sequence_id - sequence_id % self.bulk
-        return sequence_id - self.window + 1
 
 
 class Needs:
-    """Looks up, for any record of one log, what it needed. The log may be in any order.
+    """Looks up, for any record of one log in any order, what it needed.
 
     ``reductions`` knows of the sums between groups.
     """
@@ -70,10 +67,21 @@ class Needs:
             if last is None or access.end_ns > last.end_ns:
                 finished[stream, stage][subnet] = access
         self._versions = {layer: sorted(writes) for layer, writes in self._writes.items()}
-        self._finished = {place: _running_last(last) for place, last in finished.items()}
+        self._finished: dict[tuple[int, int], tuple[list[int], list[Access]]] = {}
+        """By stream and stage: subnets in order, and the last to end of each and all before it."""
+        for key, last_of in finished.items():
+            subnets = sorted(last_of)
+            ends: list[Access] = []
+            for number in subnets:
+                last = last_of[number]
+                ends.append(ends[-1] if ends and ends[-1].end_ns > last.end_ns else last)
+            self._finished[key] = subnets, ends
 
     def before(self, access: Access) -> Access | None:
-        """The block before a forward, the block behind a backward; None at the chain's ends."""
+        """The record whose output this one takes: one block before a forward, or after a backward.
+
+        None at the chain's ends.
+        """
         if access.kind is W:
             return None
         stream, block, _ = access.layer
@@ -81,20 +89,20 @@ class Needs:
         return self._by_place.get((*way, block - 1 if access.kind is F else block + 1))
 
     def turn(self, access: Access) -> Access | None:
-        """The forward of the same block, which a backward at the chain's end follows."""
+        """The forward that a backward at the chain's end follows, of the same block."""
         stream, block, _ = access.layer
         return (
             self._by_place.get((stream, access.sequence_id, F, block)) if access.kind is B else None
         )
 
     def sender(self, access: Access) -> Access | None:
-        """The record on another stage whose output ``access`` takes, if there is one."""
+        """:meth:`before`, if it is on another stage."""
         return _from_elsewhere(self.before(access), access)
 
     def version(self, access: Access) -> Access | None:
-        """The WRITE whose version a forward reads, or that a WRITE builds on.
+        """The WRITE whose version a forward reads, or on which a WRITE builds.
 
-        Where the whole task had to be clear, the last WRITE that any of its forwards reads.
+        If the whole task had to be clear: the last WRITE that any of its forwards reads.
         """
         if not self._schedule.waits_for_versions:
             return None
@@ -113,14 +121,14 @@ class Needs:
         return None
 
     def passed(self, access: Access) -> Access | None:
-        """The forward of an earlier pass on another stage, whose buffers a forward goes on with."""
+        """The forward of an earlier pass on another stage, whose buffers this forward continues."""
         step = self._schedule.steps.step(access.sequence_id)
         passes = self._in_step.get((access.layer, step), {}) if access.kind is F else {}
         before = max((each for each in passes if each < access.sequence_id), default=None)
         return _from_elsewhere(passes[before] if before is not None else None, access)
 
     def taught(self, access: Access) -> Access | None:
-        """The first pass's forward on another stage, whose output the end of a chain learns."""
+        """The first pass's forward on another stage, whose output the chain's end learns from."""
         stream, block, _ = access.layer
         steps, is_end = self._schedule.steps, block == self._ends[stream]
         if not steps.distills or access.kind is not F or not is_end:
@@ -131,8 +139,7 @@ class Needs:
         return _from_elsewhere(self._by_place.get((stream, first, F, block)), access)
 
     def probed(self, access: Access) -> Access | None:
-        """The last end of a probe on another stage, behind which the subnet of a trained pass was
-        known."""
+        """The last probe to end on another stage, which decided the subnet of a trained pass."""
         stream, block, _ = access.layer
         steps, sequence_id = self._schedule.steps, access.sequence_id
         if block or access.kind is not F or steps.is_probe(sequence_id):
@@ -143,15 +150,17 @@ class Needs:
         return _from_elsewhere(found, access)
 
     def holds(self, access: Access) -> list[Held]:
-        """What held a WRITE back whose own gradients were there, in order."""
+        """What delayed a WRITE after its own gradients were there, in order."""
         return self.reductions.holds(access) if access.kind is W else []
 
     def admission(self, access: Access) -> Access | None:
-        """For a forward of the chain's first block: whose end on this stage let the subnet in."""
+        """The record on this stage whose end admitted a forward of the first block."""
         if access.kind is not F or access.layer.block:
             return None
         subnets, last = self._finished[access.layer.stream, access.stage]
-        place = bisect_left(subnets, self._schedule.finished_before(access.sequence_id))
+        bulk, sequence_id = self._schedule.bulk, access.sequence_id
+        before = sequence_id - (sequence_id % bulk if bulk else self._schedule.window - 1)
+        place = bisect_left(subnets, before)  # all subnets below this number had to be done
         return last[place - 1] if place else None
 
     def _write_read(self, forward: Access) -> Access | None:
@@ -161,16 +170,4 @@ class Needs:
 
 
 def _from_elsewhere(found: Access | None, access: Access) -> Access | None:
-    """A record, if there is one and it is on another stage."""
     return found if found is not None and found.stage != access.stage else None
-
-
-def _running_last(last: dict[int, Access]) -> tuple[list[int], list[Access]]:
-    """Subnets in order, and for each the record that ended last of it and all before it."""
-    subnets = sorted(last)
-    ordered = [last[subnet] for subnet in subnets]
-    return subnets, list(accumulate(ordered, _later))
-
-
-def _later(one: Access, other: Access) -> Access:
-    return one if one.end_ns > other.end_ns else other

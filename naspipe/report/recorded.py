@@ -1,9 +1,7 @@
-"""Read what a run left, whole or not: its log, its losses, and remarks on what is missing.
+"""Reads what a run left, complete or not: its log, its losses, and remarks on what is missing.
 
-Of a run that is too long to show every record, this module chooses the steps that are shown in
-full, and takes the numbers of all of them. Which layers' forwards follow one another within a step,
-because they leave buffers behind, is not in the log. The names of the tensors in a checkpoint say
-it.
+If a run is too long to show every record, this module chooses the steps that are shown in full, and
+computes the numbers over all of them.
 """
 
 from __future__ import annotations
@@ -32,46 +30,38 @@ from naspipe.store.run_directory import RunDirectory, run_state
 from naspipe.store.teacher_events import read_teacher_events
 from naspipe.store.validations import Validation, read_validations
 
-# Runs too long to show every record
-
-
 SHOWN_RECORDS = 20_000
-"""A page shows so many in full, unless it is asked for certain steps."""
+"""The most records that a page shows in full, unless it is asked for certain steps."""
 SHOWN_LOSSES = 4_000
-"""Points of the curve of losses, at most."""
+"""The most points of the curve of losses."""
 
 
 class Asked(NamedTuple):
-    """Steps that a reader asks for; all, or as many as can be shown, where nothing is said."""
+    """Steps that the reader asks for, both inclusive; None for all, or as many as can be shown."""
 
     first: int | None = None
     last: int | None = None
 
-    def __bool__(self) -> bool:
-        return self.first is not None or self.last is not None
+
+NOT_ASKED = Asked()
 
 
 class Stretch(NamedTuple):
-    """Steps that are shown in full."""
+    """Steps that are shown in full, both inclusive."""
 
     first: int
     last: int
-    """The last one is in."""
-
-    def wanted(self, passes: int) -> Wanted:
-        """What to read of a log, with so many passes in a step."""
-        return Wanted(first=self.first * passes, end=(self.last + 1) * passes)
 
 
-def choose_stretch(log: RunLog, asked: Asked, passes: int) -> Stretch | None:
-    """The asked steps; of a long run those in its middle; None for all of a short one.
+def _choose_stretch(log: RunLog, asked: Asked, passes: int) -> Stretch | None:
+    """The asked steps, or those in the middle of a long run; None for all of a short one.
 
     Raises:
         ConfigError: for steps that the run does not have.
     """
     records = sum(head.records for head in log.heads)
     last = max((last for head in log.heads for _, _, last in head.subnets), default=0) // passes
-    if not asked:
+    if asked == NOT_ASKED:
         if records <= SHOWN_RECORDS:
             return None
         length = max(1, (last + 1) * SHOWN_RECORDS // records)
@@ -86,7 +76,7 @@ def choose_stretch(log: RunLog, asked: Asked, passes: int) -> Stretch | None:
 
 
 def thinned(losses: Sequence[Loss]) -> tuple[list[int], list[int], list[float]]:
-    """Streams, sequence IDs and values of a curve; of many losses, means of as many neighbours."""
+    """Streams, sequence IDs and values of a curve; many losses are averaged over neighbours."""
     width = -(-len(losses) // SHOWN_LOSSES) or 1
     streams, subnets, values = [], [], []
     for begin in range(0, len(losses), width):
@@ -97,21 +87,14 @@ def thinned(losses: Sequence[Loss]) -> tuple[list[int], list[int], list[float]]:
     return streams, subnets, values
 
 
-# What a run directory holds
-
-
-def ordered_layers(
+def _ordered_layers(
     directory: RunDirectory, labels: SpaceLabels, recipe: Mapping[str, Any]
 ) -> frozenset[LayerId]:
-    """Layers whose forwards follow one another within a step: those with buffers.
+    """Layers with buffers, whose forwards therefore follow one another within a step.
 
-    They are those of the last checkpoint that can be read; none where there is no checkpoint.
-
-    Args:
-        directory: of the run.
-        labels: of its space.
-        recipe: as its manifest holds it; where a step has one pass or statistics are deferred,
-            there is no order within it.
+    The log does not say which these are, but the names of the tensors in a checkpoint do: the last
+    one that can be read counts. If a step has one pass, or the ``recipe`` defers statistics, there
+    is no order within it.
     """
     if recorded_steps(recipe).passes == 1 or recipe.get("norms", "ordered") != "ordered":
         return frozenset()
@@ -125,11 +108,15 @@ def ordered_layers(
     return frozenset()
 
 
-NOT_ASKED = Asked()
-
-
 class Recorded(NamedTuple):
-    """One run as its directory has it. ``remarks`` say what a reader must know, a line each."""
+    """One run as its directory has it.
+
+    ``remarks`` are lines that a reader must know. ``ordered`` is that of
+    :class:`naspipe.report.needs.Schedule`. ``teacher`` is the log of the run's teacher, if any, on
+    the same clock; ``lives`` says when each attempt was, on that clock. ``teacher_events`` are
+    those of teachers that came and went. ``whole`` has the numbers of all steps if only some are
+    shown in full.
+    """
 
     path: Path
     manifest: Mapping[str, Any]
@@ -139,19 +126,14 @@ class Recorded(NamedTuple):
     remarks: list[str]
     validations: Sequence[Validation] = ()
     ordered: frozenset[LayerId] = frozenset()
-    """See :class:`naspipe.report.needs.Schedule`."""
     teacher: Sequence[Access] = ()
-    """The log of the run's teacher, on the same clock, where there is one."""
     lives: Sequence[Life] = ()
-    """When each generation was, on that clock."""
     teacher_events: Sequence[Mapping[str, Any]] = ()
-    """Of teachers that came and went."""
     whole: Summary | None = None
-    """The numbers of all steps, where only some are shown in full."""
 
     @property
     def num_stages(self) -> int:
-        """Of all groups, as the manifest says, and at least as many as left records."""
+        """The stages of all groups in the manifest, and at least as many as left records."""
         told = _whole(self, "stages") * self.num_groups
         return max([told, *(access.stage + 1 for access in self.accesses)])
 
@@ -162,12 +144,11 @@ class Recorded(NamedTuple):
 
     @property
     def num_groups(self) -> int:
-        """Copies of the pipeline, as the manifest says."""
         return _whole(self, "groups")
 
     @property
     def schedule(self) -> Schedule:
-        """What decided when records could begin, as ``naspipe.engine.builder`` admits subnets."""
+        """What decided when records could begin; see ``naspipe.engine.builder``."""
         definition = section(self.manifest, "definition")
         policy, bulk = str(definition.get("policy", "csp")), definition.get("bulk")
         size = bulk if type(bulk) is int and bulk > 0 else self.num_stages
@@ -183,29 +164,36 @@ class Recorded(NamedTuple):
 
 
 def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of a manifest; empty when it is not there."""
+    """A part of a manifest; empty if it is absent."""
     part = manifest.get(name)
     return part if isinstance(part, Mapping) else {}
 
 
 def read_run(path: Path, asked: Asked = NOT_ASKED) -> Recorded:
-    """Read a run directory; of a run that did not end, whatever it left.
+    """Read a run directory; if the run did not end, whatever it left.
 
-    Of a long one the records of some steps only: those that are asked for, or some of its middle.
+    Of a long run only the records of some steps are read: those asked for, or some in the middle.
 
     Raises:
-        ConfigError: when the path is no run directory, or one of its files is damaged.
+        ConfigError: if the path is no run directory, or one of its files is damaged.
     """
     run = RecordedRun(path)
     state = run_state(run.directory, run.manifest)
-    is_complete = state.status == "complete"
-    remarks = [] if is_complete else [_incomplete(state.said, run.manifest.get("failure"))]
+    remarks = []
+    if state.status != "complete":
+        lines = str(run.manifest.get("failure") or "").strip().splitlines()
+        cause = f" First cause: {lines[0]:.300}" if lines else ""
+        remarks.append(f"This run is not complete: {state.said}.{cause}")
+    passes = run.passes_per_step
     try:
-        has_losses = is_complete or run.directory.losses.exists()
+        has_losses = not remarks or run.directory.losses.exists()
         losses = run.losses if has_losses else []
-        stretch = choose_stretch(run.log, asked, run.passes_per_step)
-        wanted = stretch.wanted(run.passes_per_step) if stretch else EVERYTHING
-        columns, lives = read_joint_columns([path, *_teachers(path)], wanted)
+        stretch = _choose_stretch(run.log, asked, passes)
+        wanted = EVERYTHING
+        if stretch:
+            wanted = Wanted(first=stretch.first * passes, end=(stretch.last + 1) * passes)
+        has_teacher = (path / "teacher" / "manifest.json").is_file()
+        columns, lives = read_joint_columns([path, *[path / "teacher"] * has_teacher], wanted)
         accesses, *teacher = (list(each.accesses()) for each in columns)
         whole = summarize_parts(run.log.parts, run.num_stages) if stretch else None
         teacher_events = read_teacher_events(path)
@@ -215,11 +203,20 @@ def read_run(path: Path, asked: Asked = NOT_ASKED) -> Recorded:
             f"cannot report on {path}: {error}; restore the file or leave this run out"
         ) from error
     recipe = section(section(run.manifest, "definition"), "recipe")
-    ordered = ordered_layers(run.directory, run.labels, recipe)
     recorded = Recorded(
-        path, run.manifest, run.labels, accesses, losses, remarks, validations, ordered,
-        teacher[0] if teacher else (), lives, teacher_events, whole,
-    )  # fmt: skip
+        path=path,
+        manifest=run.manifest,
+        labels=run.labels,
+        accesses=accesses,
+        losses=losses,
+        remarks=remarks,
+        validations=validations,
+        ordered=_ordered_layers(run.directory, run.labels, recipe),
+        teacher=teacher[0] if teacher else (),
+        lives=lives,
+        teacher_events=teacher_events,
+        whole=whole,
+    )
     if stretch:
         remarks.append(
             f"Timeline, waits, orders and balance are those of steps {stretch.first} to "
@@ -230,18 +227,8 @@ def read_run(path: Path, asked: Asked = NOT_ASKED) -> Recorded:
     return recorded
 
 
-def _teachers(path: Path) -> list[Path]:
-    """Where what is recorded of a run's teacher lies."""
-    place = path / "teacher"
-    return [place] if (place / "manifest.json").is_file() else []
-
-
 def _check(run: Recorded) -> None:
-    """Add remarks on what is missing.
-
-    Raises:
-        ConfigError: for records of layers that the manifest's space does not have.
-    """
+    """Add remarks on what is missing; ConfigError for layers that the manifest's space lacks."""
     for access in run.accesses:
         layer = access.layer
         is_known = 0 <= layer.block < len(run.labels) and access.stage >= 0
@@ -273,14 +260,8 @@ def _check(run: Recorded) -> None:
         run.remarks.append("No loss was recorded.")
 
 
-def _incomplete(said: str, failure: object) -> str:
-    lines = str(failure or "").strip().splitlines()
-    cause = f" First cause: {lines[0]:.300}" if lines else ""
-    return f"This run is not complete: {said}.{cause}"
-
-
 def _whole(run: Recorded, name: str, usual: int = 1) -> int:
-    """A whole number of the execution, or the usual one where the manifest has none."""
+    """A whole number of the execution, or the usual one if the manifest has none."""
     found = section(run.manifest, "execution").get(name, usual)
     if type(found) is not int or found < 1:
         raise ConfigError(

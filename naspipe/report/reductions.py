@@ -3,13 +3,13 @@
     stage 0, first group     B0 W0  B1 W1 ─── sum ──┐
     stage 1, second group    B2 .. B3 ............. W2 W3
 
-Every pass of a step has a WRITE in the log; the last one takes the optimizer step, the others only
-add gradients up. Where the next one of a layer is on another stage, the sum went there between
-the two. So a log says when it could leave, and when it was there at the latest.
+Every pass of a step has a WRITE in the log. The last one takes the optimizer step; the others only
+accumulate gradients. If a layer's next WRITE is on another stage, the sum was sent there between
+the two. So a log says when a sum could leave, and when it had arrived at the latest.
 
-In a tree of passes each stage adds up its own first, and only the last WRITE waits for sums. A sum
-that goes on from a stage in between could leave when all that it is made of was there. The names of
-all reasons that a stage can have waited for are here, too, because sums have some of their own.
+In a tree of passes each stage sums its own gradients first, and only its last WRITE waits for sums.
+A stage in between could pass a sum on when all parts of it were there. This module also names all
+reasons for which a stage can have waited, because sums have some of their own.
 """
 
 from __future__ import annotations
@@ -23,30 +23,28 @@ from typing import NamedTuple
 from naspipe.config.ids import Access, AccessKind, LayerId, StageId
 from naspipe.config.steps import Steps
 
-# What a stage can have waited for
-
 
 class Reason(Enum):
     """What a stage waited for."""
 
     FILL = "fill"
-    """The stage's first input: the pipeline was filling."""
+    """The stage's first input, while the pipeline was filling."""
     INPUT = "input"
-    """Activations, gradients or a layer of another stage, the message's time included."""
+    """Activations, gradients or a layer of another stage, including the message's time."""
     CAUSAL = "causal"
-    """An earlier subnet's WRITE of a layer that a forward reads whose input was there."""
+    """An earlier subnet's WRITE of a layer, which a forward whose input was there reads."""
     REDUCTION = "reduction"
-    """The gradients of another group's passes: a WRITE that had its own waited for their sum."""
+    """The sum of another group's gradients, for a WRITE that had its own."""
     COPY = "copy"
-    """A layer that another group wrote: the WRITE was over, and the copy on its way back."""
+    """A layer that another group had written, on its way back."""
     BUFFERS = "buffers"
     """What another group's forward leaves for the next pass: running statistics of norms."""
     NORM = "norm"
-    """The global norm: a WRITE that had its gradient waited for all gradients of its step."""
+    """All gradients of a step, for a WRITE that had its own: the global norm."""
     WINDOW = "window"
-    """An earlier subnet to finish here, so that another may be under way."""
+    """An earlier subnet to finish here, so that another may be admitted."""
     TEACHER = "teacher"
-    """Nothing at all: a teacher's forward ran here."""
+    """Nothing: a teacher's forward ran here."""
     LOAD = "load"
     """A layer on its way from host memory to the device."""
     OTHER = "other"
@@ -55,15 +53,8 @@ class Reason(Enum):
     """Nothing is left to do here while other stages finish."""
 
 
-# Sums of gradients, and the global norm
-
-
-_StepOfLayer = tuple[LayerId, int]
-_StepOfStream = tuple[int, int]
-
-
 class Held(NamedTuple):
-    """From ``start_ns`` to ``end_ns`` a WRITE had its own gradients, and waited for ``cause``."""
+    """From ``start_ns`` to ``end_ns`` a WRITE had its own gradients and waited for ``cause``."""
 
     start_ns: int
     end_ns: int
@@ -76,7 +67,8 @@ class Handover(NamedTuple):
 
     ``given`` is the last WRITE of the sender. ``joined``, the WRITE of the next pass, follows the
     sum; in a tree it is the receiver's last one. From ``own_ns`` on the receiver had what it needs
-    of its own gradients. Behind ``came_ns`` it did not wait for the sum.
+    of its own gradients; after ``came_ns`` it did not wait for the sum. It left at ``left_ns`` at
+    the earliest and was joined at ``joined_ns`` at the latest.
     """
 
     given: Access
@@ -84,34 +76,27 @@ class Handover(NamedTuple):
     own_ns: int
     came_ns: int
     left_ns: int
-    """When it left, at the earliest."""
     joined_ns: int
-    """When it was joined, at the latest."""
 
     @property
     def waited_ns(self) -> int:
-        """How long the receiver had its own gradients, and not the sum; with the message's time.
+        """How long the receiver had its own gradients only, including the message's time.
 
-        0 for a sum that had left before: whether the receiver waited, no log can tell.
+        0 for a sum that had left before: the log does not say if the receiver waited.
         """
         return self.came_ns - self.own_ns if self.left_ns > self.own_ns else 0
 
 
 class Reductions:
-    """Looks up what the WRITEs of a log waited for beside their own gradients.
-
-    Args:
-        accesses: of one log, in any order.
-        steps: how its passes form steps.
-    """
+    """Looks up what the WRITEs of a log, in any order, waited for besides their own gradients."""
 
     def __init__(self, accesses: Iterable[Access], steps: Steps) -> None:
         self._steps = steps
-        self._writes: dict[_StepOfLayer, list[Access]] = defaultdict(list)
+        self._writes: dict[tuple[LayerId, int], list[Access]] = defaultdict(list)
         self._gradients: dict[tuple[LayerId, int, StageId], list[int]] = defaultdict(list)
-        """When each of a stage's own gradients of a layer was there, by the step."""
-        self._lasts: dict[_StepOfStream, Access] = {}
-        """What the norm of a step waited for."""
+        """When each of a stage's own gradients of a layer was there, by step."""
+        self._lasts: dict[tuple[int, int], Access] = {}
+        """What the norm of a stream's step waited for."""
         for access in accesses:
             layer, step = access.layer, steps.step(access.sequence_id)
             if access.kind is AccessKind.WRITE:
@@ -123,7 +108,7 @@ class Reductions:
             writes.sort(key=lambda write: write.sequence_id)
         self._handovers: dict[tuple[LayerId, int, StageId], list[Handover]] = defaultdict(list)
         for (layer, step), writes in self._writes.items():
-            for made in self._in_halves(writes) if steps.is_tree else self._in_a_row(writes):
+            for made in self._sums_of(writes):
                 self._handovers[layer, step, made.joined.stage].append(made)
                 self._norm_waits_for(made.given)
 
@@ -133,16 +118,16 @@ class Reductions:
         return sorted(chain(*self._handovers.values()), key=lambda each: each.left_ns)
 
     def is_sum(self, given: Access, write: Access) -> bool:
-        """Whether a WRITE follows the sum that another stage's WRITE left."""
+        """Return True if a WRITE follows the sum that another stage's WRITE left."""
         step = self._steps.step(write.sequence_id)
         return given.stage != write.stage and self._steps.step(given.sequence_id) == step
 
     def are_apart(self, given: Access, write: Access) -> bool:
-        """Whether a WRITE only seems to follow that of another stage, as each adds up its own."""
+        """Return True if a WRITE only seems to follow that of another stage, as each has a sum."""
         return self._steps.is_tree and self.is_sum(given, write)
 
     def holds(self, write: Access) -> list[Held]:
-        """What held a WRITE back whose stage had its own gradients; in order, without overlaps."""
+        """What delayed a WRITE whose stage had its own gradients; in order, without overlaps."""
         layer, step = write.layer, self._steps.step(write.sequence_id)
         held: list[Held] = []
         own_ns = max(self._gradients.get((layer, step, write.stage), ()), default=write.start_ns)
@@ -159,16 +144,16 @@ class Reductions:
         return held
 
     def is_copy(self, reader: Access) -> bool:
-        """Whether a forward reads a copy: another stage has the layer and writes it that step."""
+        """Return True if a forward reads a copy of a layer that another stage writes that step."""
         writes = self._writes.get((reader.layer, self._steps.step(reader.sequence_id)))
         return writes is not None and writes[-1].stage != reader.stage
 
-    def _in_a_row(self, writes: Sequence[Access]) -> Iterator[Handover]:
-        for given, joined in pairwise(writes):
-            if given.stage != joined.stage:
-                yield self._handover(given, joined, given.end_ns, joined.start_ns)
-
-    def _in_halves(self, writes: Sequence[Access]) -> Iterator[Handover]:
+    def _sums_of(self, writes: Sequence[Access]) -> Iterator[Handover]:
+        if not self._steps.is_tree:
+            for given, joined in pairwise(writes):
+                if given.stage != joined.stage:
+                    yield self._handover(given, joined, given.end_ns, joined.start_ns)
+            return
         lasts = list({write.stage: write for write in writes}.values())
         left_ns = [write.end_ns for write in lasts]
         for giver, receiver in self._steps.handed_on([write.sequence_id for write in lasts]):
@@ -177,10 +162,10 @@ class Reductions:
             yield self._handover(lasts[giver], lasts[receiver], given_ns, writes[-1].start_ns)
 
     def _handover(self, given: Access, joined: Access, left_ns: int, joined_ns: int) -> Handover:
-        """Behind a gate the log does not say when the sum came, only that it had left; nor of a
-        stage in a tree that hands it on.
+        """Make a handover, with the times that the log can tell.
 
-        Where a layer's old versions are kept, a sum may be joined between the receiver's passes.
+        After a gate, and in a tree, it only says that a sum had left, not when it came. If old
+        versions of a layer are kept, a sum may be joined between the receiver's passes.
         """
         key = (joined.layer, self._steps.step(joined.sequence_id), joined.stage)
         own = [end_ns for end_ns in self._gradients.get(key, ()) if end_ns <= joined.start_ns]
@@ -189,7 +174,7 @@ class Reductions:
         return Handover(given, joined, own_ns, came_ns, left_ns, max(left_ns, joined_ns))
 
     def _is_gated(self, write: Access) -> bool:
-        """Whether a WRITE waited for the norm: those that end their step do."""
+        """Return True if a WRITE waited for the norm, as those that end their step do."""
         writes = self._writes[write.layer, self._steps.step(write.sequence_id)]
         return self._steps.is_gated and write.sequence_id == writes[-1].sequence_id
 

@@ -2,9 +2,9 @@
 
 Times are whole nanoseconds since the run's first record. The tables hold the sums of gradients
 between groups, the access order of every layer, the shares of busy and waiting time, how evenly the
-work fell on the stages, the losses and the timeline. The page is one HTML file with the tables, its
-script and plotly.js inside, for use offline. A content security policy in the file keeps the
-browser from requesting anything.
+work was spread over the stages, the losses and the timeline. The page is one HTML file that
+contains the tables, its script and plotly.js, for use offline; its content security policy keeps
+the browser from requesting anything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -54,45 +55,36 @@ _SCRIPTS = (
 )
 
 
-def render_page(title: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """The page's HTML.
+def write_page(path: Path, title: str, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Write the page of some runs, given by their :func:`run_tables`, whole or not at all.
 
-    Args:
-        title: plain text for the heading.
-        runs: the tables of each run, from :func:`naspipe.report.run_tables.run_tables`.
+    ``title`` is plain text for the heading. A file of that name is replaced.
     """
     from plotly.offline import get_plotlyjs  # takes half a second to import
 
-    return Template(_asset("page.html")).substitute(
+    def asset(name: str) -> str:
+        return files("naspipe.report").joinpath("assets", name).read_text("utf-8")
+
+    def packed(text: str) -> str:
+        """Deflate to base64, which browsers unpack with ``DecompressionStream``."""
+        return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+    text = Template(asset("page.html")).substitute(
         title=title.replace("&", "&amp;").replace("<", "&lt;"),
-        style=_asset("style.css"),
-        tables=_packed(json.dumps({"runs": runs}, allow_nan=False, separators=(",", ":"))),
-        plotly=_packed(get_plotlyjs()),  # a third of its length
-        script="\n".join(_asset(name) for name in _SCRIPTS),
+        style=asset("style.css"),
+        tables=packed(json.dumps({"runs": runs}, allow_nan=False, separators=(",", ":"))),
+        plotly=packed(get_plotlyjs()),  # a third of its length
+        script="\n".join(map(asset, _SCRIPTS)),
     )
-
-
-def write_page(path: Path, title: str, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Write the page; it appears whole or not at all, in place of a file of that name."""
-    text = render_page(title, runs)
     with atomic_file(path) as file:
         file.write(text.encode())
-
-
-def _packed(text: str) -> str:
-    """A text, deflated, in base64: browsers unpack it with ``DecompressionStream``."""
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def _asset(name: str) -> str:
-    return files("naspipe.report").joinpath("assets", name).read_text("utf-8")
 
 
 # Sums of gradients between groups
 
 
 REDUCING = {Reason.REDUCTION: "sums", Reason.COPY: "copies", Reason.BUFFERS: "buffers"}
-"""What stages wait for because passes of one step are computed in several groups."""
+"""What stages wait for because several groups compute the passes of one step."""
 
 
 def reduction_columns(
@@ -100,8 +92,8 @@ def reduction_columns(
 ) -> dict[str, list[int]]:
     """Every sum, one column per field, by the time it could leave; ``layer`` is a row of layers.
 
-    ``stage`` received it from ``sender``. It was joined by ``start + length``; in the stretch's
-    last ``waited`` nanoseconds the receiver's own gradients were there already.
+    ``stage`` received it from ``sender``. It was joined by ``start + length``; the receiver had its
+    own gradients for the last ``waited`` nanoseconds of that.
     """
     return {
         "stage": [each.joined.stage for each in handovers],
@@ -117,9 +109,8 @@ def reduction_columns(
     }
 
 
-def reduction_routes(handovers: Iterable[Handover]) -> list[dict[str, int]]:
-    """What went from each stage to each other one: sums, their time on the way, and WRITEs'
-    waits for them."""
+def _reduction_routes(handovers: Iterable[Handover]) -> list[dict[str, int]]:
+    """What each stage sent to each other one: sums, their time on the way, and waits for them."""
     routes: dict[tuple[int, int], list[Handover]] = defaultdict(list)
     for each in handovers:
         routes[each.given.stage, each.joined.stage].append(each)
@@ -136,19 +127,8 @@ def reduction_routes(handovers: Iterable[Handover]) -> list[dict[str, int]]:
     ]
 
 
-def reduction_numbers(
-    handovers: Sequence[Handover], waits: Iterable[Wait], stages_ns: int
-) -> dict[str, float]:
-    """How many sums, and the share of all stages' time that nothing ran for want of one, of a copy
-    or of buffers; empty where there were none."""
-    if not handovers:
-        return {}
-    waited = sum(wait.end_ns - wait.start_ns for wait in waits if wait.reason in REDUCING)
-    return {"num_sums": len(handovers), "reduction_ratio": waited / stages_ns if stages_ns else 0}
-
-
 def reduction_line(tables: Mapping[str, Any]) -> str:
-    """One line about a run's sums; empty where it has none."""
+    """One line about a run's sums; empty if it has none."""
     numbers = tables["numbers"]
     if not numbers.get("num_sums"):
         return ""
@@ -163,11 +143,11 @@ def reduction_line(tables: Mapping[str, Any]) -> str:
     )
 
 
-# Each layer's access order, and the causal waits that it caused
+# The access order of each layer, and the causal waits that it caused
 
 
 class LayerOrder(NamedTuple):
-    """One layer; ``causal_ns`` sums the waits of stages for one of its WRITEs.
+    """One layer; ``causal_ns`` sums the stages' waits for its WRITEs.
 
     ``reduction_ns`` sums those for what groups send one another: its gradients, copies, buffers.
     """
@@ -189,7 +169,7 @@ def layer_orders(
     labels: SpaceLabels,
     stream: Sequence[Sequence[int]] = (),
 ) -> list[LayerOrder]:
-    """Every layer that was used, in chain order; orders say settings where a stream is given."""
+    """Every layer that was used, in chain order; orders show settings if a stream is given."""
     waited: dict[LayerId, list[int]] = defaultdict(list)
     reduced: dict[LayerId, int] = defaultdict(int)
     for wait in waits:
@@ -227,9 +207,9 @@ NUM_BINS = 120
 class TimeBins(NamedTuple):
     """Equal stretches from the run's first record to its last.
 
-    ``shares[stage][name][bin]`` is the share of a bin's time that the stage was ``busy``, or
-    waited for a reason (by :class:`Reason`'s value); over the names they add up to 1.
-    ``hits[bin]`` and ``reads[bin]`` count forwards and backwards by the time they began.
+    ``shares[stage][name][bin]`` is the share of a bin's time that the stage was ``busy``, or waited
+    for a reason (by :class:`Reason`'s value); over the names they add up to 1. ``hits[bin]`` and
+    ``reads[bin]`` count forwards and backwards by the time they began.
     """
 
     edges_ns: list[int]
@@ -248,42 +228,40 @@ def time_bins(
     length = max(access.end_ns for access in accesses) - start
     num_bins = max(1, min(num_bins, length))
     edges = [start + length * place // num_bins for place in range(num_bins + 1)]
+
+    def bin_of(time_ns: int) -> int:
+        """The bin of a moment; the last one holds the run's end too."""
+        return min(num_bins - 1, bisect_right(edges, time_ns) - 1)
+
     waited = [{reason.value: [0] * num_bins for reason in Reason} for _ in range(num_stages)]
     for wait in waits:
-        _spread(waited[wait.stage][wait.reason.value], edges, wait.start_ns, wait.end_ns)
+        column, now = waited[wait.stage][wait.reason.value], wait.start_ns
+        place = bin_of(now)
+        while now < wait.end_ns:
+            is_last = place == num_bins - 1
+            until = wait.end_ns if is_last else min(wait.end_ns, edges[place + 1])
+            column[place] += until - now
+            now, place = until, place + 1
     widths = [max(1, high - low) for low, high in pairwise(edges)]
+    shares = []
+    for columns in waited:
+        own = {
+            name: [spent / width for spent, width in zip(column, widths, strict=True)]
+            for name, column in columns.items()
+        }
+        idle = [sum(column) for column in zip(*own.values(), strict=True)]
+        shares.append({BUSY: [1 - share for share in idle], **own})
+
     hits, reads = [0] * num_bins, [0] * num_bins
     for access in accesses:
         if access.kind is not AccessKind.WRITE:
-            place = _bin(edges, access.start_ns)
+            place = bin_of(access.start_ns)
             reads[place] += 1
             hits[place] += access.is_hit
-    return TimeBins(edges, [_shares(stage, widths) for stage in waited], hits, reads)
+    return TimeBins(edges, shares, hits, reads)
 
 
-def _shares(waited: dict[str, list[int]], widths: Sequence[int]) -> dict[str, list[float]]:
-    shares = {
-        name: [spent / width for spent, width in zip(column, widths, strict=True)]
-        for name, column in waited.items()
-    }
-    idle = [sum(column) for column in zip(*shares.values(), strict=True)]
-    return {BUSY: [1 - share for share in idle], **shares}
-
-
-def _bin(edges: Sequence[int], time_ns: int) -> int:
-    """The bin that a moment falls in; the last one holds the run's end too."""
-    return min(len(edges) - 2, bisect_right(edges, time_ns) - 1)
-
-
-def _spread(column: list[int], edges: Sequence[int], start_ns: int, end_ns: int) -> None:
-    place = _bin(edges, start_ns)
-    while start_ns < end_ns:
-        until = end_ns if place + 2 == len(edges) else min(end_ns, edges[place + 1])
-        column[place] += until - start_ns
-        start_ns, place = until, place + 1
-
-
-# How evenly the work fell on the stages
+# How evenly the work was spread over the stages
 
 
 class StageBalance(NamedTuple):
@@ -304,10 +282,7 @@ class StageBalance(NamedTuple):
 def stage_balance(accesses: Sequence[Access], num_stages: int, num_groups: int = 1) -> StageBalance:
     """Measure the balance of a run; empty columns for an empty log.
 
-    Args:
-        accesses: its log.
-        num_stages: of all groups.
-        num_groups: each subnet goes through the stages of one of them.
+    ``num_stages`` counts those of all groups; each subnet passes through the stages of one group.
     """
     of_each = num_stages // num_groups
     busy = {kind.value: [0] * num_stages for kind in AccessKind}
@@ -325,46 +300,50 @@ def stage_balance(accesses: Sequence[Access], num_stages: int, num_groups: int =
     return StageBalance(
         busy,
         [number for _, number in subnets],
-        [_peak_to_mean(by_subnet[key], of_each) for key in subnets],
+        [
+            max(times_ns) * of_each / total if (total := sum(times_ns)) else 1.0
+            for times_ns in map(by_subnet.__getitem__, subnets)
+        ],
         [[first[key][stage] for key in subnets] for stage in range(num_stages)],
     )
-
-
-def _peak_to_mean(times_ns: Sequence[int], num_stages: int) -> float:
-    total = sum(times_ns)
-    return max(times_ns) * num_stages / total if total else 1.0
 
 
 # The tables of a run
 
 
 SHORTEST_WAIT_NS = 50_000
-"""Shorter waits without a reason are left out of the timeline; every sum holds them."""
-
-
-def _stream(run: Recorded) -> Sequence[Sequence[int]]:
-    """The choices of every subnet, where orders say settings."""
-    if not run.labels.has_settings:
-        return ()
-    try:
-        return read_stream(RunDirectory(run.path).stream)
-    except ConfigError:  # a report shows what is there
-        return ()
+"""The timeline omits shorter waits without a reason; every total includes them."""
 
 
 def run_tables(run: Recorded, name: str) -> dict[str, Any]:
     """All tables of one run; ``name`` is what the page calls it."""
     accesses = sorted(run.accesses, key=time_key)
     waits = with_teacher(explain_waits(accesses, run.num_stages, run.schedule), run.teacher)
-    bins = time_bins(accesses, waits, run.num_stages)
-    layers = layer_orders(accesses, waits, run.labels, _stream(run))
-    sums = Reductions(accesses, run.schedule.steps).handovers
+    stream: Sequence[Sequence[int]] = ()
+    if run.labels.has_settings:
+        with suppress(ConfigError):  # a report shows what there is
+            stream = read_stream(RunDirectory(run.path).stream)
+    layers = layer_orders(accesses, waits, run.labels, stream)
     places = {row.layer: place for place, row in enumerate(layers)}
     start_ns = min((access.start_ns for access in accesses), default=0)
     end_ns = max((access.end_ns for access in accesses), default=0) - start_ns
     warm_up = warm_up_end_ns(accesses)
-    totals = _totals(waits, run.num_stages)
-    measured = {**numbers(run), **reduction_numbers(sums, waits, run.num_stages * end_ns)}
+    bins = time_bins(accesses, waits, run.num_stages)
+    totals = {reason.value: [0] * run.num_stages for reason in Reason}
+    for wait in waits:
+        totals[wait.reason.value][wait.stage] += wait.end_ns - wait.start_ns
+
+    measured = numbers(run)
+    sums = Reductions(accesses, run.schedule.steps).handovers
+    if sums:
+        waited = sum(sum(totals[reason.value]) for reason in REDUCING)
+        stages_ns = run.num_stages * end_ns
+        measured["num_sums"] = len(sums)
+        measured["reduction_ratio"] = waited / stages_ns if stages_ns else 0
+
+    streams, subnets, values = thinned(run.losses)
+    names = list(run.validations[0].scores) if run.validations else []
+    scores = {name: [each.scores.get(name, math.nan) for each in run.validations] for name in names}
     return {
         "name": name,
         "remarks": run.remarks,
@@ -378,32 +357,20 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
         "spans": _span_columns(accesses, places, start_ns),
         "waits": _wait_columns(waits, places, start_ns),
         "sums": reduction_columns(sums, places, start_ns),
-        "routes": reduction_routes(sums),
+        "routes": _reduction_routes(sums),
         "wait_totals_ns": totals,
         "bins": bins._replace(edges_ns=[edge - start_ns for edge in bins.edges_ns])._asdict(),
         "balance": stage_balance(accesses, run.num_stages, run.num_groups)._asdict(),
-        "losses": _loss_columns(run),
-        "validations": _validation_columns(run),
+        "losses": {"subnet": subnets, "stream": streams, "value": list(map(_finite, values))},
+        "validations": {
+            "subnet": [each.sequence_id - 1 for each in run.validations],
+            "scores": {
+                name: [value if math.isfinite(value) else None for value in column]
+                for name, column in scores.items()
+            },
+        },
         "searches": search_tables(run.path, run.labels.decided),
         "teachers": teacher_tables(run.teacher_events, run.lives, run.manifest, start_ns),
-    }
-
-
-def _loss_columns(run: Recorded) -> dict[str, Any]:
-    streams, subnets, values = thinned(run.losses)
-    return {"subnet": subnets, "stream": streams, "value": [_finite(value) for value in values]}
-
-
-def _validation_columns(run: Recorded) -> dict[str, Any]:
-    """Of each validation the last subnet whose update is in, and the scores; null for no number."""
-    names = list(run.validations[0].scores) if run.validations else []
-    rows = [[each.scores.get(name, math.nan) for name in names] for each in run.validations]
-    return {
-        "subnet": [each.sequence_id - 1 for each in run.validations],
-        "scores": {
-            name: [row[place] if math.isfinite(row[place]) else None for row in rows]
-            for place, name in enumerate(names)
-        },
     }
 
 
@@ -412,7 +379,7 @@ def _span_columns(
 ) -> dict[str, Any]:
     """Every record, one column per field; ``layer`` is a row of the layers' table.
 
-    A backward of a frozen layer alone has no row there, because it has no order: -1.
+    It is -1 for a layer that only has backwards, and therefore no order.
     """
     return {
         "stage": [access.stage for access in accesses],
@@ -459,14 +426,6 @@ def _wait_columns(
     return columns
 
 
-def _totals(waits: Sequence[Wait], num_stages: int) -> dict[str, list[int]]:
-    """Nanoseconds that each stage waited, by reason."""
-    totals = {reason.value: [0] * num_stages for reason in Reason}
-    for wait in waits:
-        totals[wait.reason.value][wait.stage] += wait.end_ns - wait.start_ns
-    return totals
-
-
 def _finite(value: float) -> float | str:
-    """JSON knows no NaN and no infinity."""
+    """JSON has no NaN and no infinity."""
     return value if math.isfinite(value) else str(value)

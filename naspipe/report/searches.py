@@ -1,6 +1,6 @@
-"""The searches of a run, as plain tables ready for JSON, and which choices win in them.
+"""The searches of a run as plain tables ready for JSON, and which choices win in them.
 
-A choice wins where the best subnets of a search have it more often than all that were judged.
+A choice wins if the best subnets of a search have it more often than all that were evaluated.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from naspipe.search.retrained import (
     read_retrained,
 )
 from naspipe.search.scores import SCORES, merit
-from naspipe.search.search_directory import Candidate, Search, find_searches
+from naspipe.search.search_directory import Search, find_searches
 from naspipe.search.strategies import COSTS
 from naspipe.store.labels import Decided
 
-# Which choices win
-
-
 BEST_SHARE = 10
-"""The best are one of so many subnets, and at least :data:`FEWEST_BEST`."""
+"""One in ten subnets is among the best, and at least :data:`FEWEST_BEST`."""
 FEWEST_BEST = 5
+_SHOWN = 10
 
 
 class Choice(NamedTuple):
-    """A candidate of a block, or a value of a label, over the subnets of a search."""
+    """A candidate of a block, or a value of a label, over the subnets of a search.
+
+    ``judged`` and ``best`` are the shares of all different subnets, and of the best ones, that have
+    it. ``gain`` is the mean score of those that have it less that of the others, more being better;
+    None if all have it, or if a score is infinite.
+    """
 
     name: str
     judged: float
-    """Share of all different subnets that have it."""
     best: float
-    """Share of the best ones that have it."""
     gain: float | None
-    """Mean score of those that have it, less that of those that have not; more is better. None
-    where all have it, or where a score is infinite."""
 
 
 class Decision(NamedTuple):
@@ -54,36 +53,29 @@ class Decision(NamedTuple):
 
 
 def winning(search: Search, decided: Decided) -> tuple[list[Decision], int]:
-    """What the best subnets have, and how many these are.
+    """What the best subnets of a search that ended have, and how many these are.
 
-    Args:
-        search: that ended.
-        decided: what labels say of its subnets; without labels, choice blocks count.
+    Without labels in ``decided``, choice blocks count.
     """
     ranked = search.ranked()
-    count = min(len(ranked), max(FEWEST_BEST, len(ranked) // BEST_SHARE))
     if not ranked:
         return [], 0
+    count = min(len(ranked), max(FEWEST_BEST, len(ranked) // BEST_SHARE))
     scores = [merit(each.scores, search.score) for each in ranked]
     columns: dict[str, list[str]] = {}
     for each in ranked:
-        for name, value in _named(each, decided):
+        labels = decided.values_of(each.choices)
+        named = {label: "|".join(values) for label, values in labels.items()} or {
+            str(block): str(choice) for block, choice in enumerate(each.choices)
+        }
+        for name, value in named.items():
             columns.setdefault(name, []).append(value)
-    whole = {name: values for name, values in columns.items() if len(values) == len(ranked)}
     decisions = [
         Decision(name, tuple(_choices(values, scores, count)))
-        for name, values in whole.items()
-        if len(set(values)) > 1
+        for name, values in columns.items()
+        if len(values) == len(ranked) and len(set(values)) > 1
     ]
     return decisions, count
-
-
-def _named(candidate: Candidate, decided: Decided) -> Sequence[tuple[str, str]]:
-    """What is decided in a subnet: (name, value)."""
-    labels = decided.values_of(candidate.choices)
-    if labels:
-        return [(label, "|".join(values)) for label, values in labels.items()]
-    return [(str(block), str(choice)) for block, choice in enumerate(candidate.choices)]
 
 
 def _choices(values: Sequence[str], scores: Sequence[float], count: int) -> list[Choice]:
@@ -94,43 +86,20 @@ def _choices(values: Sequence[str], scores: Sequence[float], count: int) -> list
         rest = [score for each, score in zip(values, scores, strict=True) if each != value]
         gain = statistics.fmean(own) - statistics.fmean(rest) if rest else math.nan
         share = values[:count].count(value) / count
-        known = gain if math.isfinite(gain) else None
-        found.append(Choice(value, len(own) / len(values), share, known))
+        found.append(Choice(value, len(own) / len(values), share, _plain(gain)))
     return found
 
 
 def _order(value: str) -> tuple[bool, float, str]:
-    """Numbers by their size, before everything else."""
+    """Sort numbers by size, before everything else."""
     return (False, float(value), "") if value.isdigit() else (True, 0.0, value)
 
 
-def as_table(search: Search, decided: Decided) -> dict[str, Any]:
-    """Plain values ready for JSON."""
-    decisions, count = winning(search, decided)
-    return {
-        "best": count,
-        "decisions": [
-            {"name": each.name, "choices": [choice._asdict() for choice in each.choices]}
-            for each in decisions
-        ],
-    }
-
-
-# The tables of the searches
-
-
-_SHOWN = 10
-
-
 def search_tables(run: Path, decided: Decided) -> list[dict[str, Any]]:
-    """One table per search that came to its end, the newest first.
-
-    Args:
-        run: directory.
-        decided: what its labels say of a subnet.
+    """One table for each search in a run directory that came to its end, the newest first.
 
     Raises:
-        ConfigError: when a file of one is damaged.
+        ConfigError: if a file of a search is damaged.
     """
     try:
         return [_table(search, decided) for search in find_searches(run)]
@@ -142,26 +111,39 @@ def search_tables(run: Path, decided: Decided) -> list[dict[str, Any]]:
 
 def _table(search: Search, decided: Decided) -> dict[str, Any]:
     """Scores and costs by column; of the best and of the fronts, the subnets' numbers."""
-    definition = search.manifest["definition"]
-    best = search.ranked()[:_SHOWN]
+    candidates = search.candidates
+    decisions, count = winning(search, decided)
+    texts = (",".join(map(str, each.choices)) for each in candidates)
     return {
         "name": search.name,
         "score": search.score,
-        "strategy": str(definition.get("strategy", "")),
-        "scores": {name: [_plain(each.scores.of(name)) for each in search.candidates]
-                   for name in dict.fromkeys([*SCORES, search.score])},
-        "costs": {name: [_plain(getattr(each.cost, name)) for each in search.candidates]
-                  for name in COSTS},
-        "choices": [_text(each, decided) for each in search.candidates],
-        "best": [each.sequence_id for each in best],
+        "strategy": str(search.manifest["definition"].get("strategy", "")),
+        "scores": {
+            name: [_plain(each.scores.of(name)) for each in candidates]
+            for name in dict.fromkeys([*SCORES, search.score])
+        },
+        "costs": {
+            name: [_plain(getattr(each.cost, name)) for each in candidates] for name in COSTS
+        },
+        "choices": [
+            f"{text} {decided.of_subnet(each.choices)}".strip()
+            for text, each in zip(texts, candidates, strict=True)
+        ],
+        "best": [each.sequence_id for each in search.ranked()[:_SHOWN]],
         "fronts": {name: [each.sequence_id for each in search.front(name)] for name in COSTS},
-        "winning": as_table(search, decided),
+        "winning": {
+            "best": count,
+            "decisions": [
+                {"name": each.name, "choices": [choice._asdict() for choice in each.choices]}
+                for each in decisions
+            ],
+        },
         "alone": _alone(search),
-    }  # fmt: skip
+    }
 
 
 def _alone(search: Search) -> dict[str, Any] | None:
-    """Subnets that were trained alone since, with the newest terms; None where there are none."""
+    """Subnets that were retrained alone since, on the newest terms; None if there are none."""
     retrained = newest_alike(read_retrained(search))
     if not retrained:
         return None
@@ -176,11 +158,6 @@ def _alone(search: Search) -> dict[str, Any] | None:
         "confidence": None if found is None else {**found._asdict()},
         "fewest": FEWEST,
     }
-
-
-def _text(candidate: Candidate, decided: Decided) -> str:
-    choices = ",".join(map(str, candidate.choices))
-    return f"{choices} {decided.of_subnet(candidate.choices)}".strip()
 
 
 def _plain(value: float) -> float | None:

@@ -1,7 +1,4 @@
-"""What a run was and what it measured, as short texts and numbers.
-
-Among the numbers is how much of the time of split backwards' second part would have been idle.
-"""
+"""What a run was and what it measured, as short texts and numbers, and whether two runs agree."""
 
 from __future__ import annotations
 
@@ -16,28 +13,20 @@ from naspipe.store.access_order import recorded_spans, shared_spans, unrecorded_
 from naspipe.store.differences import log_differences, loss_differences
 from naspipe.store.metrics import bubble_ratio, causal_bound, summarize
 
-_ALWAYS = -(1 << 63)
-"""A time before every record."""
-
 
 class Filled(NamedTuple):
-    """Nanoseconds of all stages that went to gradients of weights that backwards had left (W)."""
+    """Nanoseconds of all stages for weights' gradients that split backwards had left (W).
+
+    ``filled_ns`` are those during which no forward or backward of the stage was ready or waited for
+    its WRITEs; W after the last forward or backward of all stages is not part of it.
+    """
 
     owed_ns: int
     filled_ns: int
-    """Those in which no forward or backward of the stage was ready, nor waited for its WRITEs.
-
-    What comes behind the last forward or backward of all stages is not among them.
-    """
 
 
 def filled_time(accesses: Sequence[Access], schedule: Schedule) -> Filled:
-    """Sum up a run's W; whatever the log does not tell counts as ready, which fills less.
-
-    Args:
-        accesses: a run's log, in any order.
-        schedule: what else decided when a record could begin.
-    """
+    """Sum up the W of a log in any order; what the log does not tell counts as ready."""
     if not any(access.owed_ns for access in accesses):
         return Filled(0, 0)
     needs = Needs(accesses, schedule)
@@ -46,23 +35,23 @@ def filled_time(accesses: Sequence[Access], schedule: Schedule) -> Filled:
     ready_ns: dict[int, int] = {}
     for access in sorted(accesses, key=time_key, reverse=True):
         stage, next_ns = access.stage, ready_ns.get(access.stage, last_ns)
-        if access.kind is not AccessKind.WRITE:
-            ready_ns[stage] = min(next_ns, _ready_ns(access, needs))
+        if access.kind is AccessKind.WRITE:
+            owed_ns += access.owed_ns
+            filled_ns += max(0, min(access.owed_ns, next_ns - access.start_ns))
             continue
-        owed_ns += access.owed_ns
-        filled_ns += max(0, min(access.owed_ns, next_ns - access.start_ns))
+        # The access was ready once all that it needed, except its own stage's WRITEs, had ended.
+        version = needs.version(access)
+        needed = [
+            needs.before(access) or needs.turn(access),
+            version if version is not None and version.stage != stage else None,
+            needs.admission(access),
+            needs.passed(access),
+            needs.taught(access),
+            needs.probed(access),
+        ]
+        ends = (each.end_ns for each in needed if each is not None)
+        ready_ns[stage] = min(next_ns, max(ends, default=-(1 << 63)))
     return Filled(owed_ns, filled_ns)
-
-
-def _ready_ns(access: Access, needs: Needs) -> int:
-    """When a forward or a backward had all that it waited for but WRITEs of its own stage."""
-    version = needs.version(access)
-    found = [
-        needs.before(access) or needs.turn(access),
-        version if version is not None and version.stage != access.stage else None,
-        needs.admission(access), needs.passed(access), needs.taught(access), needs.probed(access),
-    ]  # fmt: skip
-    return max((each.end_ns for each in found if each is not None), default=_ALWAYS)
 
 
 _DEFINITION = ("space", "scale", "sampler", "policy", "steps", "seed")
@@ -81,7 +70,7 @@ _RECIPE = ("optimizer", "lr", "schedule", "precision", "passes")
 
 
 def facts(run: Recorded) -> dict[str, str]:
-    """How the run was defined and carried out, as far as its manifest says."""
+    """How the run was defined and executed, as far as its manifest says."""
     definition, execution = section(run.manifest, "definition"), section(run.manifest, "execution")
     environment = section(run.manifest, "environment")
     found = {
@@ -101,10 +90,9 @@ def facts(run: Recorded) -> dict[str, str]:
 def numbers(run: Recorded) -> dict[str, float]:
     """What the report measures of a run.
 
-    The measures of :mod:`naspipe.store.metrics` if every step was recorded; the shares of
-    all stages' time that W took and that would have been idle without it (see
-    :func:`filled_time`); the mean of the last tenth of the losses; and the scores of the
-    last validation.
+    The measures of :mod:`naspipe.store.metrics` if every step was recorded; the shares of all
+    stages' time that W took and that would have been idle without it (see :func:`filled_time`); the
+    mean of the last tenth of the losses; and the scores of the last validation.
     """
     measured: dict[str, float] = {}
     if run.whole and run.has_every_step:
@@ -134,9 +122,9 @@ def numbers(run: Recorded) -> dict[str, float]:
 
 
 def agreement(reference: Recorded, run: Recorded) -> str:
-    """Whether two runs left the same losses and access order, bit for bit; one line.
+    """One line on whether two runs have the same losses and access order, bit for bit.
 
-    The parameters themselves are compared by ``naspipe compare``.
+    ``naspipe compare`` also compares the parameters.
     """
     one, other = (section(each.manifest, "definition") for each in (reference, run))
     names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))

@@ -4,14 +4,14 @@ teacher-0  |joined ............................ end|
 teacher-1      |joined ...... left|  |joined ... end|
 false          x refused
 
-Bars, marks and a table of elastic teachers are made of ``teachers-N.jsonl``. What the student's log
-alone shows as waits is cut where the log of the teacher has records.
+Bars, marks and a table of elastic teachers come from ``teachers-N.jsonl``. The waits in the
+student's log are cut wherever the teacher's log has records.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from naspipe.config.ids import Access
@@ -20,25 +20,24 @@ from naspipe.report.waits import Wait
 from naspipe.store.access_columns import Life
 from naspipe.store.teacher_events import COUNTED, tally
 
-# Teachers that came and went
-
-
 Events = Sequence[Mapping[str, Any]]
 
 
 class Stay(NamedTuple):
-    """A student had a teacher from ``start_ns`` to ``end_ns``."""
+    """A student had a teacher from ``start_ns`` to ``end_ns``.
+
+    It ``ends`` with ``left``, ``dismissed``, ``released``, ``end`` (of the student) or ``killed``.
+    """
 
     student: str
     teacher: str
     start_ns: int
     end_ns: int
     ends: str
-    """How: ``left``, ``dismissed``, ``released``, ``end`` (of the student) or ``killed``."""
 
 
 class Refusal(NamedTuple):
-    """A student would not have a teacher, or would no longer."""
+    """A student refused a teacher, or dismissed it for the reason ``why``."""
 
     student: str
     teacher: str
@@ -49,10 +48,7 @@ class Refusal(NamedTuple):
 def stays_and_refusals(events: Events, lives: Sequence[Life]) -> tuple[list[Stay], list[Refusal]]:
     """Both by time, on the clock of the lives; without lives, on the events' own.
 
-    Args:
-        events: by generation and time, from
-            :func:`naspipe.store.teacher_events.read_teacher_events`.
-        lives: of the run's logs.
+    ``events`` come from :func:`naspipe.store.teacher_events.read_teacher_events`.
     """
     by_generation = {life.generation: life for life in lives}
     stays: list[Stay] = []
@@ -91,13 +87,10 @@ def stays_and_refusals(events: Events, lives: Sequence[Life]) -> tuple[list[Stay
 def teacher_tables(
     events: Events, lives: Sequence[Life], manifest: Mapping[str, Any], start_ns: int
 ) -> dict[str, Any]:
-    """Bars, marks and rows for the page; empty columns without any teachers.
+    """Bars, marks and rows for the page; empty columns if there are no teachers.
 
-    Args:
-        events: see :func:`stays_and_refusals`.
-        lives: the same.
-        manifest: of the run; what it counted is taken where no events are left.
-        start_ns: of the run's first record, which is 0 on the page.
+    The counts of the ``manifest`` are used if there are no events. ``start_ns`` is the time of the
+    run's first record, which is 0 on the page.
     """
     stays, refusals = stays_and_refusals(events, lives)
     times = [each.start_ns for each in stays] + [each.time_ns for each in refusals]
@@ -133,7 +126,7 @@ def teacher_tables(
 
 
 def _counted(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a manifest has counted, as far as it is counts at all."""
+    """The counts in a manifest, without whatever is not a count."""
     measured = manifest.get("measured")
     found = measured.get("teachers") if isinstance(measured, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(found.get("by_teacher"), Mapping):
@@ -151,34 +144,27 @@ def _counted(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"by_teacher": known, **more}
 
 
-# Where a teacher's forwards ran
-
-
 def with_teacher(waits: Iterable[Wait], teacher: Sequence[Access]) -> list[Wait]:
-    """The waits, and in their place the teacher's records, where there were any.
+    """Cut waits, which are by stage and time, where the teacher's log has records instead.
 
-    Args:
-        waits: of the student's log, by stage and time.
-        teacher: the teacher's log, on the same clock.
+    Both logs must be on the same clock.
     """
     if not teacher:
         return list(waits)
     spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for access in sorted(teacher, key=lambda each: each.start_ns):
         spans[access.stage].append((access.start_ns, access.end_ns))
-    return [part for wait in waits for part in _parts(wait, spans[wait.stage])]
-
-
-def _parts(wait: Wait, spans: Sequence[tuple[int, int]]) -> Iterator[Wait]:
-    """A wait, cut where the teacher ran."""
-    now = wait.start_ns
-    for start, end in spans:
-        start, end = max(start, now), min(end, wait.end_ns)
-        if start >= end:
-            continue
-        if start > now:
-            yield wait._replace(start_ns=now, end_ns=start)
-        yield Wait(wait.stage, start, end, Reason.TEACHER)
-        now = end
-    if now < wait.end_ns:
-        yield wait._replace(start_ns=now)
+    parts = []
+    for wait in waits:
+        now = wait.start_ns
+        for start, end in spans[wait.stage]:
+            start, end = max(start, now), min(end, wait.end_ns)
+            if start >= end:
+                continue
+            if start > now:
+                parts.append(wait._replace(start_ns=now, end_ns=start))
+            parts.append(Wait(wait.stage, start, end, Reason.TEACHER))
+            now = end
+        if now < wait.end_ns:
+            parts.append(wait._replace(start_ns=now))
+    return parts

@@ -1,4 +1,8 @@
-"""Accesses in columns: arrays of numbers, for logs too long to hold a tuple for each record."""
+"""Accesses in columns: arrays of numbers, for logs that are too long for a tuple per record.
+
+The columns are what a segment of the access log is decoded to. This module also says how the
+records of several attempts of a run become one log.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,8 @@ from numpy.typing import NDArray
 from naspipe.config.ids import Access, AccessKind, LayerId, SequenceId, StageId, StreamId, Version
 
 KINDS = tuple(AccessKind)
-"""A kind is its place here: 0 for a forward, 1 for a backward, 2 for a WRITE."""
+"""The column ``kind`` holds indices into this tuple."""
 FORWARD, BACKWARD, WRITE = range(3)
-_PLACES = {kind: place for place, kind in enumerate(KINDS)}
 
 Integers = NDArray[np.int64]
 Small = NDArray[np.int32]
@@ -38,13 +41,13 @@ class AccessColumns:
     stalled_ns: Integers
     owed_ns: Integers
     digest: tuple[str, ...] = ()
-    """Empty where no record has one."""
+    """Empty if no record has a digest."""
 
     def __len__(self) -> int:
         return len(self.kind)
 
     def take(self, rows: Rows) -> AccessColumns:
-        """These rows."""
+        """Return these rows, in this order."""
         digest: tuple[str, ...] = ()
         if self.digest:
             digest = tuple(self.digest[row] for row in np.arange(len(self))[rows].tolist())
@@ -54,36 +57,30 @@ class AccessColumns:
         )
 
     def by_time(self) -> AccessColumns:
-        """In order of start time; ties go as in :func:`naspipe.store.access_log.time_key`."""
+        """Sort by start time; ties as in :func:`naspipe.store.access_log.time_key`."""
         order = np.argsort(self.start_ns, kind="stable")
         starts = self.start_ns[order]
-        if (starts[1:] > starts[:-1]).all():
-            return self.take(order)
-        return self.take(
-            np.lexsort(
-                (
-                    self.candidate, self.block, self.sequence_id, self.stream, self.kind,
-                    self.end_ns, self.start_ns,
-                )
-            )
-        )  # fmt: skip
+        if not (starts[1:] > starts[:-1]).all():
+            layer = (self.candidate, self.block)
+            ties = (self.sequence_id, self.stream, self.kind, self.end_ns)
+            order = np.lexsort((*layer, *ties, self.start_ns))
+        return self.take(order)
 
     def moved(self, shift_ns: int) -> AccessColumns:
-        """All times later by so much."""
+        """Add ``shift_ns`` to all times."""
         if not shift_ns:
             return self
         return replace(self, start_ns=self.start_ns + shift_ns, end_ns=self.end_ns + shift_ns)
 
     def by_layer(self) -> dict[LayerId, AccessColumns]:
-        """The rows of each layer in chain order, each in the order in which they are here."""
+        """Return the rows of each layer, layers in chain order, rows in their present order."""
         order = np.lexsort((self.candidate, self.block, self.stream))
         sorted_ = self.take(order)
         changes = np.zeros(len(order), np.bool_)
         for column in (sorted_.stream, sorted_.block, sorted_.candidate):
             changes[1:] |= np.diff(column) != 0
-        edges = [0, *np.flatnonzero(changes).tolist(), len(order)]
         found = {}
-        for begin, end in pairwise(edges):
+        for begin, end in pairwise([0, *np.flatnonzero(changes).tolist(), len(order)]):
             if begin < end:
                 stream, block = StreamId(int(sorted_.stream[begin])), int(sorted_.block[begin])
                 layer = LayerId(stream, block, int(sorted_.candidate[begin]))
@@ -91,7 +88,7 @@ class AccessColumns:
         return found
 
     def accesses(self) -> Iterator[Access]:
-        """A tuple for each row."""
+        """Yield a tuple for each row."""
         digests = self.digest or ("",) * len(self)
         columns = (getattr(self, name).tolist() for name in NUMBERS)
         for s, b, c, y, kind, v, stage, start, end, stalled, owed, digest in zip(
@@ -105,15 +102,17 @@ class AccessColumns:
 
 
 NUMBERS = tuple(field.name for field in fields(AccessColumns) if field.name != "digest")
-_DTYPES = {"stream": np.int32, "block": np.int32, "candidate": np.int32, "stage": np.int32} | {
-    "kind": np.int8
+_DTYPES = {
+    **dict.fromkeys(("stream", "block", "candidate", "stage"), np.int32),
+    "kind": np.int8,
 }
 
 
 def from_accesses(accesses: Sequence[Access]) -> AccessColumns:
     """Columns of these records, in their order."""
+    kinds = {kind: place for place, kind in enumerate(KINDS)}
     rows = [
-        (*layer, y, _PLACES[kind], v, stage, start, end, stalled, owed)
+        (*layer, y, kinds[kind], v, stage, start, end, stalled, owed)
         for layer, y, kind, v, stage, start, end, stalled, _, owed in accesses
     ]
     matrix = np.array(rows, np.int64).reshape(-1, len(NUMBERS))
@@ -126,7 +125,7 @@ def from_accesses(accesses: Sequence[Access]) -> AccessColumns:
 
 
 def joined(parts: Sequence[AccessColumns]) -> AccessColumns:
-    """One behind another."""
+    """Concatenate the parts."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -141,25 +140,28 @@ def joined(parts: Sequence[AccessColumns]) -> AccessColumns:
 
 
 Firsts = Mapping[int, int]
-"""By stream, its first sequence ID."""
+"""The first sequence ID of each stream."""
 
 
 class Life(NamedTuple):
-    """When one generation of a run was, on the clock on which all are laid end to end."""
+    """When one attempt of a run took place, on the clock on which all are laid end to end.
+
+    Work that a later attempt did again takes no time on that clock. ``shift_ns`` leads from the
+    attempt's own clock to it.
+    """
 
     generation: int
     start_ns: int
     end_ns: int
-    """Of what the result rests on: what was done again later has no time."""
     shift_ns: int
 
     def place(self, time_ns: int) -> int:
-        """Where a time of its own clock is, at most at its edges."""
+        """Convert a time of the attempt's own clock, clamped to the attempt's edges."""
         return min(max(time_ns + self.shift_ns, self.start_ns), self.end_ns)
 
 
 def lowest(firsts: Iterable[Firsts]) -> Firsts:
-    """Of each stream, the least of all."""
+    """The least number of each stream."""
     found: dict[int, int] = {}
     for each in firsts:
         for stream, first in each.items():
@@ -168,44 +170,14 @@ def lowest(firsts: Iterable[Firsts]) -> Firsts:
 
 
 def without_redone(
-    by_generation: Mapping[int, AccessColumns], firsts: Mapping[int, Firsts]
-) -> dict[int, AccessColumns]:
-    """Drop what a later generation did again: all subnets from its first one onwards.
+    columns: AccessColumns, generation: int, firsts: Mapping[int, Firsts]
+) -> AccessColumns:
+    """Drop from one attempt's records the subnets that later attempts trained again.
 
-    Args:
-        by_generation: records, all or some.
-        firsts: of each generation, of all its records.
+    An attempt repeats all subnets from its first one on; ``firsts`` has those of each attempt.
     """
-    kept = {}
-    for generation, columns in sorted(by_generation.items()):
-        limits = lowest(own for later, own in sorted(firsts.items()) if later > generation)
-        redone = np.zeros(len(columns), np.bool_)
-        for stream, first in limits.items():
-            redone |= (columns.stream == stream) & (columns.sequence_id >= first)
-        kept[generation] = columns.take(~redone) if redone.any() else columns
-    return kept
-
-
-def laid_end_to_end(
-    runs: Sequence[Mapping[int, AccessColumns]], in_order: bool = True
-) -> tuple[list[AccessColumns], list[Life]]:
-    """The generations of each run, one after another, at the same time in all runs.
-
-    Each is in order of time then, unless nobody needs it to be.
-    """
-    lives: list[Life] = []
-    results: list[list[AccessColumns]] = [[] for _ in runs]
-    end = None
-    for generation in sorted({each for run in runs for each in run}):
-        parts = [run[generation] if generation in run else joined(()) for run in runs]
-        known = [part for part in parts if len(part)]
-        if not known:
-            continue
-        start = min(int(part.start_ns.min()) for part in known)
-        shift = 0 if end is None else end - start
-        for result, part in zip(results, parts, strict=True):
-            moved = part.moved(shift)
-            result.append(moved.by_time() if in_order else moved)
-        end = max(int(part.end_ns.max()) for part in known) + shift
-        lives.append(Life(generation, start + shift, end, shift))
-    return [joined(result) for result in results], lives
+    redone = np.zeros(len(columns), np.bool_)
+    limits = lowest(own for later, own in firsts.items() if later > generation)
+    for stream, first in limits.items():
+        redone |= (columns.stream == stream) & (columns.sequence_id >= first)
+    return columns.take(~redone) if redone.any() else columns

@@ -1,4 +1,8 @@
-"""Access order: per layer, who read and who wrote, as in ``2F-2B-5F-5B-7F-7B``."""
+"""Access order: for each layer, who read and who wrote, as in ``2F-2B-5F-5B-7F-7B``.
+
+The order of an exact layer is that of sequential training in every run. A log need not hold all
+steps (the setting ``access_log``); this module also says which steps two logs both hold.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import Any, NamedTuple
 
 from naspipe.config.errors import ConfigError, LogError
 from naspipe.config.ids import Access, AccessKind, LayerId
-from naspipe.store.access_columns import BACKWARD, FORWARD, WRITE, AccessColumns
+from naspipe.store.access_columns import BACKWARD, WRITE, AccessColumns
 from naspipe.store.access_log import time_key
 
 _LETTERS = {AccessKind.FORWARD: "F", AccessKind.WRITE: "B"}
@@ -23,7 +27,7 @@ Use = tuple[int, str]
 
 
 def reads_and_writes(accesses: Iterable[Access]) -> dict[LayerId, list[Access]]:
-    """Per layer, in chain order, its READs and WRITEs over all stages in order of start time."""
+    """Each layer's READs and WRITEs over all stages in order of start time, by chain order."""
     layers: dict[LayerId, list[Access]] = defaultdict(list)
     for access in accesses:
         if access.kind is not AccessKind.BACKWARD:
@@ -32,15 +36,15 @@ def reads_and_writes(accesses: Iterable[Access]) -> dict[LayerId, list[Access]]:
 
 
 def by_steps(reads_and_writes_of_layer: Sequence[Access], passes: int) -> list[Access]:
-    """One exact layer's READs and WRITEs, as if the WRITEs of a step were one, behind its READs.
+    """One exact layer's READs and WRITEs, with the WRITEs of each step moved to its end.
 
-    The passes of a step read one version side by side, and only the last WRITE of a step makes
-    one. So their order within a step says nothing; it depends on groups. Which WRITEs of steps a
-    READ comes behind stays as it was.
+    The passes of a step read one version concurrently, and only the last WRITE of a step creates
+    the next, so their order within a step means nothing; it depends on groups. Which steps' WRITEs
+    come before a READ stays as it was.
 
     Args:
         reads_and_writes_of_layer: in order of start time.
-        passes: of a step.
+        passes: the number of passes of a step.
     """
     if passes == 1:
         return list(reads_and_writes_of_layer)
@@ -61,12 +65,12 @@ def by_steps(reads_and_writes_of_layer: Sequence[Access], passes: int) -> list[A
 
 
 def layer_order(reads_and_writes_of_layer: Sequence[Access]) -> list[Use]:
-    """One layer's READs and WRITEs, as given."""
+    """One layer's READs and WRITEs, in the given order."""
     return [(access.sequence_id, _LETTERS[access.kind]) for access in reads_and_writes_of_layer]
 
 
 def access_orders(accesses: Iterable[Access]) -> dict[LayerId, str]:
-    """Each layer's access order as text; a frozen layer, never written, has only ``F``."""
+    """Each layer's access order as text; a frozen layer, which is never written, has only ``F``."""
     return {
         layer: format_order(layer_order(records))
         for layer, records in reads_and_writes(accesses).items()
@@ -74,17 +78,12 @@ def access_orders(accesses: Iterable[Access]) -> dict[LayerId, str]:
 
 
 def orders_of_layers(columns: AccessColumns) -> dict[LayerId, str]:
-    """The same of records in columns and in order of time."""
-    letters = {FORWARD: "F", WRITE: "B"}
-    found = {}
-    for layer, rows in columns.take(columns.kind != BACKWARD).by_layer().items():
-        uses = zip(rows.sequence_id.tolist(), rows.kind.tolist(), strict=True)
-        found[layer] = format_order((y, letters[kind]) for y, kind in uses)
-    return found
+    """Each layer's access order, from records in order of time."""
+    return dict(orders_of_parts([columns]))
 
 
 def orders_of_parts(parts: Iterable[AccessColumns]) -> Iterator[tuple[LayerId, str]]:
-    """The same of a log that is read part by part; 8 bytes are held of each use."""
+    """Yield each layer's access order from parts in order of time; 8 bytes are kept per use."""
     uses: dict[LayerId, array[int]] = defaultdict(lambda: array("q"))
     for part in parts:
         for layer, rows in part.take(part.kind != BACKWARD).by_layer().items():
@@ -94,16 +93,15 @@ def orders_of_parts(parts: Iterable[AccessColumns]) -> Iterator[tuple[LayerId, s
 
 
 def with_settings(order: str, setting: Callable[[int], str]) -> str:
-    """An order with what is said beside each subnet, as in ``4F[512]-4B[512]-7F[1024]``."""
+    """An order with a text after each subnet, as in ``4F[512]-4B[512]-7F[1024]``."""
     uses = parse_order(order)
     return "-".join(f"{number}{letter}{setting(number)}" for number, letter in uses)
 
 
 def groups_of_layers(counts: Mapping[LayerId, int]) -> Iterator[frozenset[LayerId]]:
-    """Layers that are read together, in chain order, so that memory stays bounded.
+    """Yield layers to read together, in chain order, so that memory stays bounded.
 
-    Args:
-        counts: how many records there are of each.
+    ``counts`` has the number of records of each layer.
     """
     group: list[LayerId] = []
     size = 0
@@ -123,11 +121,7 @@ def format_order(uses: Iterable[Use]) -> str:
 
 
 def parse_order(text: str) -> list[Use]:
-    """Read what :func:`format_order` makes.
-
-    Raises:
-        LogError: for any other text.
-    """
+    """Invert :func:`format_order`; LogError for any other text."""
     if text and not re.fullmatch(r"\d+[FB](-\d+[FB])*", text):
         raise LogError(f"expected an access order such as 2F-2B-5F-5B, found {text!r:.80}")
     return [(int(use[:-1]), use[-1]) for use in text.split("-") if use]
@@ -138,14 +132,14 @@ RECORDED_STEPS = "recorded_steps"
 
 
 class RecordedSpan(NamedTuple):
-    """From pass ``first`` to the next span, every ``every``-th step is recorded; 0 for none."""
+    """From pass ``first`` to the next span, every Nth step is recorded; 0 for none."""
 
     first: int
     every: int
 
 
 class SharedSpan(NamedTuple):
-    """The passes from ``first`` up to ``end`` (None: to the end), as two logs both record them."""
+    """Every Nth step of the passes from ``first`` up to ``end`` (None: all) is in both logs."""
 
     first: int
     end: int | None
@@ -153,13 +147,13 @@ class SharedSpan(NamedTuple):
 
 
 RecordedSpans = tuple[RecordedSpan, ...]
-"""Of the log that the result of a run rests on, in order of passes."""
+"""In order of passes, for the log that the result of a run rests on."""
 
 
 def continued(spans: RecordedSpans, first: int, every: int) -> RecordedSpans:
-    """The spans of a run after another attempt has begun at pass ``first``.
+    """The spans of a run after another attempt began at pass ``first``.
 
-    Whatever earlier attempts recorded from that pass on is done again and counts no more.
+    Whatever earlier attempts recorded from that pass on is done again and no longer counts.
     """
     kept = tuple(span for span in spans if span.first < first)
     if kept and kept[-1].every == every:
@@ -168,12 +162,9 @@ def continued(spans: RecordedSpans, first: int, every: int) -> RecordedSpans:
 
 
 def recorded_spans(manifest: Mapping[str, Any]) -> RecordedSpans:
-    """The spans that a manifest lists.
+    """The spans that a manifest lists; ConfigError if it is damaged.
 
-    The manifest of a simulated run lists none: its log has every step.
-
-    Raises:
-        ConfigError: when the manifest is damaged.
+    The manifest of a simulated run lists none, because its log has every step.
     """
     if RECORDED_STEPS not in manifest:
         return (RecordedSpan(0, 1),)
@@ -188,7 +179,7 @@ def recorded_spans(manifest: Mapping[str, Any]) -> RecordedSpans:
 
 
 def as_listed(spans: RecordedSpans) -> list[dict[str, int]]:
-    """What a manifest says under :data:`RECORDED_STEPS`."""
+    """The value of :data:`RECORDED_STEPS` in a manifest."""
     return [span._asdict() for span in spans]
 
 
@@ -198,12 +189,16 @@ def is_complete(spans: Iterable[RecordedSpan | SharedSpan]) -> bool:
 
 
 def shared_spans(one: RecordedSpans, other: RecordedSpans) -> Iterator[SharedSpan]:
-    """What two logs both record, in order of passes; ``every`` is 0 where one of them has nothing.
+    """Yield what two logs both record, in order of passes; ``every`` is 0 if one has nothing.
 
     Neighbouring spans of the same ``every`` are one span.
     """
+
+    def every_at(spans: RecordedSpans, number: int) -> int:
+        return next((span.every for span in reversed(spans) if span.first <= number), 0)
+
     starts = sorted({0, *(span.first for span in (*one, *other))})
-    found = [(first, lcm(_every_at(one, first), _every_at(other, first))) for first in starts]
+    found = [(first, lcm(every_at(one, first), every_at(other, first))) for first in starts]
     merged = [found[0], *(span for before, span in pairwise(found) if span[1] != before[1])]
     ends = [*(first for first, _ in merged[1:]), None]
     for (first, every), end in zip(merged, ends, strict=True):
@@ -211,11 +206,11 @@ def shared_spans(one: RecordedSpans, other: RecordedSpans) -> Iterator[SharedSpa
 
 
 def unrecorded_steps(spans: Sequence[SharedSpan], passes: int = 1) -> str:
-    """Which accesses cannot be compared because one of two runs did not record them; or nothing.
+    """Which accesses cannot be compared because one of two runs did not record them; or empty.
 
     Args:
         spans: what both logs hold.
-        passes: of a step.
+        passes: the number of passes of a step.
     """
     if is_complete(spans):
         return ""
@@ -226,18 +221,12 @@ def unrecorded_steps(spans: Sequence[SharedSpan], passes: int = 1) -> str:
             f"accesses of every {spans[0].every}th step only are compared: others were not "
             f"recorded (access_log)"
         )
-    said = ", ".join(_span_text(span, passes) for span in spans)
+    said = []
+    for span in spans:
+        what = {0: "none", 1: "all"}.get(span.every, f"one step in {span.every}")
+        to = "" if span.end is None else f" to {span.end // passes - 1}"
+        said.append(f"{what} from step {span.first // passes}{to}")
     return (
         f"accesses are compared only where both runs recorded them (access_log, which changed "
-        f"when a run was resumed): {said}"
+        f"when a run was resumed): {', '.join(said)}"
     )
-
-
-def _span_text(span: SharedSpan, passes: int) -> str:
-    from_, to = span.first // passes, "" if span.end is None else f" to {span.end // passes - 1}"
-    what = {0: "none", 1: "all"}.get(span.every, f"one step in {span.every}")
-    return f"{what} from step {from_}{to}"
-
-
-def _every_at(spans: RecordedSpans, number: int) -> int:
-    return next((span.every for span in reversed(spans) if span.first <= number), 0)

@@ -1,19 +1,19 @@
-"""A segment of the access log: some thousand records of one stage in columns, behind a head.
+"""A segment of the access log: some thousand records of one stage in columns, after a head.
 
-The head says what is inside: how many records, of which life, layers, subnets and times. So a
-reader of one layer, or of some subnets, passes by what it does not need. The body is an array of
-packed columns, each a difference to what is most likely:
+The head says what is inside: how many records, of which attempt, layers, subnets and times. A
+reader of one layer, or of some subnets, therefore skips what it does not need. The body is an array
+of packed columns; each holds the difference to the most likely value:
 
-    subnet   to the record before        layer    its place in the head's list
+    subnet   to the record before        layer    its index in the head's list
     kind     as it is                    stage    as it is
     version  of a WRITE to its subnet; of others to the layer's record before
     start    to the end before           length   end - start
     stalled  as it is                    digest   absent, or one for each record
 
-A tenth column says how much of each WRITE went to gradients that split backwards had left. It is
-there only where one did.
+A tenth column says how much time of each WRITE went to gradients that split backwards had left. It
+is only present if a WRITE has such time.
 
-Both are msgpack, in one framed record (:mod:`naspipe.store.frames`).
+Head and body are msgpack, in one framed record (:mod:`naspipe.store.frames`).
 """
 
 from __future__ import annotations
@@ -37,47 +37,59 @@ from naspipe.store.access_columns import (
     Integers,
     from_accesses,
 )
-from naspipe.store.frames import headed, read_headed, read_heads
+from naspipe.store.frames import headed, read_headed
 from naspipe.store.tables import pack_numbers, unpack_numbers
 
 MAGIC = b"NASPIPEA"
 SCHEMA_VERSION = 4
-"""Both stand at the beginning of a file of segments."""
 MOST_RECORDS = 1 << 16
-"""No segment holds more, so a damaged head can never ask for much memory."""
+"""A limit for segments, so that a damaged head cannot ask for much memory."""
 
 _COLUMNS = 9
 _INVALID = (ValueError, TypeError, KeyError, OverflowError, msgpack.exceptions.UnpackException)
 
 
 class Head(NamedTuple):
-    """What a segment holds; times in nanoseconds of the stage's clock."""
+    """What a segment holds.
+
+    ``generation`` is the attempt of the run: 0, and one more for every resume. ``subnets`` has the
+    number, the first and the last sequence ID of each stream; ``layers`` a row for each layer:
+    stream, block, candidate, number of records. Times are nanoseconds of the stage's clock.
+    """
 
     records: int
     generation: int
-    """Life of the run that wrote it: 0, then one more for every resume."""
     subnets: tuple[tuple[int, int, int], ...]
-    """Of each stream: its number, its first and its last sequence ID."""
     layers: Integers
-    """A row for each layer: stream, block, candidate, number of records."""
     start_ns: int
     end_ns: int
 
 
 def encode_segment(accesses: Sequence[Access], generation: int) -> bytes:
-    """The payload of one framed record, of at least one access."""
+    """The payload of one framed record; ``accesses`` must not be empty."""
     return headed(*segment_parts(accesses, generation))
 
 
 def segment_parts(accesses: Sequence[Access], generation: int) -> tuple[bytes, bytes]:
-    """Its head and its body."""
+    """The head and the body of a segment."""
     columns = from_accesses(accesses)
-    found = _head_of(columns, generation)
-    numbers = {tuple(row): place for place, row in enumerate(found.layers[:, :3].tolist())}
+    counts = sorted(Counter(access.layer for access in accesses).items())
+    numbers = {layer: place for place, (layer, _) in enumerate(counts)}
     places = np.array([numbers[access.layer] for access in accesses], np.int64)
-    count, _, subnets, layers, start_ns, end_ns = found
-    packed_layers = [pack_numbers(_steps(column)) for column in layers.T]
-    head = [count, generation, subnets, len(layers), packed_layers, start_ns, end_ns]
+    layers = np.array([(*layer, count) for layer, count in counts], np.int64)
+    subnets = []
+    for stream in sorted(set(columns.stream.tolist())):
+        own = columns.sequence_id[columns.stream == stream]
+        subnets.append((stream, int(own.min()), int(own.max())))
+    head = [
+        len(columns),
+        generation,
+        subnets,
+        len(layers),
+        [pack_numbers(_steps(column)) for column in layers.T],
+        int(columns.start_ns.min()),
+        int(columns.end_ns.max()),
+    ]
     ends_before = np.concatenate([[0], columns.end_ns[:-1]])
     body = [
         pack_numbers(_steps(columns.sequence_id)),
@@ -95,30 +107,8 @@ def segment_parts(accesses: Sequence[Access], generation: int) -> tuple[bytes, b
     return msgpack.packb(head), msgpack.packb(body)
 
 
-def _head_of(columns: AccessColumns, generation: int) -> Head:
-    """What these records are, of which there is at least one."""
-    of_layer = (columns.stream, columns.block, columns.candidate)
-    layers = Counter(zip(*(column.tolist() for column in of_layer), strict=True))
-    subnets = []
-    for stream in sorted(set(columns.stream.tolist())):
-        own = columns.sequence_id[columns.stream == stream]
-        subnets.append((stream, int(own.min()), int(own.max())))
-    return Head(
-        len(columns),
-        generation,
-        tuple(subnets),
-        np.array([(*layer, count) for layer, count in sorted(layers.items())], np.int64),
-        int(columns.start_ns.min()),
-        int(columns.end_ns.max()),
-    )
-
-
 def decode_head(packed: bytes) -> Head:
-    """What is inside.
-
-    Raises:
-        LogError: when it is no head of this schema.
-    """
+    """Read the head of a segment; LogError if it is none of this schema."""
     try:
         count, generation, subnets, num_layers, columns, start_ns, end_ns = msgpack.unpackb(packed)
         if not all(map(_is_whole, (count, generation, num_layers, start_ns, end_ns))):
@@ -141,10 +131,10 @@ def decode_head(packed: bytes) -> Head:
 def decode_body(
     packed: bytes, head: Head, wanted: NDArray[np.bool_] | None = None
 ) -> AccessColumns:
-    """The records, in the order written; of the head's layers those that are wanted, None for all.
+    """The records, in the order written; ``wanted`` selects some of the head's layers.
 
     Raises:
-        LogError: when it is no body of this schema and head.
+        LogError: if this is not a body of this schema and head.
     """
     try:
         columns = msgpack.unpackb(packed)
@@ -183,12 +173,12 @@ def decode_body(
 
 
 def _steps(numbers: Integers) -> Integers:
-    """The first, then each number's difference to the one before."""
+    """The first number, then the difference of each to the one before."""
     return np.diff(numbers, prepend=np.int64(0))
 
 
 def _in_groups(places: Integers) -> tuple[Integers, Integers]:
-    """Rows sorted by layer, in each in the order written, and where each layer begins there."""
+    """Rows sorted by layer (stable), and where each layer begins among them."""
     order = np.argsort(places, kind="stable")
     return order, np.flatnonzero(np.diff(places[order], prepend=np.int64(-1)))
 
@@ -206,7 +196,7 @@ def _version_steps(columns: AccessColumns, places: Integers) -> Integers:
 
 
 def _versions(steps: Integers, subnets: Integers, kinds: Integers, places: Integers) -> Integers:
-    """What :func:`_version_steps` was made of."""
+    """Invert :func:`_version_steps`."""
     order, begins = _in_groups(places)
     steps = steps[order]
     is_write = kinds[order] == WRITE
@@ -222,7 +212,7 @@ def _versions(steps: Integers, subnets: Integers, kinds: Integers, places: Integ
 
 
 def _packed_digest(digest: str) -> bytes | str:
-    """Half as long, where it is hex."""
+    """The bytes of a hexadecimal digest; any other one as it is."""
     try:
         packed = bytes.fromhex(digest)
     except ValueError:
@@ -249,34 +239,27 @@ def _is_whole(value: Any) -> bool:
 
 
 class Wanted(NamedTuple):
-    """What to read of a log; all of it, unless it says otherwise."""
+    """Which records of a log to read: by default all of them.
+
+    ``end`` is exclusive. ``every`` keeps every Nth step, of ``passes`` sequence IDs each.
+    """
 
     layers: frozenset[LayerId] | None = None
     first: int = 0
-    """The first subnet."""
     end: int | None = None
-    """Behind the last one."""
     backwards: bool = True
-    """Whether backwards are wanted, too: they have no place in an access order."""
-
     every: int = 1
-    """Each so manyth step only."""
     passes: int = 1
-    """Of a step."""
     generation: int | None = None
-    """Life of the run; None for all."""
 
     def has(self, head: Head) -> bool:
-        """Whether any record of a segment may be wanted."""
+        """Return True if a segment may hold wanted records."""
         if self.generation not in (None, head.generation):
             return False
-        is_near = any(
+        return any(
             last >= self.first and (self.end is None or first < self.end)
             for _, first, last in head.subnets
-        )
-        if self.layers is None or not is_near:
-            return is_near
-        return bool(self.among(head.layers).any())
+        ) and bool(self.among(head.layers).any())
 
     def among(self, layers: Integers) -> NDArray[np.bool_]:
         """Which of these rows of stream, block, candidate, ... are wanted layers."""
@@ -302,46 +285,40 @@ EVERYTHING = Wanted()
 
 
 def iterate_heads(path: Path) -> Iterator[Head]:
-    """What each segment of a file holds.
-
-    Raises:
-        LogError: when the file is damaged before its tail, or is of another schema.
-    """
-    count = 0
-    try:
-        for packed in read_heads(path, MAGIC, SCHEMA_VERSION):
-            yield decode_head(packed)
-            count += 1
-    except LogError as error:
-        raise _named(path, count, error) from error
+    """Yield the head of each segment; see :func:`read_columns` for errors."""
+    for head, _ in _segments(path, None):
+        yield head
 
 
 def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int, AccessColumns]]:
-    """Life and records of each segment that has any that are wanted, in the order written.
+    """Attempt and records of each segment that has wanted ones, in the order written.
 
     Raises:
-        LogError: when what is read is damaged, and is not the file's torn tail; or when the file is
-            of another schema.
+        LogError: if what is read is damaged before the file's torn tail, or of another schema.
     """
-    count = 0
-    last: Head | None = None
+    for head, columns in _segments(path, wanted):
+        if columns is not None:
+            yield head.generation, columns
+
+
+def _segments(path: Path, wanted: Wanted | None) -> Iterator[tuple[Head, AccessColumns | None]]:
+    """Yield each segment's head with its wanted records; only those that are wanted are decoded."""
+    heads: list[Head] = []
 
     def wants(packed: bytes) -> bool:
-        nonlocal count, last
-        last = decode_head(packed)
-        count += 1
-        return wanted.has(last)
+        heads.append(decode_head(packed))
+        return wanted is not None and wanted.has(heads[-1])
 
+    count = 0
     try:
         for _, body in read_headed(path, MAGIC, SCHEMA_VERSION, wants):
-            if last is not None:
-                own = None if wanted.layers is None else wanted.among(last.layers)
-                yield last.generation, wanted.of(decode_body(body, last, own))
+            head, columns = heads.pop(), None
+            if wanted is not None and body is not None:
+                own = None if wanted.layers is None else wanted.among(head.layers)
+                columns = wanted.of(decode_body(body, head, own))
+            yield head, columns
+            count += 1
     except LogError as error:
-        raise _named(path, count, error) from error
-
-
-def _named(path: Path, number: int, error: LogError) -> LogError:
-    """Say of a segment that cannot be read which one it is."""
-    is_named = str(error).startswith(str(path))
-    return error if is_named else LogError(f"{path}, segment {number}: {error}")
+        if str(error).startswith(str(path)):
+            raise
+        raise LogError(f"{path}, segment {count}: {error}") from error

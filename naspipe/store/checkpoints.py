@@ -1,4 +1,7 @@
-"""The checkpoints of one run: made apart, whole by one rename, the newest few kept."""
+"""The checkpoints of one run: written in a directory of their own, which is renamed once complete.
+
+The newest few are kept. A checkpoint is a manifest and the shards that it lists.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ _CHECKPOINT_FORMAT = 2
 
 
 class Checkpoint(NamedTuple):
-    """Tensors of all shards by name, the version of each layer, and state that is no tensor.
+    """Tensors of all shards by name, the version of each layer, and state that is not a tensor.
 
-    ``history`` names, by layer, the versions that may still be read, oldest first; ``strides``
-    those of tensors that are not contiguous; ``losses`` the bytes and the CRC32 of the lines of
+    ``history`` has, by layer, the versions that may still be read, oldest first; ``strides`` those
+    of tensors that are not contiguous; ``losses`` the bytes and the CRC32 of the lines of
     ``losses.jsonl`` that belong to the checkpoint. The final checkpoint has none of these.
     """
 
@@ -41,18 +44,19 @@ class Checkpoint(NamedTuple):
 def write_checkpoint_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Make the shards of a directory a checkpoint.
 
-    Keys: those of :class:`Checkpoint`, with ``shards`` in place of the tensors; all but
-    ``subnets`` and ``shards`` may be left out.
-
-    A float in ``scalars`` keeps its exact bits, a NaN's payload too.
+    The keys are those of :class:`Checkpoint`, with ``shards`` instead of the tensors; only
+    ``subnets`` and ``shards`` are required. Floats in ``scalars`` keep their exact bits, including
+    the payload of a NaN.
     """
-    scalars = {name: _encode_scalar(value) for name, value in manifest.get("scalars", {}).items()}
+    scalars = {
+        name: {"float": struct.pack(">d", value).hex()} if isinstance(value, float) else value
+        for name, value in manifest.get("scalars", {}).items()
+    }
     content = {"format": _CHECKPOINT_FORMAT, "versions": {}, **manifest, "scalars": scalars}
     write_json(directory / MANIFEST_NAME, {**content, "blake2b": _digest_of(content)})
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:
-    """Of what a manifest says, however its JSON is written."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
@@ -61,8 +65,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """Read a checkpoint and check every size and digest.
 
     Raises:
-        ConfigError: when the directory holds no finished checkpoint.
-        LogError: when a file of it is damaged.
+        ConfigError: if the directory holds no finished checkpoint.
+        LogError: if one of its files is damaged.
     """
     manifest = _read_manifest(directory)
     tensors: dict[str, RawTensor] = {}
@@ -72,7 +76,12 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             if twice := tensors.keys() & shard.keys():
                 raise LogError(f"{directory}: {min(twice)} is in two shards")
             tensors |= shard
-        scalars = {name: _decode_scalar(value) for name, value in manifest["scalars"].items()}
+        scalars = {
+            name: struct.unpack(">d", bytes.fromhex(value["float"]))[0]
+            if isinstance(value, dict)
+            else value
+            for name, value in manifest["scalars"].items()
+        }
         versions = {name: int(version) for name, version in manifest["versions"].items()}
         subnets = int(manifest["subnets"])
         history = {k: [int(v) for v in each] for k, each in manifest.get("history", {}).items()}
@@ -85,12 +94,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def tensor_names(directory: Path) -> frozenset[str]:
-    """The names of a checkpoint's tensors, of which nothing is read.
-
-    Raises:
-        ConfigError: when the directory holds no finished checkpoint.
-        LogError: when a file of it is damaged.
-    """
+    """The names of a checkpoint's tensors, which are not read; errors as above."""
     manifest = _read_manifest(directory)
     try:
         return frozenset(
@@ -118,18 +122,6 @@ def _read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def _encode_scalar(value: Any) -> Any:
-    if isinstance(value, float):
-        return {"float": struct.pack(">d", value).hex()}
-    return value
-
-
-def _decode_scalar(value: Any) -> Any:
-    if isinstance(value, dict):
-        return struct.unpack(">d", bytes.fromhex(value["float"]))[0]
-    return value
-
-
 FINAL = "final"
 _CUT = re.compile(r"subnet-([0-9]{9,18})")
 
@@ -140,31 +132,28 @@ def cut_name(cut: int) -> str:
 
 
 class Latest(NamedTuple):
-    """The newest checkpoint that is whole, and what was found of newer ones, a line each."""
+    """The newest checkpoint that is whole, and what is wrong with newer ones, a line each."""
 
     checkpoint: Checkpoint | None
     passed_over: tuple[str, ...] = ()
 
 
 class CheckpointFolder:
-    """A run's ``checkpoints`` directory; making the object touches no file."""
+    """A run's ``checkpoints`` directory; creating the object touches no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def working(self, name: str, generation: int) -> Path:
-        """Where the shards of a checkpoint are written until all are there.
+        """The directory in which a checkpoint's shards are written until all are there.
 
-        The generation is part of the name: what a process of an earlier one may still write
+        The attempt is part of the name, so that what a process of an earlier one may still write
         never becomes part of a later checkpoint.
         """
         return self.path / f".{name}.gen-{generation}"
 
     def publish(self, name: str, generation: int, manifest: Mapping[str, Any]) -> None:
-        """Turn the shards of :meth:`working` into a checkpoint, at once and for good.
-
-        A checkpoint of that name is replaced.
-        """
+        """Turn the shards of :meth:`working` into a checkpoint, replacing one of that name."""
         working, target = self.working(name, generation), self.path / name
         write_checkpoint_manifest(working, manifest)
         if target.exists():
@@ -173,30 +162,27 @@ class CheckpointFolder:
         sync_directory(self.path)
 
     def prune(self, keep: int, spared: Collection[int] = ()) -> None:
-        """Remove all but the newest ``keep`` checkpoints of cuts, and those at ``spared`` ones."""
+        """Remove all but the newest ``keep`` checkpoints of cuts, and those at ``spared`` cuts."""
         for cut, path in self._cuts()[keep:]:
             if cut not in spared:
                 _remove(path)
 
     def remove_beyond(self, cut: int) -> None:
-        """Remove the checkpoints of later cuts: the run goes on at this one."""
+        """Remove the checkpoints of later cuts, because the run continues from this one."""
         for later, path in self._cuts():
             if later > cut:
                 _remove(path)
 
     def sweep(self) -> None:
-        """Remove what earlier lives of the run left unfinished."""
+        """Remove what earlier attempts left unfinished."""
         for path in self.path.glob(".*.gen-*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def latest(self, up_to: int | None = None) -> Latest:
-        """Read the newest whole checkpoint of a cut; damaged ones are passed over, and named.
-
-        Args:
-            up_to: the newest cut that is asked for; None for any.
+        """Read the newest whole checkpoint of a cut, of at most ``up_to``; skip damaged ones.
 
         Raises:
-            LogError: when there are checkpoints, but none that is whole.
+            LogError: if there are checkpoints, but none that is whole.
         """
         passed_over: list[str] = []
         for cut, path in self._cuts():
@@ -219,11 +205,10 @@ class CheckpointFolder:
 
     @property
     def cuts(self) -> list[int]:
-        """Where there are checkpoints, whole or not, the newest first."""
+        """The cuts of all checkpoints, whole or not, the newest first."""
         return [cut for cut, _ in self._cuts()]
 
     def _cuts(self) -> list[tuple[int, Path]]:
-        """Checkpoints of cuts, whole or not, the newest first."""
         if not self.path.is_dir():
             return []
         found = ((_CUT.fullmatch(path.name), path) for path in self.path.iterdir())
@@ -231,6 +216,6 @@ class CheckpointFolder:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; its manifest goes first, so that no half of it is taken for one."""
+    """Remove a checkpoint, the manifest first, so that no half of it is taken for a whole one."""
     (path / MANIFEST_NAME).unlink(missing_ok=True)
     shutil.rmtree(path)

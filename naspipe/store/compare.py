@@ -1,4 +1,8 @@
-"""Compare runs bit by bit: losses, final state, and who read and wrote which version when."""
+"""Compare runs bit by bit: losses, final state, and who read and wrote which version when.
+
+Runs can only be compared if they have the same definition. That includes the texts of layers and
+what the user's functions capture (``made_of.json``), and the stream of subnets.
+"""
 
 from __future__ import annotations
 
@@ -35,48 +39,39 @@ _ABSENT = object()
 
 
 def differing(one: Any, other: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Dotted keys in sorted order where two JSON values differ, and both values."""
+    """Yield dotted keys in sorted order where two JSON values differ, and both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in sorted(one.keys() | other.keys()):
             inner = f"{key}.{name}" if key else name
             yield from differing(one.get(name, _ABSENT), other.get(name, _ABSENT), inner)
     elif type(one) is not type(other) or one != other:
-        yield key, _value_text(one), _value_text(other)
-
-
-def _value_text(value: Any) -> str:
-    return "absent" if value is _ABSENT else f"{value!r:.80}"
+        left, right = ("absent" if each is _ABSENT else f"{each!r:.80}" for each in (one, other))
+        yield key, left, right
 
 
 _LONGEST = 120
 
 
 class MadeOf(NamedTuple):
-    """Texts of each block's candidates, and captured values by whose they are and by name."""
+    """What a run's names stand for: texts of each block's candidates, captured values by owner and
+    name, and digests of the user's files (empty if the code is not in files)."""
 
     layers: Sequence[Sequence[str]]
     captured: Mapping[str, Mapping[str, str]]
     code: Mapping[str, str]
-    """A digest of each of the user's files; empty where what they wrote is in no file."""
 
 
 class Unlike(NamedTuple):
-    """The first part that two runs make of something else."""
+    """The first part that differs between two runs: ``layer 1.0``, or ``loss's scale``."""
 
     what: str
-    """As in ``layer 1.0``, or ``loss's scale``."""
     one: str
     other: str
     aside: str = ""
-    """What more is said of it."""
 
 
 def as_made_of(values: Any, where: Path) -> MadeOf:
-    """What a file's values say.
-
-    Raises:
-        ConfigError: when they are not what was written.
-    """
+    """Convert a file's JSON values; ConfigError if they are damaged."""
     try:
         texts = [str(text) for text in values["texts"]]
         layers = [[texts[number] for number in numbers] for numbers in values["layers"]]
@@ -89,11 +84,7 @@ def as_made_of(values: Any, where: Path) -> MadeOf:
 
 
 def read_made_of(path: Path) -> MadeOf | None:
-    """What a file says; None where there is none, as of a simulated run.
-
-    Raises:
-        ConfigError: when it is damaged.
-    """
+    """Read a file; None if there is none, as in a simulated run. ConfigError if it is damaged."""
     if not path.exists():
         return None
     try:
@@ -104,12 +95,9 @@ def read_made_of(path: Path) -> MadeOf | None:
 
 
 def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike | None:
-    """The first layer, or else captured value, that differs; None where nothing does.
+    """The first layer, or else captured value, that differs between two runs of one space.
 
-    Args:
-        space: of a manifest.
-        one: of a run.
-        other: of another one of this space.
+    ``space`` is that of a manifest.
     """
     sides = zip(space["labels"], space["shared"], one.layers, other.layers, strict=False)
     for label, is_shared, was, now in sides:
@@ -118,7 +106,10 @@ def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike
                 is_moved = sorted(was) == sorted(now)
                 aside = f"the candidates of block {label} are the same in another order"
                 what = f"layer {label}" if is_shared else f"layer {label}.{candidate}"
-                return Unlike(what, *_differing_lines(left, right), aside if is_moved else "")
+                lines = zip_longest(left.splitlines(), right.splitlines(), fillvalue="nothing")
+                texts = next(pair for pair in lines if pair[0] != pair[1])
+                left, right = (text.strip()[:_LONGEST] for text in texts)
+                return Unlike(what, left, right, aside if is_moved else "")
     for whose in sorted(one.captured.keys() & other.captured.keys()):
         mine, others = one.captured[whose], other.captured[whose]
         for name in sorted(mine.keys() | others.keys()):
@@ -136,18 +127,11 @@ def otherwise_written(one: MadeOf, other: MadeOf) -> list[str]:
     return sorted(name for name in names if one.code.get(name) != other.code.get(name))
 
 
-def _differing_lines(one: str, other: str) -> tuple[str, str]:
-    """The first line of two texts that is not the same."""
-    pairs = zip_longest(one.splitlines(), other.splitlines(), fillvalue="nothing")
-    left, right = next(pair for pair in pairs if pair[0] != pair[1])
-    return left.strip()[:_LONGEST], right.strip()[:_LONGEST]
-
-
 class RecordedRun:
-    """A run directory to read from; each part is read when first asked for.
+    """A run directory to read from; each part is read on first access.
 
     Raises:
-        ConfigError: when the path is no run directory.
+        ConfigError: if the path is no run directory.
         LogError: from a part that is damaged.
     """
 
@@ -168,18 +152,16 @@ class RecordedRun:
 
     @property
     def path(self) -> Path:
-        """The run directory."""
         return self.directory.path
 
     @property
     def num_stages(self) -> int:
-        """How many stages the run had, in all its groups."""
+        """The stages of all groups."""
         execution = self.manifest.get("execution", {})
         return int(execution.get("stages", 1)) * int(execution.get("groups", 1))
 
     @property
     def passes_per_step(self) -> int:
-        """Sequence IDs of each step."""
         return int(self.manifest.get("passes_per_step", 1))
 
     @property
@@ -202,7 +184,6 @@ class RecordedRun:
 
     @cached_property
     def log(self) -> RunLog:
-        """The access log, of which each part is read when asked for."""
         return RunLog(self.path)
 
     @cached_property
@@ -211,26 +192,26 @@ class RecordedRun:
         return read_run_accesses(self.path)
 
     def checkpoint(self) -> Checkpoint:
-        """The final state; read anew at each call, because it may be large."""
+        """The final state; not cached, because it may be large."""
         return read_checkpoint(self.directory.checkpoint())
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """One run against the first: true when it is identical, as in ``assert compare_runs(...)[0]``.
+    """One run against the first: true if it is identical, as in ``assert compare_runs(...)[0]``.
 
-    ``reason`` says why they cannot be compared, if they cannot. As a text it is the verdict.
+    ``reason`` says why they cannot be compared, if they cannot. ``differences`` are sorted. The
+    text of a comparison is the verdict.
     """
 
     run: Path
     reason: str = ""
     warnings: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
-    """Sorted, the first one first."""
 
     @property
     def is_identical(self) -> bool:
-        """Whether the runs could be compared and no bit differs."""
+        """Return True if the runs could be compared and no bit differs."""
         return not self.reason and not self.differences
 
     @property
@@ -239,11 +220,9 @@ class Comparison:
         return self.differences[0] if self.differences else None
 
     def __bool__(self) -> bool:
-        """Whether it is identical."""
         return self.is_identical
 
     def __repr__(self) -> str:
-        """The run and its verdict."""
         return f"<{self.run}: {self}>"
 
     def __str__(self) -> str:
@@ -271,14 +250,14 @@ def compare_runs(*runs: Path | str | Sequence[Path | str]) -> list[Comparison]:
     """Compare each run but the first to the first, by losses, final state and access order.
 
     Args:
-        runs: run directories, two or more: one by one, or a list of them.
+        runs: two run directories or more: one by one, or a list of them.
 
     Returns:
-        A :class:`Comparison` of each but the first, which is true when no bit differs. All of
+        A :class:`Comparison` for each but the first, which is true if no bit differs. For all of
         them: ``all(naspipe.compare_runs("runs/one", "runs/two"))``.
 
     Raises:
-        ConfigError, LogError: when a recorded file is missing or damaged.
+        ConfigError, LogError: if a recorded file is missing or damaged.
     """
     is_list = len(runs) == 1 and isinstance(runs[0], Sequence) and not isinstance(runs[0], str)
     paths: Sequence[Any] = runs[0] if is_list else runs  # type: ignore[assignment]
@@ -294,11 +273,7 @@ def compare_runs(*runs: Path | str | Sequence[Path | str]) -> list[Comparison]:
 
 
 def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
-    """Compare one run to another.
-
-    Raises:
-        ConfigError, LogError: when a recorded file is missing or damaged.
-    """
+    """Compare one run to another; see :func:`compare_runs`."""
     if reason := _reason(reference, run):
         return Comparison(run.path, reason)
     labels = reference.labels
@@ -308,8 +283,17 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
         ),
         *checkpoint_differences(reference.checkpoint(), run.checkpoint(), labels),
     ]
-    warnings = list(_environment_warnings(reference.manifest, run.manifest))
-    warnings += _code_warnings(reference, run)
+    warnings = []
+    for part in ("software", "hardware"):
+        sides = (each.manifest.get("environment", {}).get(part, {}) for each in (reference, run))
+        for key, left, right in differing(*sides):
+            warnings.append(
+                f"different {part}: {key} is {left} against {right}; bits may differ for that"
+            )
+    one, other = (read_made_of(side.directory.made_of) for side in (reference, run))
+    if one and other and (names := otherwise_written(one, other)):
+        files = ", ".join(names)
+        warnings.append(f"these files differ between {reference.path} and {run.path}: {files}")
     unlogged = [side.path for side in (reference, run) if side.log.is_empty]
     if unlogged:
         paths = " and ".join(map(str, unlogged))
@@ -324,44 +308,40 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
 
 
 def _reason(reference: RecordedRun, run: RecordedRun) -> str:
-    """Why two runs cannot be compared, or nothing."""
+    """Why two runs cannot be compared; empty if they can."""
     for side in (reference, run):
         state = run_state(side.directory, side.manifest)
         if state.status != "complete":
             return f"{side.path} is not complete: {state.said}"
-    parts = {
-        part: (reference.manifest.get(part), run.manifest.get(part))
-        for part in ("definition", "space")
-    }
-    for part, sides in parts.items():
-        found = list(differing(*sides))
-        for key, one, other in found[:1]:
+
+    for part in ("definition", "space"):
+        found = list(differing(reference.manifest.get(part), run.manifest.get(part)))
+        if found:
+            key, left, right = found[0]
             more = f", and {len(found) - 1} more differ" if found[1:] else ""
             return (
-                f"different runs: {part}.{key} is {one} in {reference.path}, {other} in {run.path}"
-                f"{more}\n{_advice(key, one)}"
+                f"different runs: {part}.{key} is {left} in {reference.path}, {right} in {run.path}"
+                f"{more}\n{_advice(key, left)}"
             )
-    return _made_reason(reference, run) or _stream_reason(reference, run)
 
-
-def _made_reason(reference: RecordedRun, run: RecordedRun) -> str:
-    """One definition's names can stand for other layers, and for other captured values."""
+    # One definition's names can stand for other layers, and for other captured values.
     one, other = (read_made_of(side.directory.made_of) for side in (reference, run))
-    unlike = one and other and first_unlike(reference.manifest["space"], one, other)
-    if not unlike:
-        return ""
-    aside = f" ({unlike.aside})" if unlike.aside else ""
-    return (
-        f"different runs: the definition's {unlike.what} is {unlike.one} in {reference.path}, "
-        f"{unlike.other} in {run.path}{aside}\n{_advice(unlike.what, unlike.one)}"
-    )
+    if one and other and (unlike := first_unlike(reference.manifest["space"], one, other)):
+        aside = f" ({unlike.aside})" if unlike.aside else ""
+        return (
+            f"different runs: the definition's {unlike.what} is {unlike.one} in {reference.path}, "
+            f"{unlike.other} in {run.path}{aside}\n{_advice(unlike.what, unlike.one)}"
+        )
 
-
-def _code_warnings(reference: RecordedRun, run: RecordedRun) -> Iterator[str]:
-    one, other = (read_made_of(side.directory.made_of) for side in (reference, run))
-    names = otherwise_written(one, other) if one and other else []
-    if names:
-        yield f"these files differ between {reference.path} and {run.path}: {', '.join(names)}"
+    # One definition can have two streams, because the file of a ``file:`` sampler may change.
+    streams = (_lines(side.directory.stream) for side in (reference, run))
+    for number, (mine, its) in enumerate(zip_longest(*streams, fillvalue="absent")):
+        if mine != its:
+            return (
+                f"different streams: subnet {number} is {mine:.80} in {reference.path}, "
+                f"{its:.80} in {run.path}"
+            )
+    return ""
 
 
 _FLAGS = ("steps", "seed", "sampler", "policy", "scale")
@@ -371,8 +351,10 @@ _FLAGS = ("steps", "seed", "sampler", "policy", "scale")
 def _advice(key: str, value: str) -> str:
     """What to do so that two runs have one definition."""
     head, _, name = key.partition(".")
-    option = f"--{key} {value}".replace("'", "") if key in _FLAGS else ""
-    if head == "recipe" and name:
+    option = ""
+    if key in _FLAGS:
+        option = f"--{key} {value}".replace("'", "")
+    elif head == "recipe" and name:
         option = f"--set {name}={value}".replace("'", "")
     elif head == "rules" and name:
         option = f"--set rule.{name}={value}".replace("'", "")
@@ -383,26 +365,7 @@ def _advice(key: str, value: str) -> str:
     )
 
 
-def _stream_reason(reference: RecordedRun, run: RecordedRun) -> str:
-    """One definition can still have two streams: a ``file:`` sampler's file may change."""
-    lines = (_lines(side.directory.stream) for side in (reference, run))
-    for number, (one, other) in enumerate(zip_longest(*lines, fillvalue="absent")):
-        if one != other:
-            return (
-                f"different streams: subnet {number} is {one:.80} in {reference.path}, "
-                f"{other:.80} in {run.path}"
-            )
-    return ""
-
-
 def _lines(path: Path) -> Iterator[str]:
     if path.exists():
         with path.open(encoding="utf-8") as file:
             yield from (line.rstrip("\n") for line in file)
-
-
-def _environment_warnings(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    for part in ("software", "hardware"):
-        sides = [manifest.get("environment", {}).get(part, {}) for manifest in (one, other)]
-        for key, left, right in differing(*sides):
-            yield f"different {part}: {key} is {left} against {right}; bits may differ for that"

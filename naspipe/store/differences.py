@@ -1,4 +1,8 @@
-"""What can differ between two runs of one definition, and where it is."""
+"""What can differ between two runs of one definition, and where.
+
+Access logs are compared in two steps, because they may be too long to hold: a pass over both logs
+in order of time finds the layers that differ, and only those are then read and compared closely.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId, SequenceId
+from naspipe.config.ids import INITIAL, AccessKind, LayerId
 from naspipe.store.access_columns import (
     BACKWARD,
     WRITE,
@@ -43,12 +47,16 @@ _WHATS = (
 _FINAL_STATE = ("tensor", "version", "scalar")
 
 
+_First = tuple[int, str, str]
+"""Sequence ID, kind and detail of a difference."""
+
+
 class Difference(NamedTuple):
     """One place where two runs differ.
 
-    ``sequence_id`` is the pass (for final state, the earliest last WRITE of the layer; -1
-    is the state before any). ``layer`` is the label, empty for a loss or a metric;
-    ``block`` its place in the chain, behind the last one for those.
+    ``sequence_id`` is the pass (for final state, the earliest last WRITE of the layer; -1 is the
+    state before any). ``layer`` is the label, empty for a loss or a metric; ``block`` its place in
+    the chain, past the last one for those.
     """
 
     stream: int
@@ -60,7 +68,7 @@ class Difference(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, int, int, str, str]:
-        """Earliest pass, then earliest block of the chain, then stream and kind."""
+        """Sorts by pass, then by block of the chain, then by stream and kind."""
         place = _WHATS.index(self.what)
         return (self.sequence_id, self.block, self.stream, place, self.layer, self.detail)
 
@@ -76,7 +84,7 @@ class Difference(NamedTuple):
 def loss_differences(
     expected: Iterable[Loss], found: Iterable[Loss], labels: SpaceLabels
 ) -> Iterator[Difference]:
-    """Every pass whose losses differ in their bits or are there in one run only."""
+    """Yield every pass whose losses differ in their bits or exist in one run only."""
     for key, one, other in _pairs(expected, found):
         if one is None or other is None or one.bits != other.bits:
             detail = f"{_loss_text(one)} against {_loss_text(other)}"
@@ -92,7 +100,7 @@ def loss_differences(
 def _pairs(
     expected: Iterable[Loss], found: Iterable[Loss]
 ) -> Iterator[tuple[tuple[int, int], Loss | None, Loss | None]]:
-    """The losses of each pass in both runs, as they come; what only one has comes last."""
+    """Pair the losses of each pass as they arrive; those of only one run come last."""
     waiting: tuple[dict[tuple[int, int], Loss], ...] = ({}, {})
     for both in zip_longest(expected, found):
         for side, loss in enumerate(both):
@@ -110,9 +118,9 @@ def _pairs(
 def access_differences(
     expected: AccessColumns, found: AccessColumns, labels: SpaceLabels, passes: int = 1
 ) -> Iterator[Difference]:
-    """Per layer the first difference of each kind: versions read, orders, written bytes.
+    """Yield each layer's first difference of each kind: versions read, orders, written bytes.
 
-    Of steps of several ``passes`` the order is that of steps. Both in order of time.
+    Both logs must be in order of time. Of steps of several ``passes``, the order is that of steps.
     """
     left, right = (side.take(side.kind != BACKWARD).by_layer() for side in (expected, found))
     nothing = from_accesses(())
@@ -122,42 +130,59 @@ def access_differences(
         if _agree(*columns, is_exact):
             continue
         one, other = (list(side.accesses()) for side in columns)
-        first = (
-            _first_version_read(one, other),
-            _first_order(
-                "order of WRITEs",
-                *(layer_order([a for a in side if _is_write(a)]) for side in (one, other)),
-            ),
-            _first_order(
-                "access order", *(layer_order(by_steps(side, passes)) for side in (one, other))
-            )
-            if is_exact
-            else None,
-            _first_written_bytes(one, other),
-        )
+        reads = [[a for a in side if a.kind is not AccessKind.WRITE] for side in (one, other)]
+        writes = [[a for a in side if a.kind is AccessKind.WRITE] for side in (one, other)]
+        first: list[_First | None] = []
+
+        versions = [{a.sequence_id: a.version for a in side} for side in reads]
+        passes_read = versions[0].keys() | versions[1].keys()
+        unlike = [y for y in passes_read if versions[0].get(y) != versions[1].get(y)]
+        if unlike:
+            y = min(unlike)
+            texts = [str(side.get(y, "absent")) for side in versions]
+            first.append((y, "version read", f"{texts[0]} against {texts[1]}"))
+
+        first.append(_first_order("order of WRITEs", *map(layer_order, writes)))
+        if is_exact:
+            orders = (layer_order(by_steps(side, passes)) for side in (one, other))
+            first.append(_first_order("access order", *orders))
+
+        digests = [{a.sequence_id: a.digest for a in side if a.digest} for side in writes]
+        both = digests[0].keys() & digests[1].keys()
+        if unlike := [y for y in both if digests[0][y] != digests[1][y]]:
+            y = min(unlike)
+            texts = [side[y][:16] for side in digests]
+            first.append((y, "written bytes", f"{texts[0]} against {texts[1]}"))
+
         for sequence_id, what, detail in filter(None, first):
-            yield Difference(
-                layer.stream, sequence_id, layer.block, labels.label(layer), what, detail
-            )
+            label = labels.label(layer)
+            yield Difference(layer.stream, sequence_id, layer.block, label, what, detail)
+
+
+def _first_order(
+    what: str, expected: list[tuple[int, str]], found: list[tuple[int, str]]
+) -> _First | None:
+    for place, (one, other) in enumerate(zip_longest(expected, found)):
+        if one != other:
+            texts = [f"{use[0]}{use[1]}" if use else "absent" for use in (one, other)]
+            sequence_id = min(use[0] for use in (one, other) if use)
+            return sequence_id, what, f"{texts[0]} against {texts[1]} at place {place}"
+    return None
 
 
 def _agree(one: AccessColumns, other: AccessColumns, is_exact: bool) -> bool:
-    """Whether nothing that counts differs in the READs and WRITEs of a layer; False if unsure."""
+    """Return True if nothing that counts differs in a layer's READs and WRITEs; False if unsure."""
+    names = ("sequence_id", "kind", "version")
     if len(one) != len(other) or one.digest or other.digest:
-        return one.digest == other.digest and _same(one, other, ("sequence_id", "kind", "version"))
+        return one.digest == other.digest and _same(one, other, names)
     if is_exact:
-        return _same(one, other, ("sequence_id", "kind", "version"))
-    (reads, writes), (other_reads, other_writes) = map(_apart, (one, other))
+        return _same(one, other, names)
+    writes, other_writes = (side.take(side.kind == WRITE) for side in (one, other))
+    in_order = (side.take(np.argsort(side.sequence_id, kind="stable")) for side in (one, other))
+    reads, other_reads = (side.take(side.kind != WRITE) for side in in_order)
     return _same(writes, other_writes, ("sequence_id",)) and _same(
         reads, other_reads, ("sequence_id", "version")
     )
-
-
-def _apart(columns: AccessColumns) -> tuple[AccessColumns, AccessColumns]:
-    """READs in sequence order, and WRITEs as they came."""
-    reads = columns.take(columns.kind != WRITE)
-    in_order = reads.take(np.argsort(reads.sequence_id, kind="stable"))
-    return in_order, columns.take(columns.kind == WRITE)
 
 
 def _same(one: AccessColumns, other: AccessColumns, names: Iterable[str]) -> bool:
@@ -167,7 +192,7 @@ def _same(one: AccessColumns, other: AccessColumns, names: Iterable[str]) -> boo
 def checkpoint_differences(
     expected: Checkpoint, found: Checkpoint, labels: SpaceLabels
 ) -> Iterator[Difference]:
-    """Every tensor, version and scalar that differs or is there in one run only."""
+    """Yield every tensor, version and scalar that differs or exists in one run only."""
     pairs: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
         ("tensor", expected.tensors, found.tensors),
         ("version", expected.versions, found.versions),
@@ -183,85 +208,35 @@ def checkpoint_differences(
                 checkpoint.versions.get(f"{stream}/{layer}", INITIAL)
                 for checkpoint in (expected, found)
             )
-            detail = f"{_state_text(one, name in left)} against {_state_text(other, name in right)}"
             if isinstance(one, RawTensor) and isinstance(other, RawTensor):
                 detail = _tensor_text(one, other)
+            else:
+                values = (side.get(name, "absent") for side in (left, right))
+                texts = [
+                    _kind_text(v) if isinstance(v, RawTensor) else v if v == "absent" else repr(v)
+                    for v in values
+                ]
+                detail = f"{texts[0]} against {texts[1]}"
+            block = layer.partition(".")[0]
             yield Difference(
                 int(stream) if stream.isdigit() else 0,
                 version,
-                _position(layer, labels),
+                labels.labels.index(block) if block in labels.labels else len(labels),
                 layer,
                 what,
                 f"{rest} {detail}" if rest else detail,
             )
 
 
-_First = tuple[int, str, str]
-
-
-def _is_write(access: Access) -> bool:
-    return access.kind is AccessKind.WRITE
-
-
-def _first_version_read(expected: list[Access], found: list[Access]) -> _First | None:
-    def versions(accesses: list[Access]) -> dict[SequenceId, int]:
-        return {a.sequence_id: a.version for a in accesses if not _is_write(a)}
-
-    left, right = versions(expected), versions(found)
-    differing = [s for s in left.keys() | right.keys() if left.get(s) != right.get(s)]
-    if not differing:
-        return None
-    first = min(differing)
-    texts = [_absent_or(side.get(first)) for side in (left, right)]
-    return first, "version read", f"{texts[0]} against {texts[1]}"
-
-
-def _first_order(
-    what: str, expected: list[tuple[int, str]], found: list[tuple[int, str]]
-) -> _First | None:
-    for place, (one, other) in enumerate(zip_longest(expected, found)):
-        if one != other:
-            texts = [f"{use[0]}{use[1]}" if use else "absent" for use in (one, other)]
-            sequence_id = min(use[0] for use in (one, other) if use)
-            return sequence_id, what, f"{texts[0]} against {texts[1]} at place {place}"
-    return None
-
-
-def _first_written_bytes(expected: list[Access], found: list[Access]) -> _First | None:
-    """Where both runs recorded digests of the same WRITE."""
-    left = {a.sequence_id: a.digest for a in expected if _is_write(a) and a.digest}
-    right = {a.sequence_id: a.digest for a in found if _is_write(a) and a.digest}
-    differing = [s for s in left.keys() & right.keys() if left[s] != right[s]]
-    if not differing:
-        return None
-    first = min(differing)
-    return first, "written bytes", f"{left[first][:16]} against {right[first][:16]}"
-
-
 def _is_same(one: Any, other: Any) -> bool:
-    """Equal in kind and in every bit: -0.0 is not 0.0, a NaN is its payload."""
+    """Compare type and every bit: -0.0 is not 0.0, and NaNs are compared by their payload."""
     if isinstance(one, float) and isinstance(other, float):
         return struct.pack("<d", one) == struct.pack("<d", other)
     return type(one) is type(other) and bool(one == other)
 
 
-def _position(layer: str, labels: SpaceLabels) -> int:
-    name = layer.partition(".")[0]
-    return labels.labels.index(name) if name in labels.labels else len(labels)
-
-
 def _loss_text(loss: Loss | None) -> str:
     return "absent" if loss is None else f"{loss.value!r} ({loss.bits})"
-
-
-def _absent_or(value: object) -> str:
-    return "absent" if value is None else str(value)
-
-
-def _state_text(value: Any, is_there: bool) -> str:
-    if not is_there:
-        return "absent"
-    return _kind_text(value) if isinstance(value, RawTensor) else repr(value)
 
 
 def _kind_text(tensor: RawTensor) -> str:
@@ -284,13 +259,12 @@ def _tensor_text(one: RawTensor, other: RawTensor) -> str:
 
 
 _BITS = 40
-"""Of a key: for the number of a record of its layer, or its sequence ID."""
-_Whole = Integers | Small
+"""Low bits of a key: the number of a record within its layer, or its sequence ID."""
 _FORWARDS_AND_WRITES = Wanted(backwards=False)
 
 
 class _Records(NamedTuple):
-    """Records by key: which layer, which kind of order, and the place in it."""
+    """Records by key: layer, kind of order (1 bit), and place in that order (40 bits)."""
 
     keys: Integers
     sequence_ids: Integers
@@ -301,11 +275,6 @@ class _Records(NamedTuple):
         columns: list[Any] = [column[rows] for column in self]
         return _Records(*columns)
 
-    def sorted_with(self, more: _Records) -> _Records:
-        sides: tuple[Any, Any] = (self, more)
-        columns: list[Any] = [np.concatenate(pair) for pair in zip(*sides, strict=True)]
-        return _Records(*columns).take(np.argsort(columns[0], kind="stable"))
-
 
 def unequal_layers(
     expected: RunLog,
@@ -313,20 +282,13 @@ def unequal_layers(
     is_exact: Callable[[LayerId], bool],
     wanted: Wanted = _FORWARDS_AND_WRITES,
 ) -> set[LayerId]:
-    """Layers whose READs and WRITEs differ, or may: equal ones are surely equal.
+    """Layers whose READs and WRITEs differ, or may: all others are surely equal.
 
-    Args:
-        expected: a log.
-        found: another one.
-        is_exact: of a layer, whether the order of all its accesses counts. Of others READs are
-            compared in sequence order and WRITEs as they came.
-        wanted: which records to compare.
-
-    Returns:
-        All layers where one of the logs has digests of what was written.
+    In layers that are not exact, READs are compared in sequence order and WRITEs as they came. If a
+    log has digests of what was written, all layers are returned.
 
     Raises:
-        LogError: when what is read is damaged.
+        LogError: if what is read is damaged.
     """
     layers = sorted({*expected.layers, *found.layers})
     sides = (
@@ -340,30 +302,29 @@ def unequal_layers(
             return set(layers)
         _match(*sides, unequal)
     for side in sides:
-        unequal[side.layers_of(side.waiting)] = True
+        unequal[side.waiting.keys >> (_BITS + 1)] = True
     return {layers[number] for number in np.flatnonzero(unequal).tolist()}
 
 
 def _match(one: _Side, other: _Side, unequal: NDArray[np.bool_]) -> None:
-    """Let go what both have, and what is of layers that are known to differ."""
+    """Drop the records that both have, and those of layers that are known to differ."""
     for side in (one, other):
         keys = side.waiting.keys
-        doubled = keys[1:][keys[1:] == keys[:-1]]
-        unequal[side.layers_of_keys(doubled)] = True
+        unequal[keys[1:][keys[1:] == keys[:-1]] >> (_BITS + 1)] = True
     _, left, right = np.intersect1d(one.waiting.keys, other.waiting.keys, return_indices=True)
     mine, theirs = one.waiting.take(left), other.waiting.take(right)
     differ = np.zeros(len(left), np.bool_)
     for column, its in zip(mine[1:], theirs[1:], strict=True):
         differ |= column != its
-    unequal[one.layers_of_keys(mine.keys[differ])] = True
+    unequal[mine.keys[differ] >> (_BITS + 1)] = True
     for side, rows in ((one, left), (other, right)):
-        stays = ~unequal[side.layers_of(side.waiting)]
+        stays = ~unequal[side.waiting.keys >> (_BITS + 1)]
         stays[rows] = False
         side.waiting = side.waiting.take(stays)
 
 
 class _Side:
-    """One log, as far as it was read: its records that wait for the other's."""
+    """One log as far as it was read; ``waiting`` has the records that the other lacks so far."""
 
     def __init__(
         self,
@@ -384,7 +345,7 @@ class _Side:
         self.is_over = False
 
     def advance(self) -> bool:
-        """Take the next part in; False for one that cannot be compared like that."""
+        """Read the next part; return False if it cannot be compared in this way."""
         part = next(self._parts, None)
         if part is None:
             self.is_over = True
@@ -392,26 +353,17 @@ class _Side:
         if part.digest or prod(self._sizes) >= 1 << 62 or part.sequence_id.max() >= 1 << _BITS:
             return False
         self.count += len(part)
-        self.waiting = self.waiting.sorted_with(self._records(part))
-        return True
 
-    def layers_of(self, records: _Records) -> NDArray[np.int64]:
-        """The layer of each record, by its number."""
-        return self.layers_of_keys(records.keys)
-
-    @staticmethod
-    def layers_of_keys(keys: Integers) -> NDArray[np.int64]:
-        """The same of keys."""
-        return keys >> (_BITS + 1)
-
-    def _records(self, part: AccessColumns) -> _Records:
         layers = np.searchsorted(self._codes, self._code(part.stream, part.block, part.candidate))
         in_sequence = ~self._is_exact[layers] & (part.kind != WRITE)
         places = np.empty(len(part), np.int64)
         places[in_sequence] = part.sequence_id[in_sequence]
         places[~in_sequence] = self._numbered(layers[~in_sequence])
         keys = (((layers.astype(np.int64) << 1) | in_sequence) << _BITS) | places
-        return _Records(keys, part.sequence_id, part.kind, part.version)
+        sides: Any = (self.waiting, (keys, part.sequence_id, part.kind, part.version))
+        columns = [np.concatenate(pair) for pair in zip(*sides, strict=True)]
+        self.waiting = _Records(*columns).take(np.argsort(columns[0], kind="stable"))
+        return True
 
     def _numbered(self, layers: NDArray[np.intp]) -> Integers:
         """How many records of its layer came before each one."""
@@ -423,7 +375,9 @@ class _Side:
         self._seen += np.bincount(layers, minlength=len(self._seen))
         return found
 
-    def _code(self, streams: _Whole, blocks: _Whole, candidates: _Whole) -> Integers:
+    def _code(
+        self, streams: Integers | Small, blocks: Integers | Small, candidates: Integers | Small
+    ) -> Integers:
         _, most_blocks, most_candidates = self._sizes
         wide = streams.astype(np.int64) * most_blocks + blocks
         return wide * most_candidates + candidates
@@ -436,12 +390,7 @@ def log_differences(
     passes: int = 1,
     spans: Iterable[SharedSpan] = (SharedSpan(0, None, 1),),
 ) -> Iterator[Difference]:
-    """Per layer the first difference of each kind, as :func:`access_differences` finds them.
-
-    Layers that differ are found first, and only those are read.
-
-    Only the steps in ``spans`` that both logs record are compared.
-    """
+    """Yield what :func:`access_differences` finds in the steps of ``spans`` that both logs hold."""
     counts: Counter[LayerId] = Counter(expected.layers)
     counts.update(found.layers)
     for span in spans:

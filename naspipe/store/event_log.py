@@ -1,6 +1,7 @@
-"""Messages as nested lists of plain values, and back: for logs and replays, nothing executable.
+"""The event log: one stage's controller events as nested lists of plain values, for replays.
 
-What a message may hold follows from the annotations of the events' fields alone.
+What an event may hold follows from the annotations of its fields alone. Nothing is executed when a
+log is read.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import reprlib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -23,26 +23,20 @@ _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def encode_event(event: Event) -> list[Any]:
-    """The event as ``[name, field, ...]``; nested tuples become lists with their own names."""
+    """The event as ``[name, field, ...]``; nested tuples become lists that begin with a name."""
     return [type(event).__name__, *(_encode(getattr(event, f.name)) for f in fields(event))]
 
 
 def decode_event(message: Any) -> Event:
-    """Rebuild an event.
-
-    Raises:
-        LogError: when the message is not one that :func:`encode_event` makes.
-    """
+    """Invert :func:`encode_event`; LogError for anything that it does not make."""
     try:
         name, *values = message
         event: Event = _make(_EVENTS[name], values)
     except (KeyError, TypeError, ValueError) as error:
-        raise LogError(f"expected a controller event, found {_short(message)}") from error
+        # reprlib: the message may be long, or nested too deeply for repr
+        found = f"{reprlib.repr(message):.200}"
+        raise LogError(f"expected a controller event, found {found}") from error
     return event
-
-
-def _short(message: Any) -> str:
-    return f"{reprlib.repr(message):.200}"  # neither long nor deep, whatever the message is
 
 
 def _encode(value: Any) -> Any:
@@ -54,7 +48,7 @@ def _encode(value: Any) -> Any:
 
 
 def _make(kind: Any, values: list[Any]) -> Any:
-    """An event or a named tuple of these fields."""
+    """Make an event or a named tuple of these fields."""
     kinds = _field_kinds(kind)
     if len(values) != len(kinds):
         raise TypeError(f"{kind.__name__} has {len(kinds)} fields, found {len(values)}")
@@ -67,12 +61,11 @@ def _field_kinds(kind: Any) -> tuple[Any, ...]:
 
 
 def _plain(hint: Any) -> Any:
-    """The annotation with ``int`` in place of the names that :mod:`naspipe.config.ids` gives it."""
+    """The annotation, with the plain type in place of a NewType of :mod:`naspipe.config.ids`."""
     return getattr(hint, "__supertype__", hint)
 
 
 def _decode(kind: Any, value: Any) -> Any:
-    """The value, of the kind that its field is annotated with."""
     if kind in (int, str, bool):
         if type(value) is not kind:
             raise TypeError(f"expected {kind.__name__}")
@@ -96,14 +89,13 @@ _BUFFERED = 512
 
 
 class EventLogWriter:
-    """Appends one stage's events; a context manager that flushes on its way out."""
+    """Appends one stage's events; a context manager that flushes on exit."""
 
     def __init__(self, path: Path) -> None:
         self._frames = FramedWriter(path, _MAGIC, _VERSION)
         self._waiting = 0
 
     def append(self, event: Event) -> None:
-        """Add one event; the file sees it at the next flush."""
         self._frames.append(msgpack.packb(encode_event(event)))
         self._waiting += 1
         if self._waiting >= _BUFFERED:
@@ -117,21 +109,15 @@ class EventLogWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._frames.close()
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every event of one stage, in order; a torn tail is dropped.
+    """Yield every event of one stage in order; a torn tail is dropped.
 
     Raises:
-        LogError: when the file is damaged before its tail, is of another schema, or holds
-            something else.
+        LogError: if the file is damaged before its tail, or of another schema or kind.
     """
     for number, payload in enumerate(read_frames(path, _MAGIC, _VERSION)):
         try:

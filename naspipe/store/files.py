@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and JSON that every reader accepts."""
+"""Writing files: whole or not at all, directly to the device, with one line for every failure."""
 
 from __future__ import annotations
 
@@ -17,32 +17,24 @@ from typing import Any, BinaryIO
 from naspipe.config.errors import StorageError
 
 SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""Errors that room on the disk would mend."""
+"""Errors that more room on the disk would resolve."""
 STORAGE = (*SPACE, errno.EROFS, errno.EFBIG, errno.EIO)
-"""Errors of where files are, and of nothing else."""
+"""Errors that only the storage can have caused."""
 
 _KNOWN = "naspipe_known"
 
 
 def note_room(error: OSError, path: Path, needed_bytes: int) -> None:
-    """Have an error know, for :func:`cannot_write`, what was to be written, and the room there.
+    """Attach to an error what was to be written and the room there, for :func:`cannot_write`.
 
-    To be called before anything is tidied up, which makes room. What it knows already, it keeps.
+    Call this before anything is removed, which makes room. What is attached already stays.
     """
     vars(error).setdefault(_KNOWN, (needed_bytes, _room(path, error)))
 
 
 @contextmanager
 def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
-    """Say of a file that cannot be written which one it is, and what it needs.
-
-    Args:
-        path: of the file.
-        needed_bytes: how much is to be written, where that is known.
-
-    Raises:
-        StorageError: in place of an error of the operating system.
-    """
+    """Raise StorageError, with the path and the bytes to write (0: unknown), instead of OSError."""
     try:
         yield
     except OSError as error:
@@ -51,13 +43,9 @@ def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
 
 @contextmanager
 def named_storage(place: Path) -> Iterator[None]:
-    """Turn what the storage refused to any writer into one line.
+    """Raise StorageError instead of an OSError that the storage caused.
 
-    Args:
-        place: named where the error names no file.
-
-    Raises:
-        StorageError: in place of an error of the operating system that is the storage's.
+    ``place`` is named if the error names no file.
     """
     try:
         yield
@@ -68,7 +56,7 @@ def named_storage(place: Path) -> Iterator[None]:
 
 
 def cannot_write(path: Path, error: OSError, needed_bytes: int = 0) -> StorageError:
-    """One line on a file that cannot be written."""
+    """Describe in one line why a file cannot be written."""
     known_bytes, room = vars(error).get(_KNOWN) or (0, _room(path, error))
     needed_bytes = needed_bytes or known_bytes
     need = f" ({needed_bytes:,} bytes to write)" if needed_bytes else ""
@@ -80,11 +68,7 @@ def cannot_write(path: Path, error: OSError, needed_bytes: int = 0) -> StorageEr
 
 
 def write_whole(file: RawIOBase, data: bytes) -> None:
-    """Write all of it: a disk that is nearly full takes a part, and fails with the rest.
-
-    Raises:
-        OSError: with the first byte that is refused.
-    """
+    """Write all of ``data``: a disk that is nearly full accepts a part, and refuses the rest."""
     left = memoryview(data)
     while left:
         taken = file.write(left)
@@ -94,13 +78,13 @@ def write_whole(file: RawIOBase, data: bytes) -> None:
 
 
 def _room(path: Path, error: OSError) -> str:
-    """What the system says of the bound that was met."""
+    """What the system says about the limit that was reached."""
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return f" (ulimit -f: {limit:,} bytes a file)" if limit != resource.RLIM_INFINITY else ""
     if error.errno not in SPACE:
         return ""
-    try:  # the directory may be gone: nothing is left of what could not begin
+    try:  # the directory may be gone already
         found = os.statvfs(next(each for each in path.absolute().parents if each.exists()))
     except OSError:
         return ""
@@ -111,14 +95,10 @@ def _room(path: Path, error: OSError) -> str:
 
 @contextmanager
 def atomic_file(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
-    """A file to write that takes the name ``path`` when whole and on disk, or leaves no trace.
-
-    Args:
-        path: of the file.
-        needed_bytes: how much is to be written, where that is known.
+    """Open a file that takes the name ``path`` once it is whole and on disk, or leaves no trace.
 
     Raises:
-        OSError: when it cannot be written; its ``filename`` is the path, and it knows the need.
+        OSError: if it cannot be written; it knows the path, the room and ``needed_bytes``.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -137,25 +117,23 @@ def atomic_file(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object atomically; a NaN or infinity becomes the string ``nan``, ``inf``."""
-    text = json.dumps(_plain(value), indent=1, allow_nan=False, ensure_ascii=False)
+    """Write a JSON object atomically; NaN and infinity become the strings ``nan`` and ``inf``."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return repr(value)
+        if isinstance(value, Mapping):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+    text = json.dumps(plain(value), indent=1, allow_nan=False, ensure_ascii=False)
     data = text.encode() + b"\n"
     with atomic_file(path, len(data)) as file:
         file.write(data)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
 def sync_directory(path: Path) -> None:
-    """Put the names in a directory on disk."""
+    """Flush a directory's names to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -164,16 +142,16 @@ def sync_directory(path: Path) -> None:
 
 
 PAGE_BYTES = 4096
-"""Memory, place and length of what is written so are multiples of it."""
+"""Direct writes need memory, offsets and lengths that are multiples of this."""
 _MOVED_BYTES = 1024 * PAGE_BYTES
-"""How much is moved at a time."""
+
+O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 class DirectWriter:
-    """Writes to places of an open file; where its file system cannot do so directly, as any other.
+    """Writes at offsets of an open file, bypassing the page cache if its file system can.
 
-    Args:
-        descriptor: of the file. What is written is on disk after an fsync.
+    What is written is on disk after an fsync of the ``descriptor``.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -181,7 +159,7 @@ class DirectWriter:
         self._is_able = bool(O_DIRECT)
 
     def write_pages(self, data: memoryview, offset: int) -> None:
-        """Write whole pages of aligned memory to a place that is a multiple of one."""
+        """Write whole pages of aligned memory at a multiple of the page size."""
         self._is_able = self._is_able and self._set_direct(True)
         try:
             self._write(data, offset)
@@ -192,12 +170,12 @@ class DirectWriter:
             self.write(data, offset)
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write anything anywhere."""
+        """Write any bytes at any offset."""
         self._set_direct(False)
         self._write(memoryview(data), offset)
 
     def move(self, length: int, offset: int, later: int) -> None:
-        """Have bytes of the file at a later place."""
+        """Copy ``length`` bytes of the file from ``offset`` to ``later``, which may overlap."""
         self._set_direct(False)
         for start in reversed(range(0, length, _MOVED_BYTES)):
             data = os.pread(self._descriptor, min(_MOVED_BYTES, length - start), offset + start)
@@ -210,7 +188,7 @@ class DirectWriter:
             rest = rest[written:]
 
     def _set_direct(self, wanted: bool) -> bool:
-        """Whether the file is so now; a system or file system without it stays as it is."""
+        """Switch direct writes on or off; return False if the file system refuses."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         changed = flags | O_DIRECT if wanted else flags & ~O_DIRECT
         if changed != flags:
@@ -219,6 +197,3 @@ class DirectWriter:
             except OSError:
                 return False
         return True
-
-
-O_DIRECT: int = getattr(os, "O_DIRECT", 0)

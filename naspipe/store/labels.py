@@ -1,4 +1,8 @@
-"""How a recorded run's layers are called, from its manifest alone."""
+"""The names of a recorded run's layers and subnets, from its manifest alone.
+
+This module writes the parts of a manifest that describe a space (``space``, ``stateless`` and
+``decided``), and reads them again without the space's code.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,13 @@ _SHOWN = 12
 
 
 class Decided:
-    """Labels and values of candidates, where decisions have them.
+    """Labels and values of candidates, if the space's decisions have labels.
 
     Args:
         stored: see :meth:`naspipe.config.ports.Decisions.decided`.
 
     Raises:
-        AttributeError, TypeError: when that is something else.
+        AttributeError, TypeError: if ``stored`` is something else.
     """
 
     def __init__(self, stored: Sequence[Sequence[Mapping[str, Sequence[str]]]] = ()) -> None:
@@ -45,20 +49,20 @@ class Decided:
         ]
 
     def of_layer(self, block: int, candidate: int) -> str:
-        """What decides a candidate of a choice block; empty where that is not known.
+        """What decides a candidate of a choice block; empty if that is not known.
 
-        Labels with one value say enough; without them, ``depth=1|2``.
+        Labels with one value are enough; if there are none, the text is such as ``depth=1|2``.
         """
         found = self._of(block, candidate)
         single = {label: values for label, values in found.items() if len(values) == 1}
         return _text(single or found)
 
     def of_subnet(self, choices: Sequence[int]) -> str:
-        """The values that all its layers together leave to each label."""
+        """The text of :meth:`values_of`."""
         return _text(self.values_of(choices))
 
     def values_of(self, choices: Sequence[int]) -> dict[str, tuple[str, ...]]:
-        """By label, the values that all layers of a subnet together leave."""
+        """The values of each label that all layers of a subnet together leave."""
         left: dict[str, tuple[str, ...]] = {}
         for block, choice in enumerate(choices):
             for label, values in self._of(block, choice).items():
@@ -66,10 +70,10 @@ class Decided:
         return left
 
     def find(self, text: str) -> tuple[int, int]:
-        """The choice block and the candidate that ``op0=1`` decides, or ``kernel=3 width=8``.
+        """The choice block and the candidate that ``op0=1``, or ``kernel=3 width=8``, decides.
 
         Raises:
-            ConfigError: when there is none, or when there are several.
+            ConfigError: unless there is exactly one.
         """
         wanted = [each.rpartition("=") for each in re.split(r"\s+(?=\S+=)", text.strip())]
         found = {
@@ -107,7 +111,7 @@ class Decided:
 
 
 def decided_in(space: Space) -> Sequence[Sequence[Mapping[str, Sequence[str]]]]:
-    """A manifest's ``decided``: empty where a space has no labels."""
+    """A manifest's ``decided``: empty if the space has no labels."""
     return space.decisions.decided() if space.decisions is not None else ()
 
 
@@ -125,11 +129,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def described(space: Space, stateless: Collection[tuple[int, int]]) -> dict[str, Any]:
-    """A manifest's ``space``, ``stateless`` and ``decided``: what :class:`SpaceLabels` reads.
+    """The manifest entries that :class:`SpaceLabels` reads.
 
-    Args:
-        space: of the run.
-        stateless: block and candidate of the layers without state.
+    ``stateless`` has block and candidate of the layers without state.
     """
     labels = [space.label(*place) for place in sorted(stateless)]
     return {
@@ -140,7 +142,6 @@ def described(space: Space, stateless: Collection[tuple[int, int]]) -> dict[str,
 
 
 def describe_space(space: Space) -> dict[str, Any]:
-    """A manifest's ``space``."""
     found: dict[str, Any] = {
         "name": space.name,
         "labels": list(space.labels),
@@ -162,7 +163,7 @@ def describe_space(space: Space) -> dict[str, Any]:
 
 
 def settings_of(described: Mapping[str, Any]) -> list[str]:
-    """Of a manifest's ``space``, each elastic layer with its settings."""
+    """Each elastic layer of a manifest's ``space`` with its settings."""
     sliced = described.get("sliced", ())
     return [
         f"{name} {settings}{', stepped by the slice' * (name in sliced)}"
@@ -171,15 +172,15 @@ def settings_of(described: Mapping[str, Any]) -> list[str]:
 
 
 class SpaceLabels:
-    """Labels, rules and candidates of the blocks of a chain, as a manifest's ``space`` has them.
+    """Labels, rules and candidates of the blocks of a chain, from a manifest's entries.
 
     Args:
         space: of the manifest.
         stateless: labels of the layers without state.
-        decided: what decides each candidate of each choice block, where that is known.
+        decided: what decides each candidate of each choice block, if that is known.
 
     Raises:
-        ConfigError: when the manifest does not describe a space.
+        ConfigError: if the manifest does not describe a space.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class SpaceLabels:
             raise ConfigError(f"space {self.name}: the manifest's lists differ in length")
         self._positions = {label: position for position, label in enumerate(self.labels)}
         self._texts = {n: elastic[name] for name, n in self._positions.items() if name in elastic}
-        """By the position of each elastic layer, its settings."""
+        """The settings of each elastic layer, by its position."""
         self.stateless = frozenset(map(str, stateless))
         layers = map(self.layer, self.stateless)
         places = {(layer.block, layer.candidate) for layer in layers}
@@ -221,13 +222,13 @@ class SpaceLabels:
         return f"{stream}:{name}" if stream else name
 
     def decision(self, layer: LayerId) -> str:
-        """What labels of the space's decisions say of a layer: ``op0=1``; often nothing."""
+        """The labels of the space's decisions for a layer, such as ``op0=1``; often empty."""
         if not 0 <= layer.block < len(self) or self.is_shared[layer.block]:
             return ""
         return self.decided.of_layer(self._number(layer.block), layer.candidate)
 
     def full_label(self, layer: LayerId) -> str:
-        """:meth:`label`, and :meth:`decision` behind it."""
+        """:meth:`label`, followed by :meth:`decision`."""
         return f"{self.label(layer)} {self.decision(layer)}".strip()
 
     @property
@@ -241,12 +242,12 @@ class SpaceLabels:
 
     @property
     def has_settings(self) -> bool:
-        """Whether a layer of it is elastic."""
+        """Return True if a layer is elastic."""
         return bool(self._texts)
 
     @property
     def options(self) -> tuple[int, ...]:
-        """How many options each block that chooses has."""
+        """The number of options of each block that chooses."""
         return tuple(
             len(self._texts.get(block, ())) or count
             for block, count in enumerate(self.candidates)
@@ -262,11 +263,9 @@ class SpaceLabels:
         return Subnet(FIRST_STREAM, SequenceId(number), chain, used if texts else ())
 
     def settings(self, layer: LayerId, stream: Sequence[Sequence[int]]) -> Callable[[int], str]:
-        """What logs say beside a subnet of a layer: its setting, as in ``[512]``, if it has one.
+        """A function from subnets to the layer's setting, as in ``[512]``, or to empty texts.
 
-        Args:
-            layer: which one.
-            stream: the choices of every subnet.
+        ``stream`` has the choices of every subnet.
         """
         texts = self._texts.get(layer.block)
         if texts is None:
@@ -275,34 +274,30 @@ class SpaceLabels:
         return lambda number: f"[{texts[stream[number][place]]}]"
 
     def _number(self, position: int) -> int:
-        """Of a block that chooses: how many do so before it."""
+        """The number of blocks that choose before this one."""
         return sum(not shared for shared in self.is_shared[:position])
 
     def _is_named(self, block: int) -> bool:
         return self.is_shared[block] or block in self._texts
 
     def is_stateless(self, layer: LayerId) -> bool:
-        """Whether a layer has no versions."""
+        """Return True if a layer has no versions."""
         return self.label(layer._replace(stream=FIRST_STREAM)) in self.stateless
 
     def rule(self, layer: LayerId) -> Rule | None:
-        """How a layer's READs follow its WRITEs; None for one that the space does not have."""
+        """How a layer's READs follow its WRITEs; None if the space has no such layer."""
         return rule_of(self.rules, layer) if 0 <= layer.block < len(self) else None
 
     def is_exact(self, layer: LayerId) -> bool:
-        """Whether the order of all of a layer's accesses counts."""
+        """Return True if the order of all of a layer's accesses counts."""
         return isinstance(self.rule(layer), Exact)
 
     def rule_text(self, layer: LayerId) -> str:
-        """What logs and reports call that: ``exact``, ``lag(2)``, or that it has no state."""
+        """The rule as logs and reports name it: ``exact``, ``lag(2)``, or that it has no state."""
         return STATELESS if self.is_stateless(layer) else str(self.rule(layer) or "?")
 
     def layer(self, label: str) -> LayerId:
-        """The layer that ``3.1``, ``head`` or ``1:3.1`` names, or ``op0=1`` alone.
-
-        Raises:
-            ConfigError: when the space has no such layer.
-        """
+        """The layer that ``3.1``, ``head``, ``1:3.1`` or ``op0=1`` names; ConfigError if none."""
         if "=" in label:
             number, option = self.decided.find(label)
             chooses = [place for place, shared in enumerate(self.is_shared) if not shared]
@@ -311,20 +306,15 @@ class SpaceLabels:
         position = self._positions.get(match.group(2)) if match else None
         if match and position is not None:
             stream, candidate = StreamId(int(match.group(1) or 0)), match.group(3)
-            if self._is_named(position) and candidate is None:
-                return LayerId(stream, position, 0)
-            if (
-                not self._is_named(position)
-                and candidate is not None
-                and int(candidate) < self.candidates[position]
-            ):
+            if self._is_named(position):
+                if candidate is None:
+                    return LayerId(stream, position, 0)
+            elif candidate is not None and int(candidate) < self.candidates[position]:
                 return LayerId(stream, position, int(candidate))
-        raise ConfigError(f"space {self.name} has no layer {label!r}: expected {self._choices()}")
-
-    def _choices(self) -> str:
         shared = [name for block, name in enumerate(self.labels) if self._is_named(block)]
         blocks = len(self) - len(shared)
-        choices = f"BLOCK.CANDIDATE with a block below {blocks}" if blocks else ""
-        if shared:
-            choices += f"{' or ' if choices else ''}one of {', '.join(shared)}"
-        return choices
+        choices = [f"BLOCK.CANDIDATE with a block below {blocks}"] if blocks else []
+        choices += [f"one of {', '.join(shared)}"] if shared else []
+        raise ConfigError(
+            f"space {self.name} has no layer {label!r}: expected {' or '.join(choices)}"
+        )

@@ -1,4 +1,9 @@
-"""The loss of every pass: a decimal to read, and the exact bits to compare."""
+"""The losses and metrics of a run: files of JSON lines whose older rows are rolled into tables.
+
+A loss is written as a decimal to read and as its exact bits to compare. The newest rows of a file
+are lines; once there are 2048 of them, the older half becomes a table in the file of the same name
+with the suffix ``.msgpack``, which takes a fraction of the space.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,8 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from zlib import crc32
 
@@ -30,43 +33,56 @@ Row = Mapping[str, Any]
 
 
 def tables_of(path: Path) -> Path:
-    """Where the rows before a file's lines are."""
+    """The file of the rows that come before a file's lines."""
     return path.with_suffix(".msgpack")
 
 
 class RolledLines:
     """Appends rows, each handed to the operating system at once.
 
-    Args:
-        path: of the lines.
-        keeps: whether a row that is there stays; None to begin anew.
+    ``keeps`` says which of the rows that are there stay; without it the file begins anew.
 
     Raises:
-        OSError: when a file cannot be written.
-        LogError: when rows that are there cannot be read.
+        OSError: if a file cannot be written.
+        LogError: if rows that are there cannot be read.
     """
 
     def __init__(self, path: Path, keeps: Callable[[Row], bool] | None = None) -> None:
         self._path = path
         self._tables: FramedWriter | None = None
         self._newest: list[bytes] = []
+        tables = tables_of(path)
         if keeps is None:
-            tables_of(path).unlink(missing_ok=True)
+            tables.unlink(missing_ok=True)
             self._file = path.open("wb", buffering=0)
             return
-        newest = [row for _, row in _newest(path, _last_rows(path))]
-        self._newest = [line_of(row) for row in newest if keeps(row)]
-        _cut_tables(tables_of(path), keeps)
+        rows = (row for place, row in read_rows(path) if place.row < 0)
+        self._newest = [line_of(row) for row in rows if keeps(row)]
+        if tables.exists():
+            fresh = tables.with_name(f".{tables.name}.cut")
+            fresh.unlink(missing_ok=True)
+            with FramedWriter(fresh, MAGIC, VERSION) as writer:
+                for table in _tables(tables):
+                    if kept := [row for row in table if keeps(row)]:
+                        _append(writer, kept)
+                os.fsync(writer.fileno())
+            fresh.replace(tables)
         self._replace()
 
     def append(self, row: Row) -> None:
-        """Add one row."""
         line = line_of(row)
         with writing(self._path, len(line)):
             write_whole(self._file, line)
         self._newest.append(line)
-        if len(self._newest) >= 2 * ROLLED:
-            self._roll()
+        if len(self._newest) < 2 * ROLLED:
+            return
+        if self._tables is None:
+            self._tables = FramedWriter(tables_of(self._path), MAGIC, VERSION)
+        older, self._newest = self._newest[:ROLLED], self._newest[ROLLED:]
+        _append(self._tables, [parse_json(line) for line in older])
+        os.fsync(self._tables.fileno())
+        self._file.close()
+        self._replace()
 
     def sync(self) -> None:
         """Put every row on disk."""
@@ -78,15 +94,6 @@ class RolledLines:
         if self._tables is not None:
             self._tables.close()
 
-    def _roll(self) -> None:
-        if self._tables is None:
-            self._tables = FramedWriter(tables_of(self._path), MAGIC, VERSION)
-        older, self._newest = self._newest[:ROLLED], self._newest[ROLLED:]
-        _append(self._tables, [parse_json(line) for line in older])
-        os.fsync(self._tables.fileno())
-        self._file.close()
-        self._replace()
-
     def _replace(self) -> None:
         with atomic_file(self._path) as file:
             file.write(b"".join(self._newest))
@@ -94,17 +101,15 @@ class RolledLines:
 
 
 def line_of(row: Row) -> bytes:
-    """A row as its line."""
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
 class Place(NamedTuple):
-    """Where a row stands."""
+    """Where a row stands: a line, or a row of a table; ``row`` is -1 for a line."""
 
     path: Path
     number: int
     row: int = -1
-    """Of a table; a line has none."""
 
     def __str__(self) -> str:
         if self.row < 0:
@@ -113,13 +118,10 @@ class Place(NamedTuple):
 
 
 def read_rows(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Every row and where it stands, in order; a torn last line is dropped.
+    """Yield every row and where it stands, in order; a torn last line is dropped.
 
-    A line that is no JSON is handed over as a row without fields, for the caller to judge.
-
-    Raises:
-        LogError: when a table is damaged.
-        OSError: when there are no lines.
+    A line that is not a JSON object is yielded as an empty row, for the caller to judge. A damaged
+    table is a LogError, a missing file of lines an OSError.
     """
     last: deque[Row] = deque(maxlen=ROLLED)
     tables = tables_of(path)
@@ -127,38 +129,21 @@ def read_rows(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
         for place, row in enumerate(rows):
             yield Place(tables, number, place), row
         last.extend(rows)
-    yield from _newest(path, last)
-
-
-def _last_rows(path: Path) -> deque[Row]:
-    """The last ones that are in tables."""
-    last: deque[Row] = deque(maxlen=ROLLED)
-    for rows in _tables(tables_of(path)):
-        last.extend(rows)
-    return last
-
-
-def _newest(path: Path, last: Sequence[Row]) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The rows of the lines, without those that are in a table by now.
-
-    A process that died between the two has left the last rows of the tables in the lines, too.
-    """
-    found = [_parsed(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    found: list[dict[str, Any]] = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            value = parse_json(line)
+        except ValueError:
+            value = {}
+        found.append(value if isinstance(value, dict) else {})
+    # A process that died between the two writes left the last rows of the tables as lines, too.
     doubled = next((len(last) - n for n, row in enumerate(last) if found[:1] == [row]), 0)
     for number, row in enumerate(found[doubled:], doubled + 1):
         yield Place(path, number), row
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}
-
-
 def _append(tables: FramedWriter, rows: Sequence[Row]) -> None:
-    """Add rows as one table, or as several where they are long."""
+    """Add rows as one table, or as several if they are long."""
     packed = encode_table(rows)
     if len(packed) > MAX_PAYLOAD_BYTES and len(rows) > 1:
         _append(tables, rows[: len(rows) // 2])
@@ -178,22 +163,8 @@ def _tables(path: Path) -> Iterator[list[dict[str, Any]]]:
             raise LogError(f"{path}, table {number}: {error}") from error
 
 
-def _cut_tables(path: Path, keeps: Callable[[Row], bool]) -> None:
-    """Leave the rows that stay."""
-    if not path.exists():
-        return
-    fresh = path.with_name(f".{path.name}.cut")
-    fresh.unlink(missing_ok=True)
-    with FramedWriter(fresh, MAGIC, VERSION) as tables:
-        for rows in _tables(path):
-            if kept := [row for row in rows if keeps(row)]:
-                _append(tables, kept)
-        os.fsync(tables.fileno())
-    fresh.replace(path)
-
-
 _MARKED = 1 << 14
-"""Losses whose bytes so far are kept in memory: checkpoints ask for recent ones."""
+"""Losses whose preceding bytes are kept in memory, because checkpoints ask for recent ones."""
 _EMPTY = (0, 0)
 
 
@@ -205,19 +176,20 @@ class Number(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What is recorded of a pass beside its loss."""
+    """What is recorded of a pass next to its loss: a digest of its batch, and metrics by name.
+
+    The digest is empty if the batch is not known.
+    """
 
     batch: str = ""
-    """A digest of its batch; empty where it is not known."""
     metrics: tuple[tuple[str, Number], ...] = ()
-    """By name."""
 
 
 NOTHING = Beside()
 
 
 class Loss(NamedTuple):
-    """One pass's loss; ``bits`` is the hex of its own bytes, as one big-endian number."""
+    """The loss of one pass; ``bits`` as in :class:`Number`."""
 
     stream: StreamId
     sequence_id: SequenceId
@@ -227,42 +199,34 @@ class Loss(NamedTuple):
 
 
 class LossWriter:
-    """Writes losses in sequence order per stream, in whatever order they come.
+    """Writes losses in sequence order per stream, in whatever order they arrive.
 
-    A loss waits in memory until every earlier one of its stream is there; what still waits
-    when the writer closes is left out. ``first`` is the sequence ID to go on from: the lines
+    A loss waits in memory until every earlier one of its stream is there; those that still wait
+    when the writer closes are left out. ``first`` is the sequence ID to continue from: the lines
     before it are kept, later ones are dropped.
 
     Raises:
-        LogError: when the lines to keep are not all there.
-        StorageError: when the file cannot be written.
+        LogError: if the lines to keep are not all there.
+        StorageError: if the file cannot be written.
     """
 
     def __init__(self, path: Path, first: int = 0) -> None:
-        self._first = first
-        self._next: dict[int, int] = defaultdict(lambda: self._first)
+        self._next: dict[int, int] = defaultdict(lambda: first)
         self._waiting: dict[tuple[int, int], Row] = {}
         self._path = path
         self._count = 0
         self._marks: deque[tuple[int, int]] = deque([_EMPTY], _MARKED)
-        """Behind each of the last losses: the bytes and the CRC32 of the lines of all so far."""
+        """After each of the last losses: the bytes and the CRC32 of all lines so far."""
         for loss in islice(iterate_losses(path, first), first) if first else ():
             self._mark(_row(loss))
         with writing(path):
-            self._lines = RolledLines(path, self._keeps if first else None)
-
-    def _keeps(self, row: Row) -> bool:
-        return int(row["sequence_id"]) < self._first
+            keeps = (lambda row: int(row["sequence_id"]) < first) if first else None
+            self._lines = RolledLines(path, keeps)
 
     def append(
         self, stream: int, sequence_id: int, value: float, bits: str, beside: Beside = NOTHING
     ) -> None:
-        """Take one loss; each line is handed to the operating system at once.
-
-        Raises:
-            LogError: when this pass's loss was given before.
-            StorageError: when it cannot be written.
-        """
+        """Write or keep one loss; LogError if this pass's loss was given before."""
         if sequence_id < self._next[stream] or (stream, sequence_id) in self._waiting:
             raise LogError(f"loss of subnet {stream}.{sequence_id} was recorded twice")
         loss = Loss(StreamId(stream), SequenceId(sequence_id), value, bits, beside)
@@ -273,11 +237,7 @@ class LossWriter:
             self._lines.append(row)
 
     def sync(self, count: int) -> tuple[int, int]:
-        """Put the first ``count`` lines on disk; returns their bytes and their CRC32.
-
-        Raises:
-            LogError: when they have not all been given.
-        """
+        """Put the first ``count`` lines on disk, or LogError; return their bytes and CRC32."""
         if count > self._count:
             raise LogError(f"expected the losses of {count} subnets, found {self._count}")
         self._lines.sync()
@@ -286,12 +246,12 @@ class LossWriter:
             return self._marks[-1 - ago]
         mark = _EMPTY
         for loss in islice(iterate_losses(self._path, count), count):
-            mark = _behind(mark, _row(loss))
+            mark = _after(mark, _row(loss))
         return mark
 
     def _mark(self, row: Row) -> None:
         self._count += 1
-        self._marks.append(_behind(self._marks[-1], row))
+        self._marks.append(_after(self._marks[-1], row))
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -300,26 +260,17 @@ class LossWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def check_losses(path: Path, expected: tuple[int, int]) -> None:
-    """Check the losses that a checkpoint relies on: the bytes and the CRC32 of their lines.
-
-    Raises:
-        LogError: when they are not those.
-    """
+    """Check the bytes and the CRC32 of the lines that a checkpoint relies on, or raise LogError."""
     mark = _EMPTY
     for loss in iterate_losses(path):
         if mark[0] >= expected[0]:
             break
-        mark = _behind(mark, _row(loss))
+        mark = _after(mark, _row(loss))
     length, checksum = mark
     if mark != expected:
         raise LogError(
@@ -329,16 +280,15 @@ def check_losses(path: Path, expected: tuple[int, int]) -> None:
 
 
 def read_losses(path: Path, count: int | None = None) -> list[Loss]:
-    """Every loss, or the first ``count``, in order; a torn last line is dropped.
-
-    Raises:
-        LogError: when the file is missing or too short, or naming the row that is damaged.
-    """
+    """Every loss, or the first ``count``, in order; see :func:`iterate_losses`."""
     return list(islice(iterate_losses(path, count), count))
 
 
 def iterate_losses(path: Path, least: int | None = None) -> Iterator[Loss]:
-    """The same, one at a time; at least so many are expected."""
+    """Yield every loss in order; a torn last line is dropped.
+
+    A damaged row, a missing file, or fewer than ``least`` losses are a LogError.
+    """
     expected: dict[int, int] = {}
     found = 0
     try:
@@ -360,7 +310,7 @@ def iterate_losses(path: Path, least: int | None = None) -> Iterator[Loss]:
         raise LogError(f"{path}: expected {least} losses, found {found}")
 
 
-def _behind(mark: tuple[int, int], row: Row) -> tuple[int, int]:
+def _after(mark: tuple[int, int], row: Row) -> tuple[int, int]:
     """Bytes and CRC32 with one more line."""
     line = line_of(row)
     return mark[0] + len(line), crc32(line, mark[1])
@@ -381,8 +331,9 @@ def _row(loss: Loss) -> Row:
     return fields
 
 
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+def _plain(value: Any) -> Any:
+    """The value as JSON allows it: NaN and infinity become text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _parse(fields: Any) -> Loss:
@@ -395,10 +346,9 @@ def _parse(fields: Any) -> Loss:
 
 
 def read_beside(batch: Any, metrics: Any) -> Beside:
-    """What is recorded beside a loss, from plain values: of each metric, its value and its bits.
+    """Convert plain values, where ``metrics`` maps names to pairs of value and bits.
 
-    Raises:
-        TypeError, ValueError: when they are not that.
+    Anything else is a TypeError or a ValueError.
     """
     if not (isinstance(batch, str) and isinstance(metrics, dict)):
         raise TypeError
@@ -410,12 +360,12 @@ def read_beside(batch: Any, metrics: Any) -> Beside:
 
 
 class SectionLosses:
-    """The losses of one stream: a file for each section of its chain; a context manager.
+    """The losses of one stream, with a file for each section of its chain; a context manager.
 
     Args:
-        paths: by section, at least one.
+        paths: at least one, by section.
         first: see :class:`LossWriter`.
-        is_trained: otherwise there are none, and the file stays empty.
+        is_trained: False for a stream without losses, whose files stay empty.
     """
 
     def __init__(self, paths: Sequence[Path], first: int = 0, is_trained: bool = True) -> None:
@@ -434,11 +384,10 @@ class SectionLosses:
     def append(
         self, section: int, sequence_id: int, value: float, bits: str, beside: Beside = NOTHING
     ) -> None:
-        """Take one loss; see :meth:`LossWriter.append`."""
         self._writers[section].append(FIRST_STREAM, sequence_id, value, bits, beside)
 
     def sync(self, count: int) -> tuple[int, int]:
-        """Put the first ``count`` of each on disk; returns bytes and CRC32 of the chain's end's."""
+        """Put the first ``count`` of each on disk; return bytes and CRC32 of the chain end's."""
         first, *_ = [writer.sync(count if self._is_trained else 0) for writer in self._writers]
         return first
 
@@ -446,27 +395,23 @@ class SectionLosses:
 class MetricsFile:
     """Appends rows, each handed to the operating system at once.
 
-    ``first`` is the step that a run goes on at: whole rows of earlier steps are kept, others
-    dropped. Numbers that are infinite or none are written as texts, what is not known as null.
+    ``first`` is the step that a run continues from: whole rows of earlier steps are kept, others
+    are dropped. Infinity and NaN are written as texts, what is not known as null.
 
     Raises:
-        StorageError: when the file cannot be written.
+        StorageError: if the file cannot be written.
     """
 
     def __init__(self, path: Path, first: int) -> None:
-        self._path = path
+        def is_before(row: Row) -> bool:
+            step = row.get("step")
+            return type(step) is int and step < first
+
         with writing(path):
-            is_there = first and path.exists()
-            keeps = partial(_is_before, first) if is_there else None
-            self._lines = RolledLines(path, keeps)
+            self._lines = RolledLines(path, is_before if first and path.exists() else None)
 
     def write(self, step: int, values: Mapping[str, float | str | None]) -> None:
-        """Append one row.
-
-        Raises:
-            StorageError: when it cannot be written.
-        """
-        row = {"step": step, **{name: _plain_metric(value) for name, value in values.items()}}
+        row = {"step": step, **{name: _plain(value) for name, value in values.items()}}
         self._lines.append(row)
 
     def close(self) -> None:
@@ -475,21 +420,8 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole row, in order; none where there is no file.
-
-    Raises:
-        LogError: when rows of long ago are damaged.
-    """
+    """Every whole row, in order; empty if there is no file, LogError if a table is damaged."""
     try:
         return [row for _, row in read_rows(path) if type(row.get("step")) is int]
     except FileNotFoundError:
         return []
-
-
-def _is_before(first: int, row: Mapping[str, Any]) -> bool:
-    step = row.get("step")
-    return type(step) is int and step < first
-
-
-def _plain_metric(value: float | str | None) -> float | str | None:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,9 @@
 """Shards of checkpoints: safetensors files at byte level, with a checksum for every piece.
 
-The safetensors layout (length of a JSON header, the header, then the bytes of all tensors)
-is read here without torch, so that every dtype keeps its exact bytes. :mod:`.shard_writer` writes.
+The safetensors layout (length of a JSON header, the header, then the bytes of all tensors) is read
+and written here without torch, so that every dtype keeps its exact bytes. A shard is written while
+its layers are captured: most bytes are streamed before the header is known, so the writer leaves
+room for the header, and moves the data if that was not enough.
 """
 
 from __future__ import annotations
@@ -32,23 +34,28 @@ ITEM_BYTES = {
 """Bytes of one element of each dtype, by its safetensors name."""
 
 HEADER_LENGTH = struct.Struct("<Q")
-"""What comes before a header: the bytes of its text."""
+_MAX_HEADER_BYTES = 100_000_000
 
 Shape = tuple[int, ...]
 
 
+class RawTensor(NamedTuple):
+    """A tensor as bytes: ``dtype`` by its safetensors name (``F32``, ``BF16``, ``I64``), ``data``
+    contiguous and little-endian."""
+
+    dtype: str
+    shape: Shape
+    data: bytes
+
+
 class Listing:
-    """Tensors of one dtype, by name and shape, one after another.
+    """Names and shapes of tensors of one dtype that follow one another in a file.
 
-    A layer has dozens, and they are those of the checkpoint before. So the text for them is made
-    once, but for where they are.
-
-    Args:
-        dtype: by its safetensors name.
-        tensors: name and shape of each.
+    A layer has dozens of tensors, which are the same in every checkpoint. Their part of the header
+    is therefore formatted once, except for the offsets. ``sizes`` are in bytes.
 
     Raises:
-        LogError: when there is no such dtype or shape.
+        LogError: if a dtype or shape is unknown.
     """
 
     def __init__(self, dtype: str, tensors: tuple[tuple[str, Shape], ...]) -> None:
@@ -68,19 +75,17 @@ class Listing:
             parts.append(f'"%s{quoted}":{fixed},"data_offsets":[%d,%d]}}')
             sizes.append(self.item_bytes * math.prod(shape))
         self.sizes = tuple(sizes)
-        """Of the tensors, in bytes."""
         self._text = ",".join(parts)
         self._ends = list(accumulate(sizes))
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
         return self._ends[-1] if self._ends else 0
 
     def entries(self, prefix: str, offset: int) -> str:
-        """The header's part for them, where the first begins at this byte of the data.
+        """The header's text for these tensors, the first of which begins at ``offset``.
 
-        ``prefix`` goes before their names. Without tensors the text is empty.
+        ``prefix`` is prepended to their names. The text is empty if there are no tensors.
         """
         name = json.dumps(prefix)[1:-1]
         places: list[object] = []
@@ -100,7 +105,7 @@ class Piece(NamedTuple):
 
 
 class _Items:
-    """What there is with items of one size, and what the header says of it if it comes first."""
+    """All pieces with items of one size, and the header's text for them if they come first."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -109,20 +114,20 @@ class _Items:
 
 
 class Header:
-    """The header of one shard, made while its pieces come.
+    """The header of one shard, built while its pieces are written.
 
-    Those with items of the same size follow one another in the file.
+    Pieces with items of the same size follow one another in the file.
     """
 
     def __init__(self) -> None:
         self._items: dict[int, _Items] = defaultdict(_Items)
 
     def add(self, prefix: str, listing: Listing, crc32: int) -> None:
-        """The next piece with items of its size.
+        """Add the next piece with items of its size.
 
-        ``prefix`` goes before the names of the tensors: ``{stream}/{label}/``. Their own are
-        ``param/{name}``, ``buffer/{name}``, ``optimizer/{param name}/{state key}``; the parameters
-        of an older version that may still be read, ``version/{version}/{name}``.
+        ``prefix`` is prepended to the names of the tensors: ``{stream}/{label}/``. Their own names
+        are ``param/{name}``, ``buffer/{name}``, ``optimizer/{param name}/{state key}`` and, for
+        parameters of an older version that may still be read, ``version/{version}/{name}``.
         """
         items = self._items[listing.item_bytes]
         if listing.tensors:
@@ -132,17 +137,17 @@ class Header:
 
     @property
     def nbytes(self) -> dict[int, int]:
-        """Of all tensors, by the size of their items."""
+        """Bytes of all tensors, by the size of their items."""
         return {size: items.nbytes for size, items in self._items.items()}
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors, without what goes before them."""
+        """The names of all tensors, without prefixes."""
         pieces = (piece for items in self._items.values() for piece in items.pieces)
         return [name for piece in pieces for name, _ in piece.listing.tensors]
 
     def text(self, order: Sequence[int]) -> bytes:
-        """What it says where items of these sizes follow one another."""
+        """The header's text if items of these sizes follow one another."""
         entries: list[str] = []
         offset = 0
         for items in map(self._items.__getitem__, order):
@@ -157,34 +162,22 @@ class Header:
         return ("{" + ",".join(entries) + "}").encode()
 
     def checksums(self, order: Sequence[int]) -> list[list[int]]:
-        """Length and CRC32 of each piece where items of these sizes follow one another."""
+        """Length and CRC32 of each piece if items of these sizes follow one another."""
         pieces = (piece for size in order for piece in self._items[size].pieces)
         return [[piece.listing.nbytes, piece.crc32] for piece in pieces]
 
 
 def header_digest(header: bytes) -> str:
-    """Of a header with its length before it."""
+    """The digest of a header and the length before it."""
     return hashlib.blake2b(header, digest_size=32).hexdigest()
 
 
-_MAX_HEADER_BYTES = 100_000_000
-
-
-class RawTensor(NamedTuple):
-    """A tensor as bytes: ``dtype`` by its safetensors name (``F32``, ``BF16``, ``I64``),
-    ``data`` contiguous and little-endian."""
-
-    dtype: str
-    shape: Shape
-    data: bytes
-
-
 def read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor]:
-    """The tensors of a shard, by name, when every byte is as its entry in the manifest says.
+    """The tensors of a shard by name, if every byte is as its entry in the manifest says.
 
     Raises:
-        LogError: when the file is damaged or missing.
-        KeyError, TypeError, ValueError: when the entry is not one.
+        LogError: if the file is damaged or missing.
+        KeyError, TypeError, ValueError: if the entry is malformed.
     """
     name, length = str(entry["file"]), int(entry["bytes"])
     expected = str(entry["header_blake2b"])
@@ -205,12 +198,7 @@ def read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor
 
 
 def shard_names(directory: Path, entry: Mapping[str, Any]) -> list[str]:
-    """The names of a shard's tensors, of which nothing is read.
-
-    Raises:
-        LogError: when the file is damaged or missing.
-        KeyError, TypeError, ValueError: when the entry is not one.
-    """
+    """The names of a shard's tensors, which are not read; errors as in :func:`read_shard`."""
     path = directory / Path(str(entry["file"])).name
     try:
         with path.open("rb") as file:
@@ -223,7 +211,7 @@ def shard_names(directory: Path, entry: Mapping[str, Any]) -> list[str]:
 def _read_header(
     file: BinaryIO, length: int, expected: str, path: Path
 ) -> tuple[dict[str, Any], int]:
-    """What the header says, and how many bytes of the file it takes."""
+    """The header's content, and how many bytes of the file it takes."""
     try:
         prefix = file.read(HEADER_LENGTH.size)
         (size,) = HEADER_LENGTH.unpack(prefix)
@@ -274,10 +262,16 @@ def _cut(header: dict[str, Any], pieces: Iterator[bytes], path: Path) -> dict[st
                 if piece is None:
                     raise ValueError(f"{name} at {start} to {stop}, past the end")
                 data, begin = piece, start
-            raw = RawTensor(
-                entry["dtype"], tuple(entry["shape"]), data[start - begin : stop - begin]
-            )
-            _check_length(name, raw.dtype, raw.shape, len(raw.data))
+            dtype, shape = entry["dtype"], tuple(entry["shape"])
+            raw = RawTensor(dtype, shape, data[start - begin : stop - begin])
+            if dtype not in ITEM_BYTES:
+                known = ", ".join(ITEM_BYTES)
+                raise ValueError(f"{name}: dtype {dtype!r}, expected one of {known}")
+            expected = ITEM_BYTES[dtype] * math.prod(shape)
+            if len(raw.data) != expected or any(size < 0 for size in shape):
+                raise ValueError(
+                    f"{name}: {dtype} of shape {shape} has {expected} bytes, found {len(raw.data)}"
+                )
             tensors[name], end = raw, stop
         if any(pieces) or end != begin + len(data):
             raise ValueError(f"tensors end at {end}")
@@ -286,19 +280,10 @@ def _cut(header: dict[str, Any], pieces: Iterator[bytes], path: Path) -> dict[st
     return tensors
 
 
-def _check_length(name: str, dtype: str, shape: Shape, length: int) -> None:
-    if dtype not in ITEM_BYTES:
-        raise ValueError(f"{name}: dtype {dtype!r}, expected one of {', '.join(ITEM_BYTES)}")
-    expected = ITEM_BYTES[dtype] * math.prod(shape)
-    if length != expected or any(size < 0 for size in shape):
-        raise ValueError(f"{name}: {dtype} of shape {shape} has {expected} bytes, found {length}")
-
-
 class ShardWriter:
-    """Writes one shard, whole or not at all.
+    """Writes one shard, whole or not at all: an OSError leaves nothing of the file.
 
-    Args:
-        path: of the file; its directory is made when there is something to write.
+    The directory of ``path`` is created as soon as there is something to write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -312,11 +297,8 @@ class ShardWriter:
         """Write the next block of the items that are streamed.
 
         Args:
-            block: of aligned memory, a multiple of a page.
-            room: bytes to leave before the first block; a guess.
-
-        Raises:
-            OSError: when it cannot be written. Nothing is left of the file.
+            block: of page-aligned memory, a multiple of a page.
+            room: an estimate of the bytes to leave before the first block.
         """
         with self._or_nothing():
             writer = self._begun()
@@ -328,16 +310,15 @@ class ShardWriter:
     def finish(
         self, header: Header, streamed_items: int, rest: Mapping[int, Sequence[memoryview]]
     ) -> dict[str, Any]:
-        """Write the rest and the header; returns the shard's entry for the manifest's ``shards``.
+        """Write the rest and the header; return the shard's entry for the manifest's ``shards``.
 
         Args:
-            header: of everything, those with items of the same size in the order of their bytes.
+            header: of all tensors; those with items of the same size in the order of their bytes.
             streamed_items: the size of the items that were appended; 0 for none.
-            rest: by size of the items, all other bytes.
+            rest: all other bytes, by the size of the items.
 
         Raises:
-            LogError: when there are not as many bytes as the header says.
-            OSError: when it cannot be written. Nothing is left of the file.
+            LogError: if there are not as many bytes as the header says.
         """
         sizes = {*header.nbytes, *rest}
         streamed = streamed_items or max(sizes, default=1)
@@ -345,18 +326,35 @@ class ShardWriter:
         behind = [streamed, *sorted((size for size in sizes if size < streamed), reverse=True)]
         for size in sizes:
             found = sum(map(len, rest.get(size, ()))) + self._streamed_bytes * (size == streamed)
-            self._check(size, header.nbytes.get(size, 0), found)
+            expected = header.nbytes.get(size, 0)
+            if found != expected:
+                raise LogError(
+                    f"{self._path}: tensors with items of {size} bytes have {expected} bytes, "
+                    f"found {found}"
+                )
         first, last = (
             [data for s in which for data in rest.get(s, ())] for which in (ahead, behind)
         )
         text = header.text([*ahead, *behind])
         length = sum(header.nbytes.values())
         with self._or_nothing(HEADER_LENGTH.size + len(text) + length):
-            begin = self._make_room(HEADER_LENGTH.size + len(text), sum(map(len, first)))
+            writer = self._begun()
+            first_bytes, before = sum(map(len, first)), self._streamed_from
+            needed = HEADER_LENGTH.size + len(text) + first_bytes
+            if not self._streamed_bytes:
+                self._streamed_from = _round_up(needed, 8)
+            elif needed > before:
+                self._streamed_from = _round_up(needed, PAGE_BYTES)
+                writer.move(self._streamed_bytes, before, self._streamed_from)
+            begin = self._streamed_from - first_bytes
             text = text.ljust(begin - HEADER_LENGTH.size)
             text = HEADER_LENGTH.pack(len(text)) + text
-            self._write([text, *first], 0)
-            self._write(last, self._streamed_from + self._streamed_bytes)
+            streamed_end = self._streamed_from + self._streamed_bytes
+            blocks: dict[int, list[bytes | memoryview]] = {0: [text, *first], streamed_end: [*last]}
+            for offset, parts in blocks.items():
+                for data in parts:
+                    writer.write(data, offset)
+                    offset += len(data)
             self._open.close()
         return {
             "file": self._path.name,
@@ -366,7 +364,7 @@ class ShardWriter:
         }
 
     def abort(self) -> None:
-        """Leave nothing of it."""
+        """Leave nothing of the file."""
         self._open.__exit__(GeneratorExit, GeneratorExit(), None)
 
     @contextmanager
@@ -385,31 +383,6 @@ class ShardWriter:
             file = self._open.enter_context(atomic_file(self._path))
             self._writer = DirectWriter(file.fileno())
         return self._writer
-
-    def _check(self, size: int, expected: int, found: int) -> None:
-        if found != expected:
-            raise LogError(
-                f"{self._path}: tensors with items of {size} bytes have {expected} bytes, "
-                f"found {found}"
-            )
-
-    def _make_room(self, header_bytes: int, first_bytes: int) -> int:
-        """Have room before what is streamed, and move it where there is less.
-
-        Returns where the header ends.
-        """
-        needed, before = header_bytes + first_bytes, self._streamed_from
-        if not self._streamed_bytes:
-            self._streamed_from = _round_up(needed, 8)
-        elif needed > before:
-            self._streamed_from = _round_up(needed, PAGE_BYTES)
-            self._begun().move(self._streamed_bytes, before, self._streamed_from)
-        return self._streamed_from - first_bytes
-
-    def _write(self, parts: Sequence[bytes | memoryview], offset: int) -> None:
-        for data in parts:
-            self._begun().write(data, offset)
-            offset += len(data)
 
 
 def _round_up(number: int, step: int) -> int:

@@ -1,7 +1,8 @@
-"""Whole numbers in columns of bytes: as few bytes each as the largest needs, then deflated.
+"""Packed columns of whole numbers, and tables of rows that are packed by column.
 
-Neighbours in a log are alike. So a caller hands over differences, and here their bytes are laid
-out plane by plane: all lowest bytes, then all next ones. High planes are nearly empty then.
+A column takes as few bytes per number as its largest needs, deflated. Because neighbours in a log
+are alike, callers hand over differences, whose bytes are laid out plane by plane: all lowest bytes,
+then all next ones. The high planes are nearly empty then.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FIRST_SIGN = np.int64(63)
 
 
 def pack_numbers(numbers: Integers) -> int | list[Any]:
-    """Plain values for msgpack: one number where all are equal, else width and deflated planes."""
+    """Plain values for msgpack: one number if all are equal, else width and deflated planes."""
     if len(numbers) and (numbers == numbers[0]).all():
         return int(numbers[0])
     unsigned = ((numbers << 1) ^ (numbers >> _FIRST_SIGN)).view(np.uint64)
@@ -34,11 +35,7 @@ def pack_numbers(numbers: Integers) -> int | list[Any]:
 
 
 def unpack_numbers(packed: Any, count: int) -> Integers:
-    """What :func:`pack_numbers` made of so many numbers.
-
-    Raises:
-        ValueError: when it is not that.
-    """
+    """Invert :func:`pack_numbers` for ``count`` numbers; ValueError for anything else."""
     if type(packed) is int:
         if not -(1 << 63) <= packed < 1 << 63:
             raise ValueError("a number of more than 64 bits")
@@ -53,11 +50,7 @@ def unpack_numbers(packed: Any, count: int) -> Integers:
 
 
 def inflate(deflated: Any, size: int) -> bytes:
-    """Exactly so many bytes.
-
-    Raises:
-        ValueError: when it holds more or fewer, or no deflated bytes.
-    """
+    """Decompress exactly ``size`` bytes; ValueError if there are more or fewer, or none."""
     if type(deflated) is not bytes:
         raise ValueError("expected deflated bytes")
     stream = zlib.decompressobj()
@@ -73,29 +66,24 @@ def inflate(deflated: Any, size: int) -> bytes:
 MOST_ROWS = 1 << 16
 _MOST_BYTES = 1 << 24
 _HEX_DIGITS = 16
+_HEX_LETTERS = frozenset("0123456789abcdef")
 _MOST_VALUES = 1 << 24
 
 Row = Mapping[str, Any]
 
 
 def encode_table(rows: Sequence[Row]) -> bytes:
-    """Rows, of the same or different fields, as msgpack."""
+    """Pack rows, whose fields may differ, as msgpack."""
     layouts = list(dict.fromkeys(tuple(row) for row in rows))
     places = {layout: place for place, layout in enumerate(layouts)}
     names = dict.fromkeys(name for layout in layouts for name in layout)
-    columns = [
-        [name, *_pack([row[name] for row in rows if name in row])] for name in names
-    ]  # fmt: skip
+    columns = [[name, *_pack([row[name] for row in rows if name in row])] for name in names]
     which = np.array([places[tuple(row)] for row in rows], np.int64)
     return bytes(msgpack.packb([len(rows), layouts, pack_numbers(which), columns]))
 
 
 def decode_table(packed: bytes) -> list[dict[str, Any]]:
-    """What :func:`encode_table` was given.
-
-    Raises:
-        LogError: when it is no such table.
-    """
+    """Invert :func:`encode_table`; LogError for anything else."""
     try:
         count, layouts, which, columns = msgpack.unpackb(packed)
         if type(count) is not int or not 0 <= count <= MOST_ROWS:
@@ -132,7 +120,10 @@ def _pack(values: list[Any]) -> tuple[str, Any]:
         if narrow.astype(np.float64).tobytes() == wide.tobytes():
             return "f4", pack_numbers(_steps(narrow.view(np.int32).astype(np.int64)))
         return "f8", pack_numbers(_steps(wide.view(np.int64)))
-    if kinds == {str} and (digits := _digits(values)):
+    digits = len(values[0]) if kinds == {str} else 0
+    if 0 < digits <= _HEX_DIGITS and all(
+        len(value) == digits and _HEX_LETTERS.issuperset(value) for value in values
+    ):
         numbers = np.array([int(value, 16) for value in values], np.uint64).view(np.int64)
         return f"hex{digits}", pack_numbers(numbers)
     packed = msgpack.packb(values)
@@ -147,35 +138,22 @@ def _unpack(kind: Any, data: Any, count: int) -> list[Any]:
         if type(size) is not int or not 0 <= size <= _MOST_BYTES:
             raise ValueError
         found = msgpack.unpackb(inflate(deflated, size))
-    else:
-        found = _from_numbers(kind, unpack_numbers(data, count))
-    if type(found) is not list or len(found) != count:
-        raise ValueError
-    return found
-
-
-def _from_numbers(kind: str, numbers: Integers) -> Any:
+        if type(found) is not list or len(found) != count:
+            raise ValueError
+        return found
+    numbers = unpack_numbers(data, count)
     if kind == "int":
-        return np.cumsum(numbers).tolist()
+        return list(np.cumsum(numbers).tolist())
     if kind == "f4":
         narrow = np.cumsum(numbers).astype(np.int32).view(np.float32)
         with np.errstate(all="ignore"):
-            return narrow.astype(np.float64).tolist()
+            return list(narrow.astype(np.float64).tolist())
     if kind == "f8":
-        return np.cumsum(numbers).view(np.float64).tolist()
+        return list(np.cumsum(numbers).view(np.float64).tolist())
     digits = int(kind.removeprefix("hex"))
     if not 0 < digits <= _HEX_DIGITS:
         raise ValueError
     return [f"{number:0{digits}x}" for number in numbers.view(np.uint64).tolist()]
-
-
-def _digits(values: list[str]) -> int:
-    """How many each text has, where all are hexadecimal numbers as Python writes them; else 0."""
-    digits = len(values[0])
-    if not 0 < digits <= _HEX_DIGITS:
-        return 0
-    letters = set("0123456789abcdef")
-    return digits if all(len(v) == digits and letters.issuperset(v) for v in values) else 0
 
 
 def _steps(numbers: Integers) -> Integers:

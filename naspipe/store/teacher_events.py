@@ -1,4 +1,8 @@
-"""What a run says of its teachers: a file of lines for each stage that asked."""
+"""What a run records of its teachers: a file of JSON lines for each group that asked.
+
+Every event has a time and the fields that ``_FIELDS`` lists. A run that was killed may leave a torn
+line, after which its next attempt goes on; readers skip whatever is no event.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from naspipe.config.text import parse_json
 from naspipe.store.files import writing
 
 COUNTED = ("asked", "answered", "repeated", "dropped", "audited", "missed", "refused")
-"""What is counted of each teacher."""
 
 _FIELDS: dict[str, dict[str, type]] = {
     "begin": {"generation": int},
@@ -30,20 +33,17 @@ _FIELDS: dict[str, dict[str, type]] = {
     "settled": {},
     "end": {"audits_missed": int, "seconds_missing": float},
 }
-"""What each kind of event has, beside its time."""
 
 
 def teacher_events_file(directory: Path, number: int) -> Path:
-    """Of a stream's directory and the group whose stage asked."""
+    """The file of a group, by its number, in its stream's directory."""
     return directory / f"teachers-{number}.jsonl"
 
 
 def read_teacher_events(directory: Path) -> list[dict[str, Any]]:
-    """All that is there, by generation and time, with the group as ``student``.
+    """All events by attempt (``generation``) and time, with the group as ``student``.
 
-    Every event has the ``generation`` that it is of, the run's life: their clocks may differ.
-    What is no event is left out: a run that was killed may leave a torn line, behind which its
-    next life goes on.
+    Clocks of different attempts may differ.
     """
     found = [
         {**event, "student": path.stem.removeprefix("teachers-")}
@@ -58,24 +58,20 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """In the order in which they were written, each with its life."""
+    """Yield events in the order in which they were written, each with its ``generation``."""
     generation = 0
     for line in path.read_bytes().split(b"\n"):
         try:
             event = parse_json(line)
         except ValueError:
             continue
-        if _is_event(event):
+        if not isinstance(event, dict) or not _is_of(event.get("time_ns"), int):
+            continue
+        kind = event.get("event")
+        fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+        if fields is not None and all(_is_of(event.get(name), of) for name, of in fields.items()):
             generation = event.get("generation", generation)
             yield {**event, "generation": generation}
-
-
-def _is_event(value: Any) -> bool:
-    if not isinstance(value, dict) or not _is_of(value.get("time_ns"), int):
-        return False
-    kind = value.get("event")
-    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-    return fields is not None and all(_is_of(value.get(name), of) for name, of in fields.items())
 
 
 def _is_of(value: Any, expected: type) -> bool:
@@ -87,7 +83,7 @@ def _is_of(value: Any, expected: type) -> bool:
 
 
 def first_in_doubt(directory: Path) -> int | None:
-    """The lowest batch whose label may be wrong, by what earlier lives found; None for none."""
+    """The lowest batch whose label may be wrong according to earlier attempts; None for none."""
     found = []
     for path in _files(directory):
         first: int | None = None
@@ -101,19 +97,19 @@ def first_in_doubt(directory: Path) -> int | None:
 
 
 def settle(directory: Path) -> None:
-    """Nothing is in doubt any longer: what rested on it is gone.
+    """Record that no label is in doubt any longer, because what rested on them is gone.
 
     Raises:
-        StorageError: when a file cannot be written.
+        StorageError: if a file cannot be written.
     """
     line = json.dumps({"time_ns": time.monotonic_ns(), "event": "settled"})
     for path in _files(directory):
         with writing(path, len(line)), path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{line}\n")  # behind a line that may be torn
+            file.write(f"\n{line}\n")  # the line before may be torn
 
 
 def tally(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """By teacher, what it has done in all lives; empty without any events."""
+    """Sum up what each teacher did in all attempts; empty without any events."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     refused: dict[str, str] = {}
     more: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""``validation.jsonl``: how the supernet did on held-out data, a line per cut of the stream.
+"""``validation.jsonl``: the supernet's scores on held-out data, a line per cut of the stream.
 
 A line has the cut (``sequence_id``: the updates of all subnets below it are in), the number of
-``steps`` behind it, and scores: means over the subnets that were judged, then each ``subnets``
-entry with its ``choices`` and its own scores. Every score is a decimal to read, and its 64 bits in
-hex, as ``NAME_bits``, to compare.
+``steps`` before it, and scores: means over the subnets that were evaluated, then ``subnets`` with
+the ``choices`` and the scores of each. Every score is a decimal to read and, as ``NAME_bits``, its
+64 bits in hex to compare.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,44 +32,45 @@ class Judged(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """What was found at one cut."""
+    """The fields of one line."""
 
     sequence_id: int
-    """The updates of all subnets below it are in."""
     steps: int
     scores: Mapping[str, float]
-    """Means over the subnets, by name."""
     subnets: tuple[Judged, ...]
 
 
 class ValidationFile:
-    """Appends validations in the order of their cuts, each put on disk at once.
+    """Appends validations in the order of their cuts, each handed to the operating system at once.
 
-    ``first`` is the cut that a run goes on at: whole lines of it and of earlier ones are kept,
-    others dropped.
+    ``first`` is the cut that a run continues from: whole lines of it and of earlier ones are kept,
+    others are dropped. ``known`` has the cuts whose lines are there.
 
     Raises:
-        StorageError: when the file cannot be written.
-        LogError: when a line to keep is damaged.
+        StorageError: if the file cannot be written.
+        LogError: if a line to keep is damaged.
     """
 
     def __init__(self, path: Path, first: int) -> None:
         self._path = path
         kept = [pair for pair in _lines(path) if pair[1].sequence_id <= first] if first else []
         self.known = {each.sequence_id for _, each in kept}
-        """Cuts whose lines are there."""
         with writing(path):
             self._file = path.open("r+b" if kept else "wb", buffering=0)
             self._file.truncate(sum(len(line) for line, _ in kept))
             self._file.seek(0, os.SEEK_END)
 
     def append(self, found: Validation) -> None:
-        """Append one line.
-
-        Raises:
-            StorageError: when it cannot be written.
-        """
-        data = _line(found)
+        """Append one line; StorageError if it cannot be written."""
+        fields = {
+            "sequence_id": found.sequence_id,
+            "steps": found.steps,
+            **_written(found.scores),
+            "subnets": [
+                {"choices": list(each.choices), **_written(each.scores)} for each in found.subnets
+            ],
+        }
+        data = json.dumps(fields, allow_nan=False).encode() + b"\n"
         with writing(self._path, len(data)):
             write_whole(self._file, data)
         self.known.add(found.sequence_id)
@@ -80,7 +81,7 @@ class ValidationFile:
 
 
 def read_validations(path: Path) -> list[Validation]:
-    """Every line, a torn last one dropped; none where there is no file.
+    """Every line but a torn last one; empty if there is no file.
 
     Raises:
         LogError: naming the line that is damaged.
@@ -95,24 +96,20 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Validation]]:
         return
     for number, line in enumerate(lines, 1):
         try:
-            yield line + b"\n", _parsed(parse_json(line))
+            fields = parse_json(line)
+            cut, steps = fields["sequence_id"], fields["steps"]
+            subnets = tuple(
+                Judged(tuple(each["choices"]), _scores(each)) for each in fields["subnets"]
+            )
+            choices = (choice for each in subnets for choice in each.choices)
+            if not all(type(whole) is int for whole in (cut, steps, *choices)):
+                raise TypeError
+            yield line + b"\n", Validation(cut, steps, _scores(fields), subnets)
         except (ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
             raise LogError(
                 f"{path}:{number}: expected a validation, found {line!r:.120}; restore the file, "
                 f"or remove it to do without"
             ) from error
-
-
-def _line(found: Validation) -> bytes:
-    fields = {
-        "sequence_id": found.sequence_id,
-        "steps": found.steps,
-        **_written(found.scores),
-        "subnets": [
-            {"choices": list(each.choices), **_written(each.scores)} for each in found.subnets
-        ],
-    }
-    return json.dumps(fields, allow_nan=False).encode() + b"\n"
 
 
 def _written(scores: Mapping[str, float]) -> dict[str, float | str]:
@@ -123,26 +120,10 @@ def _written(scores: Mapping[str, float]) -> dict[str, float | str]:
     return fields
 
 
-def _parsed(fields: Mapping[str, Any]) -> Validation:
-    cut, steps = fields["sequence_id"], fields["steps"]
-    if type(cut) is not int or type(steps) is not int:
-        raise TypeError
-    subnets = tuple(Judged(_choices(each["choices"]), _scores(each)) for each in fields["subnets"])
-    return Validation(cut, steps, _scores(fields), subnets)
-
-
-def _choices(listed: Sequence[Any]) -> tuple[int, ...]:
-    if not all(type(each) is int for each in listed):
-        raise TypeError
-    return tuple(listed)
-
-
 def _scores(fields: Mapping[str, Any]) -> dict[str, float]:
-    return dict(_pairs(fields))
-
-
-def _pairs(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Scores by name, from their exact bits."""
-    for key, bits in fields.items():
-        if key.endswith(_BITS):
-            yield key.removesuffix(_BITS), _DOUBLE.unpack(bytes.fromhex(bits))[0]
+    return {
+        key.removesuffix(_BITS): _DOUBLE.unpack(bytes.fromhex(bits))[0]
+        for key, bits in fields.items()
+        if key.endswith(_BITS)
+    }

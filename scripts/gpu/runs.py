@@ -25,7 +25,7 @@ from naspipe.jobs.workload import Workload
 from naspipe.machine.forking import done_apart
 from naspipe.profiling import profiles as profile_apart
 from naspipe.store.access_log import read_run_accesses
-from naspipe.store.metrics import hit_rate, makespan_seconds, stall_ratio
+from naspipe.store.metrics import makespan_seconds, summarize
 from tests.equivalence.harness import oracle_of
 from tests.gpu.verdicts import deterministic, plain_device
 
@@ -139,8 +139,8 @@ def timed_run(named: Workload, subset: Subset, execution: dict[str, Any]) -> dic
         "first_use_seconds": makespan_seconds(first) / subset.count,
         "step_seconds": step_seconds,
         "subnets_per_hour": 3600 / step_seconds,
-        "hit_rate": hit_rate(steady),
-        "stall_ratio": stall_ratio(steady, 1),
+        "hit_rate": summarize(steady, 1).hit_rate,
+        "stall_ratio": summarize(steady, 1).stall_ratio,
         "median_block_ms": median(a.end_ns - a.start_ns for a in steady) / 1e6,
         "budgets": manifest["execution"]["budgets"],
         "stages": manifest["measured"]["stages"],

@@ -217,7 +217,9 @@ def test_everything_is_told_to_the_other_observer(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_full_disk_ends_the_run_with_one_line(tmp_path, stages, monkeypatch):
-    monkeypatch.setattr(RunDirectory, "metrics", property(lambda self: Path("/dev/full")))
+    monkeypatch.setattr(
+        "naspipe.api.recording.MetricsFile", lambda _, first: MetricsFile(Path("/dev/full"), first)
+    )
     with pytest.raises(StorageError) as caught:
         train(tmp_path / "run", Calm(spaces.vectors), stages=stages)
     text = str(caught.value)

@@ -10,9 +10,7 @@ from naspipe.config.ids import Access, AccessKind
 from naspipe.store.metrics import (
     bubble_ratio,
     causal_bound,
-    hit_rate,
     makespan_seconds,
-    passes_per_second,
     summarize,
 )
 from tests.store.fake_run import CHAINS, access, sequential_accesses
@@ -36,7 +34,7 @@ def test_a_bubble_by_hand() -> None:
     ]
     assert bubble_ratio(records, 2) == pytest.approx(1 - 70 / (2 * 70))
     assert makespan_seconds(records) == pytest.approx(70e-9)
-    assert passes_per_second(records) == pytest.approx(1 / 70e-9)
+    assert summarize(records, 2).passes_per_second == pytest.approx(1 / 70e-9)
 
 
 def test_overlapping_records_count_once() -> None:
@@ -56,7 +54,7 @@ def test_the_first_tenth_is_warm_up_and_records_are_clipped() -> None:
 
 def test_hit_rate_is_the_share_of_hits() -> None:
     records = [access(0, 0, n, F, n, stalled_ns=int(n == 1)) for n in range(4)]
-    assert hit_rate(records) == 0.75
+    assert summarize(records, 1).hit_rate == 0.75
 
 
 def test_an_empty_log_has_harmless_numbers() -> None:
