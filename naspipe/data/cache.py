@@ -233,17 +233,17 @@ def _install(partial: Path, target: Path, *, force: bool) -> None:
     raise DataError(f"{target}: other processes keep replacing it: let them end, then try again")
 
 
-class SilentProgress:
-    """Says nothing."""
+class PreparationProgress:
+    """Hears of the phases of a preparation, in order, and shows nothing."""
 
     def phase(self, text: str, total: int | None = None) -> None:
-        """Ignore it."""
+        """End the open phase and begin another of ``total`` steps (None: number unknown)."""
 
     def advance(self, steps: int = 1) -> None:
-        """Ignore it."""
+        """Count ``steps`` more of the open phase."""
 
 
-class ConsoleProgress:
+class ConsoleProgress(PreparationProgress):
     """One line per phase on standard error; a context manager that owns the display.
 
     Nothing is shown before the first phase.
