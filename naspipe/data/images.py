@@ -12,9 +12,9 @@ import importlib
 import importlib.metadata
 import importlib.util
 import zlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ class ImageData:
         self.info = info
         """channels, height, width, classes"""
         self.record = {**record, "split": split, "batch_size": batch_size}
-        self._orders: OrderedDict[tuple[int, int], IntArray] = OrderedDict()
+        self._order = lru_cache(_ORDERS_KEPT)(self._drawn_order)
 
     def __len__(self) -> int:
         return self._size
@@ -99,23 +99,16 @@ class ImageData:
             raise ConfigError(f"sequence IDs count from 0, got {sequence_id}")
         epoch, place = divmod(sequence_id, self.batches_per_epoch)
         first = place * self._batch_size
-        rows = self._order(seed, epoch)[first : first + self._batch_size]
+        order = self._order(seed, epoch) if self._shuffle else np.arange(self._size)
+        rows = order[first : first + self._batch_size]
         images = self._source.images(rows.tolist(), seed, sequence_id)
         return {
             "input": torch.from_numpy(images),
             "target": torch.from_numpy(self._source.targets[rows].astype(np.int64)),
         }
 
-    def _order(self, seed: int, epoch: int) -> IntArray:
-        if not self._shuffle:
-            return np.arange(self._size)
-        order = self._orders.pop((seed, epoch), None)
-        if order is None:
-            order = keyed_random(seed, epoch).permutation(self._size).astype(np.int64)
-        self._orders[seed, epoch] = order
-        while len(self._orders) > _ORDERS_KEPT:
-            self._orders.popitem(last=False)
-        return order
+    def _drawn_order(self, seed: int, epoch: int) -> IntArray:
+        return keyed_random(seed, epoch).permutation(self._size).astype(np.int64)
 
 
 NUM_CLASSES = 10
@@ -199,7 +192,7 @@ class FolderSource:
     """Crop at a random place and flip at random (train), or crop the centre."""
 
     def images(self, rows: Sequence[int], seed: int, sequence_id: int) -> FloatArray:
-        """Return images ``rows``; random draws are keyed by (seed, sequence ID, row)."""
+        """Return images ``rows`` as (B, 3, H, W); draws are keyed by (seed, sequence ID, row)."""
         batch = np.empty((len(rows), 3, self.size, self.size), np.float32)
         for place, row in enumerate(rows):
             draws = (0.5, 0.5, 1.0)
