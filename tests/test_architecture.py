@@ -17,12 +17,12 @@ PURE = ("config", "engine", "label_scheduler", "plan", "report", "search", "stor
 ENVIRONMENT = {
     "naspipe/api/training.py": "threads, for the manifest; only read",
     "naspipe/data/cache.py": "XDG_CACHE_HOME, as other programs keep their caches",
-    "naspipe/data/debian.py": "the environment that dpkg and apt are started with",
     "naspipe/machine/determinism.py": "CUBLAS_WORKSPACE_CONFIG; the others are only read",
     "naspipe/machine/forking.py": "what a user asks of malloc; only whether it is there",
     "naspipe/wire/nccl_path.py": "NCCL_SOCKET_IFNAME and gloo's, read only by them",
     "naspipe/launch/launcher.py": "the one place that may look at how it was started",
     "naspipe/launch/hosts.py": "torchrun's variables: which worker this is",
+    "search_spaces/debian/packages.py": "the environment that dpkg and apt are started with",
     "naspipe/verification/plain_loop.py": "CUBLAS_WORKSPACE_CONFIG, read only by cuBLAS",
 }
 """Files of the product that may touch the environment's variables, and why."""

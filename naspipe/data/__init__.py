@@ -1,11 +1,18 @@
-"""Data sets: a batch is a pure function of (seed, sequence ID)."""
+"""Data sets by name, whose batches are a pure function of the seed and the sequence ID."""
 
 from __future__ import annotations
 
 from naspipe.data.images import ImageData
-from naspipe.data.registry import entries, is_prepared, open_data, prepare
+from naspipe.data.registry import Entry, entries, is_prepared, open_data, prepare
 from naspipe.data.text import MaskedWords, TranslationData
 
 __all__ = [
-    "ImageData", "MaskedWords", "TranslationData", "entries", "is_prepared", "open_data", "prepare",
-]  # fmt: skip
+    "Entry",
+    "ImageData",
+    "MaskedWords",
+    "TranslationData",
+    "entries",
+    "is_prepared",
+    "open_data",
+    "prepare",
+]

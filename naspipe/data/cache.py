@@ -1,4 +1,7 @@
-"""Where prepared data sets live: published whole or not at all, verified on every open."""
+"""The directory of prepared data sets, and the display of their preparation.
+
+A data set is published whole or not at all, and verified file by file whenever it is opened.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,7 +43,7 @@ _PUBLISH_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What a builder knows about the data set it has just written."""
+    """What a builder knows about the data set that it has just written."""
 
     source: str
     """Packages or library that the data came from."""
@@ -48,7 +51,7 @@ class Description:
     """Version of that source, ``unknown`` if the source did not say."""
     licence: str
     recipe: int
-    """Number of the preparation's rules; another number means other data from one source."""
+    """Version of the preparation; another version makes other data from the same source."""
     counts: Mapping[str, int]
     """Pairs, images, vocabulary: whatever helps to recognise the data."""
 
@@ -74,22 +77,28 @@ def publish(
 ) -> Path:
     """Make data set ``name`` under ``root`` with ``build`` and return its directory.
 
-    ``build`` fills an empty directory beside the target, which gets the target's name only when it
-    is whole. Several processes may publish at once: the first to finish wins and the others use
-    its result (with ``force``, the last to finish wins).
+    ``build`` fills an empty directory next to the target, which gets the target's name only when
+    it is complete. Several processes may publish at once: the first to finish wins and the others
+    use its result (with ``force``, the last to finish wins).
     """
     target = root / name
     if target.exists() and not force:
         return target
     with _workplace(root, name) as partial:
         description = build(partial)
-        _write_record(partial, name, description)
+        record = {
+            "format": RECORD_FORMAT,
+            "name": name,
+            **asdict(description),
+            "files": {path.name: file_record(path) for path in sorted(partial.iterdir())},
+        }
+        text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+        (partial / RECORD_FILE).write_text(text, "utf-8")
         _install(partial, target, force=force)
     return target
 
 
 def file_record(path: Path) -> dict[str, Any]:
-    """Return ``{"bytes", "sha256"}`` of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
@@ -105,53 +114,47 @@ def open_prepared(root: Path, name: str, recipe: int) -> tuple[Path, dict[str, A
             f"data set '{name}' is not prepared in {root}: run '{prepare_command(name, root)}'",
         )
     repair = f"repair it with '{prepare_command(name, root, force=True)}'"
-    record = _read_record(target / RECORD_FILE, repair)
+    record_path = target / RECORD_FILE
+    try:
+        record: dict[str, Any] = parse_json(record_path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{record_path}: cannot be read ({error}): {repair}") from None
+    if not _is_record(record):
+        raise DataError(
+            f"{record_path}: not a data set's record of format {RECORD_FORMAT}: {repair}"
+        )
     if record["recipe"] != recipe:
         raise DataError(
             f"{target}: prepared by recipe {record['recipe']}, this naspipe expects recipe "
             f"{recipe}: {repair}"
         )
     for file_name, expected in record["files"].items():
-        _verify(target / file_name, expected, repair)
+        path = target / file_name
+        try:
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                raise DataError(
+                    f"{path}: expected {expected['bytes']} bytes, found {size}: {repair}"
+                )
+            found = file_record(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}): {repair}") from None
+        if found["sha256"] != expected["sha256"]:
+            raise DataError(
+                f"{path}: expected SHA-256 {expected['sha256'][:16]}…, found "
+                f"{found['sha256'][:16]}…: {repair}"
+            )
     return target, record
-
-
-def _verify(path: Path, expected: Mapping[str, Any], repair: str) -> None:
-    try:
-        size = path.stat().st_size
-        if size != expected["bytes"]:
-            raise DataError(f"{path}: expected {expected['bytes']} bytes, found {size}: {repair}")
-        found = file_record(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}): {repair}") from None
-    if found["sha256"] != expected["sha256"]:
-        raise DataError(
-            f"{path}: expected SHA-256 {expected['sha256'][:16]}…, found "
-            f"{found['sha256'][:16]}…: {repair}"
-        )
-
-
-def _read_record(path: Path, repair: str) -> dict[str, Any]:
-    try:
-        record = parse_json(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}): {repair}") from None
-    if not _is_record(record):
-        raise DataError(f"{path}: not a data set's record of format {RECORD_FORMAT}: {repair}")
-    found: dict[str, Any] = record
-    return found
 
 
 def _is_record(record: object) -> bool:
     if not isinstance(record, dict) or record.get("format") != RECORD_FORMAT:
         return False
-    strings = all(isinstance(record.get(key), str) for key in ("name", "source", "version"))
+    kinds = {"name": str, "source": str, "version": str, "recipe": int, "counts": dict}
+    if not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
+        return False
     files = record.get("files")
-    if not strings or not isinstance(record.get("recipe"), int) or not isinstance(files, dict):
-        return False
-    if not isinstance(record.get("counts"), dict):
-        return False
-    return all(
+    return isinstance(files, dict) and all(
         name == Path(name).name
         and isinstance(entry, dict)
         and isinstance(entry.get("bytes"), int)
@@ -160,25 +163,9 @@ def _is_record(record: object) -> bool:
     )
 
 
-def _write_record(directory: Path, name: str, description: Description) -> None:
-    files = {path.name: file_record(path) for path in sorted(directory.iterdir())}
-    record = {
-        "format": RECORD_FORMAT,
-        "name": name,
-        "source": description.source,
-        "version": description.version,
-        "licence": description.licence,
-        "recipe": description.recipe,
-        "counts": dict(description.counts),
-        "files": files,
-    }
-    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    (directory / RECORD_FILE).write_text(text, "utf-8")
-
-
 @contextmanager
 def _workplace(root: Path, name: str) -> Iterator[Path]:
-    """Yield an empty directory beside the target, removed afterwards unless it was renamed."""
+    """Yield an empty directory next to the target, removed afterwards unless it was renamed."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root, name)
@@ -233,17 +220,17 @@ def _install(partial: Path, target: Path, *, force: bool) -> None:
     raise DataError(f"{target}: other processes keep replacing it: let them end, then try again")
 
 
-class SilentProgress:
-    """Says nothing."""
+class PreparationProgress:
+    """Hears of the phases of a preparation, in order, and shows nothing."""
 
     def phase(self, text: str, total: int | None = None) -> None:
-        """Ignore it."""
+        """End the open phase and begin another of ``total`` steps (None: number unknown)."""
 
     def advance(self, steps: int = 1) -> None:
-        """Ignore it."""
+        """Count ``steps`` more of the open phase."""
 
 
-class ConsoleProgress:
+class ConsoleProgress(PreparationProgress):
     """One line per phase on standard error; a context manager that owns the display.
 
     Nothing is shown before the first phase.
@@ -279,13 +266,11 @@ class ConsoleProgress:
             self._progress.stop()
 
     def phase(self, text: str, total: int | None = None) -> None:
-        """End the open phase and begin another."""
         self._finish()
         self._progress.start()
         self._open = self._progress.add_task(text, total=total)
 
     def advance(self, steps: int = 1) -> None:
-        """Count ``steps`` more of the open phase."""
         if self._open is not None:
             self._progress.advance(self._open, steps)
 

@@ -1,4 +1,8 @@
-"""``naspipe.from_dataset``: a map-style torch ``Dataset`` as batches by number."""
+"""``naspipe.from_dataset``: a map-style torch ``Dataset`` as batches by number.
+
+Everything that is drawn at random for a batch starts from a key that follows from the seed, the
+number of the batch and the row of the item; see :class:`DatasetBatches`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +26,12 @@ from naspipe.machine.determinism import kept_draws, one_thread, seed_all
 
 
 def item_key(seed: int, number: int, row: int) -> int:
-    """Where the draws of one item start; a public rule.
-
-    Args:
-        seed: of the run.
-        number: of the batch that the item is in.
-        row: of the item in the data set.
-    """
+    """Return where the draws of one item start, by its row in the data set; a public rule."""
     return _key(f"{seed}/item/{number}/{row}")
 
 
 def batch_key(seed: int, number: int) -> int:
-    """Where the draws of a ``collate_fn`` start; a public rule."""
+    """Return where the draws of a ``collate_fn`` start; a public rule."""
     return _key(f"{seed}/batch/{number}")
 
 
@@ -42,8 +41,8 @@ def _key(text: str) -> int:
 
 _USUAL = ("input", "target")
 _RISES = 2
-"""How often in a process a number must follow a lower one before loader processes are started: who
-only looks at a batch or two needs none."""
+"""How often in a process a number must follow a lower one before loader processes are started;
+looking at a batch or two needs none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,33 +84,38 @@ def from_dataset(
     workers: int = 0,
     timeout_seconds: float = 300.0,
 ) -> DatasetBatches:
-    """A map-style torch ``Dataset`` as data for :func:`naspipe.train`: ``data(seed, number)``.
+    """Use a map-style torch ``Dataset`` as data for :func:`naspipe.train`: ``data(seed, number)``.
 
-    Which items a batch has, and what is drawn at random in making it, follows from the seed and
-    the batch's number alone. So a resume, another number of stages or of workers changes no bit.
+    The items of a batch, and what is drawn at random to make it, follow from the seed and the
+    batch's number alone, so a resume or another number of stages or workers changes no bit.
 
     Args:
         dataset: with ``__len__`` and ``__getitem__``. What it draws from the global generators of
-            torch, numpy and Python is keyed, item by item; they are put back afterwards.
+            torch, numpy and Python is keyed, item by item; they are restored afterwards.
         batch_size: items of a batch; the last one of an epoch may have fewer.
         shuffle: each epoch in an order of its own; otherwise in that of the data set.
-        drop_last: leave a last batch out that has fewer items.
-        fields: what the parts of an item are called, where items are tuples.
+        drop_last: leave out a last batch that has fewer items.
+        fields: names of the parts of an item, if items are tuples.
         collate_fn: from a list of items to a dict of tensors by name, or a tuple of them;
             ``torch.utils.data.default_collate`` by default. Its draws are keyed, too.
-        transform: called with each item as the data set gives it, and, where it has an argument
-            called ``generator``, with a ``torch.Generator`` that starts at the item's key.
-        workers: processes that make batches ahead, of each process that uses the data.
-        timeout_seconds: how long to wait for one batch of theirs.
+        transform: called with each item of the data set and, if it has an argument called
+            ``generator``, with a ``torch.Generator`` that is seeded with the item's key.
+        workers: processes that make batches ahead, for each process that uses the data.
+        timeout_seconds: how long to wait for one of their batches.
 
     Raises:
         ConfigError: for what is no map-style data set, is empty, or cannot be batched so.
     """
     batching = Batching(
-        batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, fields=tuple(fields),
-        collate_fn=collate_fn, transform=transform, workers=workers,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        fields=tuple(fields),
+        collate_fn=collate_fn,
+        transform=transform,
+        workers=workers,
         timeout_seconds=timeout_seconds,
-    )  # fmt: skip
+    )
     return DatasetBatches(dataset, batching)
 
 
@@ -119,10 +123,10 @@ class DatasetBatches:
     """What :func:`from_dataset` returns: the batch of a number, tensors by name, fresh each time.
 
     Epoch e is the permutation ``RandomState([seed, seed >> 32, e, e >> 32])`` (each word of 32
-    bits) ``.permutation(len(dataset))``, cut into batches; :meth:`rows` says it. Before item i of
-    batch n is taken from the data set the global generators start at
+    bits) ``.permutation(len(dataset))``, cut into batches; see :meth:`rows`. Before item i of
+    batch n is taken from the data set, the global generators are seeded with
     ``blake2b(f"{seed}/item/{n}/{i}", digest_size=8) >> 1``, and its transform goes on with them;
-    before items are collated they start at that of ``{seed}/batch/{n}``. numpy's starts at the
+    before items are collated, with that of ``{seed}/batch/{n}``. numpy's generator takes the
     key's lower 32 bits.
     """
 
@@ -131,7 +135,11 @@ class DatasetBatches:
         self._dataset = dataset
         self._batching = batching
         transform = batching.transform
-        self._gives_generator = transform is not None and "generator" in _arguments(transform)
+        self._gives_generator = False
+        if transform is not None:
+            called = transform.forward if isinstance(transform, torch.nn.Module) else transform
+            with suppress(TypeError, ValueError):  # Python cannot tell for some that are compiled
+                self._gives_generator = "generator" in inspect.signature(called).parameters
         size = batching.batch_size
         self.batches_per_epoch = (
             self._size // size if batching.drop_last else -(-self._size // size)
@@ -141,8 +149,15 @@ class DatasetBatches:
                 f"from_dataset: expected batch_size of at most {self._size}, the items there are, "
                 f"with drop_last, found {size}"
             )
-        self.record = self._record()
+        own = getattr(dataset, "record", None) or {}
+        self.record = {"name": full_name(dataset), "items": self._size, **own}
         """What of it is part of a run's definition."""
+        self.record |= {"batch_size": size, "shuffle": batching.shuffle}
+        if batching.drop_last:
+            self.record["drop_last"] = True
+        for name in ("collate_fn", "transform"):
+            if (each := getattr(batching, name)) is not None:
+                self.record[name] = getattr(each, "record", None) or full_name(each)
         self.made_of = [
             each for each in (dataset, batching.collate_fn, transform) if each is not None
         ]
@@ -153,11 +168,10 @@ class DatasetBatches:
         """This process, the last number that it asked for, and how often numbers rose."""
 
     def __len__(self) -> int:
-        """The number of items."""
         return self._size
 
     def rows(self, seed: int, number: int) -> list[int]:
-        """The items of a batch, as the data set counts them, in their order."""
+        """Return the rows of the data set that a batch has, in the batch's order."""
         if number < 0:
             raise ConfigError(f"batches count from 0, got {number}")
         epoch, place = divmod(number, self.batches_per_epoch)
@@ -172,7 +186,7 @@ class DatasetBatches:
         return found
 
     def __call__(self, seed: int, number: int) -> dict[str, torch.Tensor]:
-        """The batch; a field has the batch's items first.
+        """Return the batch; fields have the batch's items first.
 
         Raises:
             ConfigError: when items cannot be made a batch.
@@ -186,28 +200,29 @@ class DatasetBatches:
         return self.make(seed, number)
 
     def make(self, seed: int, number: int) -> dict[str, torch.Tensor]:
-        """The batch, made in this process; see :meth:`__call__`."""
+        """Make the batch in this process; see :meth:`__call__`."""
         with kept_draws(), one_thread():
             items = [self._keyed(seed, number, row) for row in self.rows(seed, number)]
             seed_all(batch_key(seed, number))
-            if self._batching.collate_fn is None:
+            collate = self._batching.collate_fn
+            if collate is None:
                 _check_fields(items, self.rows(seed, number))
-            collated = (self._batching.collate_fn or default_collate)(items)
+            collated = (collate or default_collate)(items)
         return self._named(collated)
 
     def item(self, seed: int, number: int, row: int) -> Any:
-        """One item as a batch has it, made in this process."""
+        """Make one item in this process, as the batch has it."""
         with kept_draws(), one_thread():
             return self._keyed(seed, number, row)
 
     def close(self) -> None:
-        """End this process's loader processes, if there are any; the next batches start others."""
+        """End this process's loader processes; the next batches start others."""
         if self._pool is not None:
             self._pool.close()
         self._pool, self._seen = None, (0, -1, 0)
 
     def _goes_on(self, number: int) -> bool:
-        """Whether this process goes through the batches, so that it is worth to make them ahead."""
+        """Return True if this process goes through the batches, so that making them ahead pays."""
         process, last, rises = self._seen
         if process != os.getpid():  # forked from the one that counted, or the first
             self._pool, last, rises = None, number, 0
@@ -225,7 +240,7 @@ class DatasetBatches:
         return transform(item, generator=torch.Generator().manual_seed(key))
 
     def _named(self, collated: Any) -> dict[str, torch.Tensor]:
-        """Tensors by name, each contiguous: so they are the same from a loader process."""
+        """Return tensors by name, contiguous as they are from a loader process."""
         fields = self._batching.fields
         if isinstance(collated, torch.Tensor):
             collated = (collated,)
@@ -242,29 +257,15 @@ class DatasetBatches:
                 f"{', '.join(fields)}, found {found}; name them, as in "
                 f"fields=('input', 'target', 'weight'), or have collate_fn return a dict"
             )
-        tensors = {name: each for name, each in named.items() if isinstance(each, torch.Tensor)}
-        return {str(name): each.detach().contiguous() for name, each in tensors.items()}
-
-    def _record(self) -> dict[str, Any]:
-        batching, own = self._batching, dict(getattr(self._dataset, "record", None) or {})
-        found = {
-            "name": full_name(self._dataset), "items": self._size, **own,
-            "batch_size": batching.batch_size, "shuffle": batching.shuffle,
-        }  # fmt: skip
-        if batching.drop_last:
-            found["drop_last"] = True
-        for name in ("collate_fn", "transform"):
-            if (each := getattr(batching, name)) is not None:
-                found[name] = getattr(each, "record", None) or full_name(each)
-        return found
+        return {
+            str(name): each.detach().contiguous()
+            for name, each in named.items()
+            if isinstance(each, torch.Tensor)
+        }
 
 
 def _check_fields(items: Sequence[Any], rows: Sequence[int]) -> None:
-    """Items that are mappings must have the fields of the first one.
-
-    Raises:
-        ConfigError: naming the first field that an item lacks.
-    """
+    """Raise unless items that are mappings have the fields of the first one."""
     if not isinstance(items[0], Mapping):
         return
     for item, row in zip(items, rows, strict=True):
@@ -278,11 +279,7 @@ def _check_fields(items: Sequence[Any], rows: Sequence[int]) -> None:
 
 
 def _size_of(dataset: Any) -> int:
-    """The number of items.
-
-    Raises:
-        ConfigError: when it is no map-style data set, or is empty.
-    """
+    """Return the number of items, or raise for what is no map-style data set or is empty."""
     what = "from_dataset: expected a map-style Dataset (with __getitem__ and __len__), found"
     if isinstance(dataset, DataLoader):
         raise ConfigError(
@@ -298,12 +295,3 @@ def _size_of(dataset: Any) -> int:
     if not size:
         raise ConfigError(f"from_dataset: expected items, found an empty {type(dataset).__name__}")
     return size
-
-
-def _arguments(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """By name; none where Python cannot tell."""
-    called = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        return inspect.signature(called).parameters
-    except (TypeError, ValueError):
-        return {}

@@ -22,19 +22,8 @@ LAZY_MAGIC = b"TNTIDX\x00\x00"
 _MMAP_HEADER = struct.Struct("<9sQBQ")
 _LAZY_HEADER = struct.Struct("<8sQQQQQ")
 _VERSION = 1
-_TYPES: dict[int, np.dtype[Any]] = {
-    code: np.dtype(name)
-    for code, name in (
-        (1, "<u1"),
-        (2, "<i1"),
-        (3, "<i2"),
-        (4, "<i4"),
-        (5, "<i8"),
-        (8, "<u2"),
-        (9, "<u4"),
-        (10, "<u8"),
-    )
-}
+_NAMES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
+_TYPES: dict[int, np.dtype[Any]] = {code: np.dtype(name) for code, name in _NAMES.items()}
 _MANY_TOKENS = 1 << 22
 
 IntArray = npt.NDArray[np.int64]
@@ -124,9 +113,8 @@ def _read_mmap_index(
             f"{path}: truncated: expected at least {header} bytes, found {len(content)}"
         )
     _, version, code, number = _MMAP_HEADER.unpack(content[:header].tobytes())
-    _check_version(path, version)
-    dtype = _type_of(path, code)
-    _check_length(path, len(content), header + 12 * number, f"{number} sentences")
+    dtype = _type_of(path, version, code)
+    _check_length(path, len(content), header + 12 * number, number)
     split = header + 4 * number
     sizes = _array(content[header:split], "<i4")
     pointers = _array(content[split:], "<i8")
@@ -153,8 +141,7 @@ def _read_lazy_index(
             f"{path}: truncated: expected at least {header} bytes, found {len(content)}"
         )
     _, version, code, item, number, dimensions = _LAZY_HEADER.unpack(content[:header].tobytes())
-    _check_version(path, version)
-    dtype = _type_of(path, code)
+    dtype = _type_of(path, version, code)
     if item != dtype.itemsize:
         raise DataError(f"{path}: element size {item}, but type {code} has {dtype.itemsize} bytes")
     if dimensions != number:
@@ -162,22 +149,19 @@ def _read_lazy_index(
             f"{path}: expected sentences (one dimension each), found {number} items with "
             f"{dimensions} dimensions in all"
         )
-    _check_length(
-        path, len(content), header + 16 * (number + 1) + 8 * number, f"{number} sentences"
-    )
+    _check_length(path, len(content), header + 16 * (number + 1) + 8 * number, number)
     split = header + 8 * (number + 1)
     places = _array(content[header:split], "<i8")
     offsets = _array(content[split : split + 8 * (number + 1)], "<i8")
     sizes = _array(content[split + 8 * (number + 1) :], "<i8")
     limit = data_bytes // dtype.itemsize
-    whole = (
-        bool((places == np.arange(number + 1)).all())
-        and bool(((offsets >= 0) & (offsets <= limit)).all())
-        and bool(((sizes >= 0) & (sizes <= limit)).all())
-        and int(offsets[0]) == 0
-        and bool((np.diff(offsets) == sizes).all())
-    )
-    if not whole:
+    if not (
+        (places == np.arange(number + 1)).all()
+        and ((offsets >= 0) & (offsets <= limit)).all()
+        and ((sizes >= 0) & (sizes <= limit)).all()
+        and offsets[0] == 0
+        and (np.diff(offsets) == sizes).all()
+    ):
         raise DataError(
             f"{path}: the places of its sentences do not fit each other or {data.name} of "
             f"{data_bytes} bytes: one of the two is damaged or truncated"
@@ -185,12 +169,9 @@ def _read_lazy_index(
     return sizes, offsets[:-1], dtype
 
 
-def _check_version(path: Path, version: int) -> None:
+def _type_of(path: Path, version: int, code: int) -> np.dtype[Any]:
     if version != _VERSION:
         raise DataError(f"{path}: expected version {_VERSION} of the format, found {version}")
-
-
-def _type_of(path: Path, code: int) -> np.dtype[Any]:
     if code not in _TYPES:
         raise DataError(
             f"{path}: expected an integer type code (one of {sorted(_TYPES)}), found {code}"
@@ -198,9 +179,9 @@ def _type_of(path: Path, code: int) -> np.dtype[Any]:
     return _TYPES[code]
 
 
-def _check_length(path: Path, found: int, expected: int, meaning: str) -> None:
+def _check_length(path: Path, found: int, expected: int, number: int) -> None:
     if found != expected:
-        raise DataError(f"{path}: expected {expected} bytes for {meaning}, found {found}")
+        raise DataError(f"{path}: expected {expected} bytes for {number} sentences, found {found}")
 
 
 def _array(content: npt.NDArray[np.uint8], dtype: str) -> IntArray:
@@ -250,7 +231,8 @@ def read_dictionary(path: Path) -> list[str]:
         if overwrites:
             entry = entry.removesuffix(f" {_OVERWRITE}")
         symbol, separator, count = entry.rpartition(" ")
-        if not separator or not symbol or not _is_count(count):
+        is_count = count.isascii() and count.isdigit() and len(count) <= 19
+        if not separator or not symbol or not is_count:
             raise DataError(f"{path}:{number}: expected 'symbol count', found {line[:60]!r}")
         if symbol in known and not overwrites:
             raise DataError(f"{path}:{number}: symbol {symbol[:60]!r} stands in the file twice")
@@ -273,7 +255,3 @@ def build_dictionary(counts: Mapping[str, int], multiple: int = 8) -> list[tuple
 def write_dictionary(path: Path, entries: Sequence[tuple[str, int]]) -> None:
     """Write ``entries`` in order; their tokens are 4, 5, …"""
     path.write_text("".join(f"{symbol} {count}\n" for symbol, count in entries), "utf-8")
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 19

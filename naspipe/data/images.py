@@ -1,4 +1,8 @@
-"""Batches of images: the part that all image data sets share."""
+"""Batches of images, and the image data sets that need no preparation.
+
+:class:`ImageData` makes batches from a source of images: an array in memory, such as scikit-learn's
+digits, or a folder of image files, which Pillow decodes when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import zlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,28 +28,6 @@ from naspipe.data.cache import file_record
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-
-class ImageSource(Protocol):
-    """The images of one split; `ImageData` batches them."""
-
-    @property
-    def targets(self) -> IntArray:
-        """The class of each image."""
-
-    def images(self, rows: Sequence[int], seed: int, sequence_id: int) -> FloatArray:
-        """Return images ``rows`` as normalised (B, C, H, W), a pure function of the arguments."""
-
-
-class PreparationProgress(Protocol):
-    """Hears of the phases of a preparation, in order; only one phase is open at a time."""
-
-    def phase(self, text: str, total: int | None = None) -> None:
-        """End the open phase and begin another of ``total`` steps (None: number unknown)."""
-
-    def advance(self, steps: int = 1) -> None:
-        """Count ``steps`` more of the open phase."""
-
-
 _WORD = 0xFFFF_FFFF
 _ORDERS_KEPT = 4  # subnets in flight may stand on both sides of an epoch's end
 
@@ -53,7 +35,7 @@ _ORDERS_KEPT = 4  # subnets in flight may stand on both sides of an epoch's end
 def keyed_random(*key: int) -> np.random.RandomState:
     """Return a generator whose draws depend on ``key`` only; each number may have 64 bits.
 
-    RandomState, because numpy has promised never to change its streams.
+    It is a RandomState, because numpy has promised never to change its streams.
     """
     words = [part for number in key for part in (number & _WORD, (number >> 32) & _WORD)]
     return np.random.RandomState(words)
@@ -61,16 +43,16 @@ def keyed_random(*key: int) -> np.random.RandomState:
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """Images in one array (or memory map) of bytes, (N, H, W) or (N, H, W, C)."""
+    """A source of images in one array (or memory map) of bytes, (N, H, W) or (N, H, W, C)."""
 
     pixels: npt.NDArray[np.uint8]
     targets: IntArray
     mean: float
-    """Mean and spread of the pixels in units of a pixel."""
+    """Mean and standard deviation of the pixels, in units of a pixel."""
     spread: float
 
     def images(self, rows: Sequence[int], seed: int, sequence_id: int) -> FloatArray:
-        """Return images ``rows``; nothing in them is random."""
+        """Return images ``rows``, normalised, as (B, C, H, W); nothing in them is random."""
         raw = np.asarray(self.pixels[np.asarray(rows, dtype=np.int64)], dtype=np.float32)
         if raw.ndim == 3:
             raw = raw[..., None]
@@ -87,7 +69,7 @@ class ImageData:
 
     def __init__(
         self,
-        source: ImageSource,
+        source: ArraySource | FolderSource,
         batch_size: int,
         *,
         info: dict[str, int],
@@ -106,10 +88,9 @@ class ImageData:
         self.info = info
         """channels, height, width, classes"""
         self.record = {**record, "split": split, "batch_size": batch_size}
-        self._orders: OrderedDict[tuple[int, int], IntArray] = OrderedDict()
+        self._order = lru_cache(_ORDERS_KEPT)(self._drawn_order)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return self._size
 
     def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:
@@ -118,23 +99,16 @@ class ImageData:
             raise ConfigError(f"sequence IDs count from 0, got {sequence_id}")
         epoch, place = divmod(sequence_id, self.batches_per_epoch)
         first = place * self._batch_size
-        rows = self._order(seed, epoch)[first : first + self._batch_size]
+        order = self._order(seed, epoch) if self._shuffle else np.arange(self._size)
+        rows = order[first : first + self._batch_size]
         images = self._source.images(rows.tolist(), seed, sequence_id)
         return {
             "input": torch.from_numpy(images),
             "target": torch.from_numpy(self._source.targets[rows].astype(np.int64)),
         }
 
-    def _order(self, seed: int, epoch: int) -> IntArray:
-        if not self._shuffle:
-            return np.arange(self._size)
-        order = self._orders.pop((seed, epoch), None)
-        if order is None:
-            order = keyed_random(seed, epoch).permutation(self._size).astype(np.int64)
-        self._orders[seed, epoch] = order
-        while len(self._orders) > _ORDERS_KEPT:
-            self._orders.popitem(last=False)
-        return order
+    def _drawn_order(self, seed: int, epoch: int) -> IntArray:
+        return keyed_random(seed, epoch).permutation(self._size).astype(np.int64)
 
 
 NUM_CLASSES = 10
@@ -148,8 +122,8 @@ _MAX_BYTES = 10_000_000
 
 def open_digits(batch_size: int, split: str) -> ImageData:
     """Open one split: eight tenths train, one valid, one test, drawn once and for all."""
-    path = _file()
-    pixels, labels = _read(path)
+    path = _digits_file()
+    pixels, labels = _read_digits(path)
     order = keyed_random(_SPLIT_KEY).permutation(len(labels))
     low, high = (len(labels) * tenth // 10 for tenth in _TENTHS[split])
     rows = np.sort(order[low:high])
@@ -165,7 +139,7 @@ def open_digits(batch_size: int, split: str) -> ImageData:
     return ImageData(source, batch_size, info=info, record=record, split=split)
 
 
-def _file() -> Path:
+def _digits_file() -> Path:
     # Read without importing scikit-learn, which takes two seconds in every process.
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
@@ -176,7 +150,7 @@ def _file() -> Path:
     return Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
 
 
-def _read(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _read_digits(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     try:
         with gzip.open(path, "rb") as file:
             lines = file.read(_MAX_BYTES).decode("ascii").split()
@@ -208,7 +182,7 @@ _SHORT_SIDE = 256 / 224  # the short side after resizing, in crops
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """The images of one split's folder, decoded when they are asked for."""
+    """A source of the images of one split's folder, decoded when they are asked for."""
 
     paths: tuple[Path, ...]
     targets: IntArray
@@ -218,7 +192,7 @@ class FolderSource:
     """Crop at a random place and flip at random (train), or crop the centre."""
 
     def images(self, rows: Sequence[int], seed: int, sequence_id: int) -> FloatArray:
-        """Return images ``rows``; random draws are keyed by (seed, sequence ID, row)."""
+        """Return images ``rows`` as (B, 3, H, W); draws are keyed by (seed, sequence ID, row)."""
         batch = np.empty((len(rows), 3, self.size, self.size), np.float32)
         for place, row in enumerate(rows):
             draws = (0.5, 0.5, 1.0)
@@ -237,13 +211,16 @@ def open_image_folder(directory: Path, batch_size: int, split: str, size: int = 
     folder = _split_folder(directory, split)
     classes = _class_names(_split_folder(directory, "train"))
     paths, targets = _list_images(folder, classes)
+    listing = hashlib.sha256()
+    for path in paths:
+        listing.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\n".encode())
     record: dict[str, Any] = {
         "name": "image-folder",
         "source": "image folder",
         "version": "unknown",
         "counts": {"images": len(paths), "classes": len(classes)},
         # Of names and sizes: reading every image on each start would take minutes.
-        "sha256": {"listing": _listing_digest(folder, paths)},
+        "sha256": {"listing": listing.hexdigest()},
         "image_size": size,
         "pillow": pillow.__version__,
     }
@@ -286,13 +263,6 @@ def _list_images(folder: Path, classes: list[str]) -> tuple[tuple[Path, ...], In
     return tuple(paths), np.array(targets, np.int64)
 
 
-def _listing_digest(folder: Path, paths: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\n".encode())
-    return digest.hexdigest()
-
-
 def _decode(path: Path, size: int, draws: tuple[float, float, float]) -> FloatArray:
     """Return the (3, size, size) crop of an image: ``draws`` place it and flip it if below 0.5."""
     pillow = _pillow()
@@ -304,7 +274,10 @@ def _decode(path: Path, size: int, draws: tuple[float, float, float]) -> FloatAr
             width, height = image.size
             if width * height > _MAX_PIXELS:
                 raise DataError(f"{path}: {width}x{height} pixels, at most {_MAX_PIXELS} are read")
-            small = _resized(image.convert("RGB"), size, pillow.Resampling.BILINEAR)
+            whole = image.convert("RGB")
+            scale = size * _SHORT_SIDE / min(whole.size)
+            new_size = tuple(max(size, round(side * scale)) for side in whole.size)
+            small = whole.resize(new_size, pillow.Resampling.BILINEAR)
     except broken as error:
         raise DataError(f"{path}: cannot be decoded as an image ({error})") from None
     left = min(int(draws[0] * (small.width - size + 1)), small.width - size)
@@ -313,12 +286,6 @@ def _decode(path: Path, size: int, draws: tuple[float, float, float]) -> FloatAr
     if draws[2] < 0.5:
         crop = crop[:, ::-1]
     return ((crop - _PHOTO_MEAN) / _PHOTO_SPREAD).astype(np.float32).transpose(2, 0, 1)
-
-
-def _resized(image: Any, size: int, method: Any) -> Any:
-    scale = size * _SHORT_SIDE / min(image.size)
-    new_size = tuple(max(size, round(side * scale)) for side in image.size)
-    return image.resize(new_size, method)
 
 
 def _pillow() -> Any:

@@ -1,4 +1,10 @@
-"""Processes that make batches ahead of who asks for them."""
+"""Loader processes, which make batches before they are asked for, and digests of batches.
+
+A pool forks its processes, asks them for batches by number, and guesses that numbers rise by one. A
+wrong guess costs time only, because a batch follows from its number alone. torch's ``DataLoader``
+is not used: it fixes the order of the batches when an iteration begins, while stages and resumes
+ask for any number, and its processes pickle what they return.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +29,25 @@ from naspipe.config.user_code import users_traceback
 from naspipe.machine.forking import own_offsets
 
 SAMPLE_BYTES = 16 * 1024
-"""At each end of a field, what :func:`short_digest` looks at."""
+"""How much :func:`short_digest` reads at each end of a field."""
 
 
 def field_digests(batch: Mapping[str, Any]) -> dict[str, str]:
-    """Of each tensor of a batch, 16 hex digits: of its dtype, its shape and all its bytes."""
-    tensors = sorted((name, each) for name, each in batch.items() if _is_tensor(each))
-    return {name: digest(each) for name, each in tensors}
+    """Return the :func:`digest` of each tensor of a batch, by name."""
+    tensors = {name: each for name, each in batch.items() if isinstance(each, torch.Tensor)}
+    return {name: digest(tensors[name]) for name in sorted(tensors)}
 
 
 def short_digest(batch: Mapping[str, Any]) -> str:
-    """16 hex digits of a whole batch, from the ends of its fields: fast enough for every pass."""
+    """Return 16 hex digits of a batch, from the ends of its fields: fast enough for every pass."""
     whole = hashlib.blake2b(digest_size=8)
-    for name in sorted(name for name, each in batch.items() if _is_tensor(each)):
+    for name in sorted(name for name, each in batch.items() if isinstance(each, torch.Tensor)):
         whole.update(f"{name}={digest(batch[name], SAMPLE_BYTES)};".encode())
     return whole.hexdigest()
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
 def digest(tensor: torch.Tensor, most: int | None = None) -> str:
-    """16 hex digits: of the dtype, the shape and all bytes, or so many at each end."""
+    """Return 16 hex digits of dtype, shape and all bytes, or of ``most`` bytes at each end."""
     raw = plain_bytes(tensor).numpy().data
     found = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=8)
     if most is None or len(raw) <= 2 * most:
@@ -57,57 +59,20 @@ def digest(tensor: torch.Tensor, most: int | None = None) -> str:
 
 
 def plain_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in the order of its indices, uint8 (bytes,), in host memory."""
+    """Return the bytes of a tensor in the order of its indices: uint8 (bytes,), in host memory."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 Make = Callable[[int, int], dict[str, torch.Tensor]]
-"""(seed, number) -> the batch, in the process that calls it."""
-
-
-def loader_main(make: Make, connection: Connection, lifeline: int) -> None:
-    """Answer questions until there are no more, or nobody holds the other end of the lifeline.
-
-    Args:
-        make: makes a batch.
-        connection: questions come, answers go.
-        lifeline: the end of a pipe to read from; the other end is the parent's alone.
-    """
-    for number in (signal.SIGINT, signal.SIGHUP):  # the launcher's to answer
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
-    try:
-        while True:
-            seed, number = json.loads(connection.recv_bytes())
-            _answer(make, seed, number, connection)
-    except (EOFError, OSError):
-        pass  # the parent wants no more
-    finally:
-        os._exit(0)  # what the parent left for its own end is not this process's to do
-
-
-def _end_with_parent(lifeline: int) -> None:
-    """End at once, whatever the data set is doing."""
-    os.read(lifeline, 1)
-    os._exit(1)
-
-
-def _answer(make: Make, seed: int, number: int, connection: Connection) -> None:
-    try:
-        batch = make(seed, number)
-    except ConfigError as error:
-        connection.send_bytes(json.dumps({"refusal": str(error)}).encode())
-    except Exception as error:
-        connection.send_bytes(json.dumps({"failure": users_traceback(error)}).encode())
-    else:
-        send_batch(connection, batch)
+"""(seed, number) -> the batch, made in the process that calls it."""
 
 
 def send_batch(connection: Connection, batch: Mapping[str, torch.Tensor]) -> None:
-    """Send tensors by name; their strides are those of contiguous ones."""
-    rows = [[name, _name_of(each.dtype), list(each.shape)] for name, each in batch.items()]
+    """Send tensors by name; they arrive contiguous."""
+    rows = [
+        [name, str(each.dtype).removeprefix("torch."), list(each.shape)]
+        for name, each in batch.items()
+    ]
     connection.send_bytes(json.dumps({"fields": rows}).encode())
     for each in batch.values():
         if each.numel():
@@ -115,7 +80,7 @@ def send_batch(connection: Connection, batch: Mapping[str, torch.Tensor]) -> Non
 
 
 def receive_batch(connection: Connection, number: int) -> dict[str, torch.Tensor]:
-    """What :func:`send_batch` sent, or what came in its place.
+    """Receive what :func:`send_batch` sent, or raise what the other process sent in its place.
 
     Raises:
         ConfigError: the one that the other process raised.
@@ -136,8 +101,42 @@ def receive_batch(connection: Connection, number: int) -> dict[str, torch.Tensor
     return batch
 
 
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _loader_main(make: Make, ours: Connection, theirs: Connection, lifeline: int) -> None:
+    """Make the batches that are asked for, until the connection or the lifeline is closed.
+
+    Args:
+        make: makes a batch.
+        ours: the parent's end of the connection, which is closed here.
+        theirs: requests come in, batches go out.
+        lifeline: the read end of a pipe whose other end the parent alone holds.
+    """
+    own_offsets()
+    ours.close()
+    for signal_number in (signal.SIGINT, signal.SIGHUP):  # the launcher handles these
+        signal.signal(signal_number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+
+    def end_with_parent() -> None:
+        os.read(lifeline, 1)
+        os._exit(1)  # at once, whatever the data set is doing
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        while True:
+            seed, number = json.loads(theirs.recv_bytes())
+            try:
+                batch = make(seed, number)
+            except ConfigError as error:
+                theirs.send_bytes(json.dumps({"refusal": str(error)}).encode())
+            except Exception as error:
+                theirs.send_bytes(json.dumps({"failure": users_traceback(error)}).encode())
+            else:
+                send_batch(theirs, batch)
+    except (EOFError, OSError):
+        pass  # the parent wants no more
+    finally:
+        os._exit(0)  # exit handlers that the parent registered must not run here
 
 
 _FORK = multiprocessing.get_context("fork")
@@ -149,17 +148,14 @@ _Key = tuple[int, int]
 
 
 class LoaderPool:
-    """Loader processes of this process: forked with it, and gone with it.
+    """Loader processes of one process, which end with it.
 
-    Whatever the processes are asked for, and in whichever order they answer, a batch is what its
-    number makes it. So only the time depends on the guess, which is that numbers rise by one.
-
-    Each process is a daemon: it ends with the one that forked it, killed or not. A process that is
-    forked from here later on takes no part in the pool.
+    Each process is a daemon: it ends with the one that forked it, even if that is killed. A process
+    that is forked from here later on takes no part in the pool.
 
     Args:
         make: makes a batch.
-        count: processes, at least 1.
+        count: the number of processes, at least 1.
         patience: seconds to wait for one batch.
     """
 
@@ -169,11 +165,11 @@ class LoaderPool:
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._asked: list[deque[_Key]] = [deque() for _ in range(count)]
-        """Of each process, what it has not yet answered, in the order of its answers."""
+        """For each process, the unanswered requests, in the order in which it answers."""
         self._here: dict[_Key, dict[str, torch.Tensor] | NaspipeError] = {}
-        """Batches that have come, and what was raised in the place of one."""
+        """Batches that have come, or what was raised in place of one."""
         self._next: dict[int, int] = {}
-        """Of each seed, the first number that is not yet guessed."""
+        """For each seed, the first number that has not been asked for as a guess."""
         self._surprises = 0
         read_end, self._lifeline = os.pipe()
         _OPEN.add(self)
@@ -181,57 +177,56 @@ class LoaderPool:
             # Python 3.12 warns of a fork beside threads; the forked process touches none of them.
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             for number in range(count):
-                self._start(make, number, read_end)
+                ours, theirs = _FORK.Pipe()
+                process = _FORK.Process(
+                    target=_loader_main,
+                    args=(make, ours, theirs, read_end),
+                    name=f"naspipe-loader-{number}",
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                self._connections.append(ours)
+                self._processes.append(process)
         os.close(read_end)
 
-    def _start(self, make: Make, number: int, read_end: int) -> None:
-        ours, theirs = _FORK.Pipe()
-        process = _FORK.Process(
-            target=_main, args=(make, ours, theirs, read_end), name=f"naspipe-loader-{number}",
-            daemon=True,
-        )  # fmt: skip
-        process.start()
-        theirs.close()
-        self._connections.append(ours)
-        self._processes.append(process)
-
     def batch(self, seed: int, number: int) -> dict[str, torch.Tensor]:
-        """A batch, fresh each time.
+        """Return a batch, fresh each time.
 
         Raises:
-            TransportError: when a process has ended, or gave no batch in time; all are ended then.
+            TransportError: when a process has ended, or sent no batch in time; all are ended then.
             ConfigError, NaspipeError: what the making of the batch raised.
         """
+        key = seed, number
+        reach = _AHEAD * len(self._processes)
         with self._lock:
             try:
-                self._clear(seed, number)
-                self._ask_for(seed, number)
-                while (seed, number) not in self._here:
-                    self._read(self._maker_of((seed, number)))
+                # Take in batches that were guessed wrong, so that their makers go on.
+                for worker, asked in enumerate(self._asked):
+                    while asked and asked[0][0] == seed and not 0 <= asked[0][1] - number <= reach:
+                        if not self._connections[worker].poll():
+                            break
+                        self._read(worker)
+                self._ask_for(key, reach)
+                while key not in self._here:
+                    self._read(next(at for at, asked in enumerate(self._asked) if key in asked))
             except TransportError:
-                self._end()  # the life of the run that follows starts others
+                self._end()  # the attempt of the run that follows starts others
                 raise
-            self._forget_far(seed, number)
-            found = self._here.pop((seed, number))
+            found = self._here.pop(key)
+            for each in list(self._here):  # guessed and never asked for
+                if each[0] == seed and abs(each[1] - number) > 4 * reach:
+                    del self._here[each]
         if isinstance(found, NaspipeError):
             raise found
         return found
 
-    def _clear(self, seed: int, number: int) -> None:
-        """Take in what has been made and is not next: its makers shall go on with what is."""
-        near = range(number, number + _AHEAD * len(self._processes) + 1)
-        for worker, asked in enumerate(self._asked):
-            while asked and asked[0][0] == seed and asked[0][1] not in near:
-                if not self._connections[worker].poll():
-                    break
-                self._read(worker)
-
-    def _ask_for(self, seed: int, number: int) -> None:
+    def _ask_for(self, key: _Key, reach: int) -> None:
         """Ask for a batch, and for those that are likely to be wanted next."""
-        reach = _AHEAD * len(self._processes)
-        self._surprises = 0 if self._is_known((seed, number)) else self._surprises + 1
+        seed, number = key
+        self._surprises = 0 if self._is_known(key) else self._surprises + 1
         if self._surprises:
-            self._ask((seed, number))
+            self._ask(key)
             if number >= self._next.get(seed, 0) or self._surprises > 1:
                 self._next[seed] = number + 1
         while self._next[seed] <= number + reach and min(map(len, self._asked)) < _AHEAD:
@@ -249,9 +244,6 @@ class LoaderPool:
         except OSError:
             raise self._ended(worker, key) from None
         self._asked[worker].append(key)
-
-    def _maker_of(self, wanted: _Key) -> int:
-        return next(each for each, asked in enumerate(self._asked) if wanted in asked)
 
     def _read(self, worker: int) -> None:
         """Take the next answer of a process."""
@@ -280,15 +272,9 @@ class LoaderPool:
             f"memory for workers={len(self._processes)}?"
         )
 
-    def _forget_far(self, seed: int, number: int) -> None:
-        """Drop what was guessed and never asked for."""
-        far = 4 * _AHEAD * len(self._processes)
-        for key in [key for key in self._here if key[0] == seed and abs(key[1] - number) > far]:
-            del self._here[key]
-
     @property
     def is_open(self) -> bool:
-        """Whether there are processes to ask, of this process."""
+        """Whether this process has loader processes to ask."""
         return bool(self._processes)
 
     def close(self) -> None:
@@ -305,7 +291,7 @@ class LoaderPool:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Close this process's ends of what leads to the processes."""
+        """Close this process's ends of connections and lifeline; the processes are left alone."""
         for connection in self._connections:
             connection.close()
         if self._lifeline >= 0:
@@ -317,18 +303,12 @@ class LoaderPool:
         self._let_go()
 
 
-def _main(make: Make, ours: Connection, theirs: Connection, lifeline: int) -> None:
-    own_offsets()
-    ours.close()
-    loader_main(make, theirs, lifeline)
-
-
 _OPEN: WeakSet[LoaderPool] = WeakSet()
 """The pools of this process."""
 
 
 def close_all() -> None:
-    """End all loader processes of this process; who wants more batches starts others."""
+    """End all loader processes of this process; whoever wants more batches starts others."""
     for pool in list(_OPEN):
         pool.close()
 

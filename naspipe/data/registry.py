@@ -1,16 +1,30 @@
-"""The data sets by name."""
+"""The registry of data sets: what each name stands for, and how it is prepared and opened.
+
+Other packages add data sets by an entry point in the group ``naspipe.datasets`` that leads to an
+iterable of :class:`Entry`. The data sets of `search_spaces.debian` are found without one, because
+that package comes with naspipe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from naspipe.config.errors import ConfigError
-from naspipe.data import fashion_mnist, libreoffice_help
-from naspipe.data.cache import Description, SilentProgress, default_root, open_prepared, publish
-from naspipe.data.images import ImageData, PreparationProgress, open_digits, open_image_folder
+from naspipe.data.cache import (
+    Description,
+    PreparationProgress,
+    default_root,
+    open_prepared,
+    publish,
+)
+from naspipe.data.images import ImageData, open_digits, open_image_folder
 from naspipe.data.text import PREFIX as _MASKED
 from naspipe.data.text import MaskedWords, TranslationData
 from naspipe.data.views import Augment, Views
@@ -18,84 +32,88 @@ from naspipe.data.views import Augment, Views
 SPLITS = ("train", "valid", "test")
 DEFAULT_MAX_TOKENS = 4096
 DEFAULT_BATCH_SIZE = 64
-
-VIEWS = "views:"
-"""What the names of data begin with that show two views of each image; those of images follow."""
-
 DEFAULT_BATCHES = 4
 
+VIEWS = "views:"
+"""Prefix of data that show two views of each image; the name of image data follows."""
+
+ENTRY_POINTS = "naspipe.datasets"
+
 Builder = Callable[[Path, str, Path | None, PreparationProgress], Description]
+"""(empty directory to fill, name, local source in place of a download, progress)."""
+
+Opener = Callable[[Path, int, str, dict[str, Any]], ImageData]
+"""(prepared directory, batch size, split, record for the manifest) -> the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of `naspipe data list`."""
+    """A data set, as `naspipe data list` shows it."""
 
     name: str
     summary: str
+    kind: str
+    """``translation``, ``masked words``, ``image`` or ``image views``; spaces ask for a kind."""
     recipe: int = 0
+    """Version of the preparation; see `naspipe.data.cache.Description`."""
     build: Builder | None = None
-    """Prepares it; None where nothing has to be prepared."""
-
-    @property
-    def kind(self) -> str:
-        """``translation``, ``masked words``, ``image`` or ``image views``: what spaces need."""
-        if self.name.startswith(_MASKED):
-            return "masked words"
-        if self.name.startswith(VIEWS):
-            return "image views"
-        is_text = self.build is libreoffice_help.build or self.name == "fairseq:DIR"
-        return "translation" if is_text else "image"
+    """Prepares the data set; None if nothing has to be prepared."""
+    open: Opener | None = None
+    """Opens prepared images. Prepared translation data are opened as `TranslationData`."""
 
 
-_ENTRIES = {
-    entry.name: entry
-    for entry in (
-        Entry(
-            "en-de-2k",
-            "English-German sentences of LibreOffice's help, 2,000 subword merges",
-            libreoffice_help.RECIPE,
-            libreoffice_help.build,
-        ),
-        Entry(
-            "en-de-8k",
-            "the same sentences, 8,000 subword merges",
-            libreoffice_help.RECIPE,
-            libreoffice_help.build,
-        ),
-        Entry(
-            "fashion-mnist",
-            "60,000 + 10,000 grey 28x28 images of clothing, 10 classes",
-            fashion_mnist.RECIPE,
-            fashion_mnist.build,
-        ),
-        Entry("digits", "1,797 grey 8x8 images of digits, 10 classes, from scikit-learn"),
-        Entry("fairseq:DIR", "a translation data set that fairseq-preprocess wrote to DIR"),
-        Entry("image-folder:DIR", "images as DIR/train/CLASS/NAME.jpg (or .png), needs Pillow"),
-        Entry(f"{_MASKED}NAME", "sentences of NAME, prepared translation data, with words masked"),
-        Entry(f"{VIEWS}NAME", "images of NAME, each step two views of every one"),
-    )
-}
+_BUILT_IN = (
+    Entry("digits", "1,797 grey 8x8 images of digits, 10 classes, from scikit-learn", "image"),
+    Entry(
+        "fairseq:DIR", "a translation data set that fairseq-preprocess wrote to DIR", "translation"
+    ),
+    Entry(
+        "image-folder:DIR",
+        "images as DIR/train/CLASS/NAME.jpg (or .png), needs Pillow",
+        "image",
+    ),
+    Entry(
+        f"{_MASKED}NAME",
+        "sentences of NAME, prepared translation data, with words masked",
+        "masked words",
+    ),
+    Entry(f"{VIEWS}NAME", "images of NAME, each step two views of every one", "image views"),
+)
 
-_PREFIXED = {name.partition(":")[0]: entry for name, entry in _ENTRIES.items() if ":" in name}
+
+@functools.cache
+def _table() -> dict[str, Entry]:
+    """All data sets by name, in the order in which they are listed."""
+    found: dict[str, Entry] = {}
+
+    def add(entries: Iterable[Any], origin: str) -> None:
+        for entry in entries:
+            if not isinstance(entry, Entry):
+                raise ConfigError(f"{origin}: expected data sets (Entry), found {entry!r:.80}")
+            if entry.name in found:
+                raise ConfigError(f"{origin}: there is a data set {entry.name!r} already")
+            found[entry.name] = entry
+
+    # By name, because naspipe.data must not import the search spaces, which are above it.
+    if importlib.util.find_spec("search_spaces") is not None:
+        add(importlib.import_module("search_spaces.debian").ENTRIES, "search_spaces.debian")
+    add(_BUILT_IN, "naspipe")
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        add(point.load(), f"entry point {point.value} of {ENTRY_POINTS}")
+    return found
 
 
 def entries() -> list[Entry]:
-    """Return every data set there is; of ``PREFIX:DIR`` ones the user gives what follows."""
-    return list(_ENTRIES.values())
+    """Return all data sets; what follows the prefix in names such as ``PREFIX:DIR`` is a user's."""
+    return list(_table().values())
 
 
 def names_of_kind(kind: str) -> list[str]:
-    """What the data sets of one kind are called."""
     return [entry.name for entry in entries() if entry.kind == kind]
 
 
 def find_entry(name: str) -> Entry:
-    """The data set of that name.
-
-    Raises:
-        ConfigError: when there is none.
-    """
+    """Return the data set of that name, or raise `ConfigError`."""
     return _find(name)[0]
 
 
@@ -110,7 +128,7 @@ def open_data(
     image_size: int = 224,
     batches: int | None = None,
 ) -> TranslationData | MaskedWords | ImageData | Views:
-    """Open one split of a data set; what had to be prepared is verified file by file.
+    """Open one split of a data set. The files of prepared data are verified.
 
     ``max_tokens`` (per batch) is for text, ``batch_size`` (images) for images,
     ``image_size`` (pixels) for image folders, ``batches`` (of a step) for views. Views are for
@@ -118,14 +136,18 @@ def open_data(
     """
     if name.startswith(VIEWS) and _find(name):
         inner = open_data(
-            name.removeprefix(VIEWS), root=root, max_tokens=max_tokens, batch_size=batch_size,
-            split=split, image_size=image_size,
-        )  # fmt: skip
+            name.removeprefix(VIEWS),
+            root=root,
+            max_tokens=max_tokens,
+            batch_size=batch_size,
+            split=split,
+            image_size=image_size,
+        )
         if split != "train":
             return inner
-        shown = Views(inner, Augment(), views=2, batches=batches or DEFAULT_BATCHES)
-        shown.record["name"] = VIEWS + shown.record["name"]
-        return shown
+        views = Views(inner, Augment(), views=2, batches=batches or DEFAULT_BATCHES)
+        views.record["name"] = VIEWS + views.record["name"]
+        return views
     entry, rest = _find(name)
     if split not in SPLITS:
         raise ConfigError(f"split: expected one of {', '.join(SPLITS)}, found {split!r}")
@@ -137,30 +159,27 @@ def open_data(
             f"data set '{name}' takes {right}, not {wrong[0]}; where a recipe says {wrong[0]}, "
             f"write one of your own with {right} (docs/recipes.md)"
         )
+    is_masked = name.startswith(_MASKED)
+    if is_masked:
+        name = rest
+        entry, rest = _find(name)
+    record = None
+    if entry.build is not None:
+        place, full = open_prepared(root or default_root(), name, entry.recipe)
+        record = {key: full[key] for key in ("name", "source", "version", "recipe", "counts")}
+        record["sha256"] = {path: file["sha256"] for path, file in full["files"].items()}
+    else:
+        place = Path(rest).expanduser()
     if is_text:
         tokens = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-        sentences = _open_sentences(
-            name.removeprefix(_MASKED), root, tokens, split, required_multiple
-        )
-        return MaskedWords(sentences, split) if name.startswith(_MASKED) else sentences
+        sentences = TranslationData(place, tokens, split, required_multiple, record=record)
+        return MaskedWords(sentences, split) if is_masked else sentences
     images = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+    if entry.open is not None:
+        return entry.open(place, images, split, record or {"name": name})
     if entry.name == "digits":
         return open_digits(images, split)
-    if entry.name == "image-folder:DIR":
-        return open_image_folder(Path(rest).expanduser(), images, split, image_size)
-    place, full = open_prepared(root or default_root(), name, entry.recipe)
-    return fashion_mnist.open_images(place, images, split, _manifest_record(full))
-
-
-def _open_sentences(
-    name: str, root: Path | None, max_tokens: int, split: str, required_multiple: int
-) -> TranslationData:
-    entry, rest = _find(name)
-    if entry.name == "fairseq:DIR":
-        return TranslationData(Path(rest).expanduser(), max_tokens, split, required_multiple)
-    place, full = open_prepared(root or default_root(), name, entry.recipe)
-    record = _manifest_record(full)
-    return TranslationData(place, max_tokens, split, required_multiple, record=record)
+    return open_image_folder(place, images, split, image_size)
 
 
 def prepare(
@@ -173,8 +192,9 @@ def prepare(
 ) -> Path | None:
     """Prepare ``name`` unless that is done already, verify it and return its directory.
 
-    ``source`` replaces the download (see `naspipe.data.debian.unpacked`). Returns None for a data
-    set that needs no preparation. Masked words need that of their sentences.
+    ``source`` replaces the download (for Debian packages, see `search_spaces.debian.packages`).
+    Returns None for a data set that needs no preparation. Preparing masked words or views prepares
+    the data that they are made from.
     """
     name, entry = _needed(name)
     if entry.build is None:
@@ -183,55 +203,49 @@ def prepare(
                 f"data set '{name}' needs no preparation: leave --from and --force out"
             )
         return None
-    build = entry.build
+    build, report = entry.build, progress or PreparationProgress()
     place = root or default_root()
-    report = progress or SilentProgress()
     publish(place, name, lambda directory: build(directory, name, source, report), force=force)
     return open_prepared(place, name, entry.recipe)[0]
 
 
 def is_prepared(name: str, root: Path | None = None) -> bool:
-    """Tell whether ``name`` can be opened without preparing it first; files are not verified."""
+    """Return True if ``name`` can be opened without preparing it; files are not verified."""
     name, entry = _needed(name)
     return entry.build is None or ((root or default_root()) / name).is_dir()
 
 
 def read_record(name: str, root: Path | None = None) -> dict[str, Any]:
-    """Return the record of a prepared data set, its files verified."""
+    """Return the record of a prepared data set after verifying its files."""
     name, entry = _needed(name)
     return open_prepared(root or default_root(), name, entry.recipe)[1]
 
 
 def has_known_prefix(name: str) -> bool:
-    """Tell whether a name with a colon is that of a data set, as in ``fairseq:DIR``."""
-    return name.partition(":")[0] in _PREFIXED
+    """Return True if a name with a colon is a data set's, such as ``fairseq:DIR``."""
+    return name.partition(":")[0] in _prefixed()
+
+
+def _prefixed() -> dict[str, Entry]:
+    return {name.partition(":")[0]: entry for name, entry in _table().items() if ":" in name}
 
 
 def _find(name: str) -> tuple[Entry, str]:
-    """The data set of that name, and what follows its prefix."""
+    """Return the data set of that name, and what follows its prefix."""
     prefix, _, rest = name.partition(":")
-    entry = _PREFIXED.get(prefix) if rest else _ENTRIES.get(name)
+    entry = _prefixed().get(prefix) if rest else _table().get(name)
     if entry is None:
-        raise ConfigError(f"unknown data set {name!r}: expected one of {', '.join(_ENTRIES)}")
-    if name.startswith(_MASKED) and _find(rest)[0].kind != "translation":
-        raise ConfigError(
-            f"data set {name!r}: expected {_MASKED} before one of "
-            f"{', '.join(names_of_kind('translation'))}"
-        )
-    if name.startswith(VIEWS) and _find(rest)[0].kind != "image":
-        raise ConfigError(
-            f"data set {name!r}: expected {VIEWS} before one of {', '.join(names_of_kind('image'))}"
-        )
+        raise ConfigError(f"unknown data set {name!r}: expected one of {', '.join(_table())}")
+    for start, kind in ((_MASKED, "translation"), (VIEWS, "image")):
+        if name.startswith(start) and _find(rest)[0].kind != kind:
+            raise ConfigError(
+                f"data set {name!r}: expected {start} before one of "
+                f"{', '.join(names_of_kind(kind))}"
+            )
     return entry, rest
 
 
 def _needed(name: str) -> tuple[str, Entry]:
-    """Name and entry of what has to be prepared for a data set."""
-    if _find(name)[0].name.startswith((_MASKED, VIEWS)):
-        name = name.partition(":")[2]
-    return name, _find(name)[0]
-
-
-def _manifest_record(full: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: full[key] for key in ("name", "source", "version", "recipe", "counts")}
-    return {**kept, "sha256": {name: entry["sha256"] for name, entry in full["files"].items()}}
+    """Return the name and the entry of the data that have to be prepared for ``name``."""
+    entry, rest = _find(name)
+    return (rest, _find(rest)[0]) if entry.name.startswith((_MASKED, VIEWS)) else (name, entry)

@@ -1,9 +1,13 @@
-"""Batches of sentence pairs out of a directory that fairseq, or naspipe, has binarised."""
+"""Batches of sentence pairs from a directory that fairseq or naspipe has binarised.
+
+Epochs are planned as fairseq plans them. :class:`MaskedWords` makes batches for masked language
+models from the same files.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,6 @@ from naspipe.data.fairseq import (
     EOS,
     PADDING,
     SPECIAL_SYMBOLS,
-    TokenFile,
     open_tokens,
     read_dictionary,
 )
@@ -32,7 +35,19 @@ def batch_ends(lengths: IntArray, max_tokens: int, required_multiple: int = 1) -
     Its n is below ``required_multiple`` or a multiple of it. As fairseq does, a last batch whose
     n is not a multiple is left out.
     """
-    _check(lengths, max_tokens, required_multiple)
+    if max_tokens < 1 or required_multiple < 1:
+        raise ConfigError(
+            f"max_tokens and required_multiple must be at least 1, got {max_tokens} and "
+            f"{required_multiple}"
+        )
+    if not len(lengths):
+        raise ConfigError("there is no sentence to make a batch of")
+    longest = int(lengths.max())
+    if longest > max_tokens:
+        raise ConfigError(
+            f"the longest sentence has {longest} tokens, more than a batch may have "
+            f"(max_tokens={max_tokens}): set max_tokens to {longest} or more"
+        )
     ends: list[int] = []
     start = 0  # the open batch is [start, end), what may still join it is [end, position]
     end = 0
@@ -55,26 +70,6 @@ def batch_ends(lengths: IntArray, max_tokens: int, required_multiple: int = 1) -
         ends.append(end)
     if end < len(lengths):
         ends.append(len(lengths))
-    return _without_odd_end(ends, required_multiple)
-
-
-def _check(lengths: IntArray, max_tokens: int, required_multiple: int) -> None:
-    if max_tokens < 1 or required_multiple < 1:
-        raise ConfigError(
-            f"max_tokens and required_multiple must be at least 1, got {max_tokens} and "
-            f"{required_multiple}"
-        )
-    if not len(lengths):
-        raise ConfigError("there is no sentence to make a batch of")
-    longest = int(lengths.max())
-    if longest > max_tokens:
-        raise ConfigError(
-            f"the longest sentence has {longest} tokens, more than a batch may have "
-            f"(max_tokens={max_tokens}): set max_tokens to {longest} or more"
-        )
-
-
-def _without_odd_end(ends: list[int], required_multiple: int) -> list[int]:
     last = ends[-1] - (ends[-2] if len(ends) > 1 else 0)
     if required_multiple > 1 and last % required_multiple:
         ends = ends[:-1]
@@ -123,7 +118,6 @@ class BatchPlanner:
 
     @property
     def num_batches(self) -> int:
-        """Batches of every epoch."""
         return len(self._ends)
 
     def plan(self, seed: int, epoch: int) -> list[IntArray]:
@@ -189,13 +183,33 @@ class TranslationData:
         sizes = list(map(len, symbols))
         self.target_symbols = symbols[1]
         """What each token of the target stands for."""
-        self._source, self._target = (
-            _open_checked(directory / name, size) for name, size in zip(names, sizes, strict=True)
-        )
-        self._check_pairing(directory)
+        self._source, self._target = (open_tokens(directory / name) for name in names)
+        for tokens, size in zip((self._source, self._target), sizes, strict=True):
+            tokens.check(size, EOS)
+        if len(self._source) != len(self._target):
+            raise DataError(
+                f"{directory}: {self._source.prefix.name} has {len(self._source)} sentences, "
+                f"{self._target.prefix.name} has {len(self._target)}: they are not one another's "
+                f"translation"
+            )
+        if not len(self._source):
+            raise DataError(f"{self._source.prefix}.idx: expected sentences, found none")
         self.info: dict[str, int] = {"vocabulary": max(sizes), "padding": PADDING}
-        self.record: dict[str, Any] = record or _record_of(directory, names, dictionaries, sizes)
-        self.record = {**self.record, "split": split, "max_tokens": max_tokens}
+        if record is None:
+            files = [directory / f"{name}{ending}" for name in names for ending in (".bin", ".idx")]
+            files += dictionaries
+            record = {
+                "name": "fairseq",
+                "source": "files binarised by fairseq",
+                "version": "unknown",
+                "counts": {
+                    "pairs": len(self),
+                    "source_vocabulary": sizes[0],
+                    "target_vocabulary": sizes[1],
+                },
+                "sha256": {path.name: file_record(path)["sha256"] for path in files},
+            }
+        self.record: dict[str, Any] = {**record, "split": split, "max_tokens": max_tokens}
         self._planner = BatchPlanner(
             self._source.sizes,
             self._target.sizes,
@@ -204,7 +218,7 @@ class TranslationData:
             shuffle=split == "train",
         )
         self.batches_per_epoch = self._planner.num_batches
-        self._plans: OrderedDict[tuple[int, int], list[IntArray]] = OrderedDict()
+        self._plan = lru_cache(_PLANS_KEPT)(self._planner.plan)
 
     def __len__(self) -> int:
         """Return the number of sentence pairs."""
@@ -219,31 +233,8 @@ class TranslationData:
         source, previous, target = collate(
             [self._source[row] for row in rows], [self._target[row] for row in rows]
         )
-        return {
-            "source": torch.from_numpy(source),
-            "previous": torch.from_numpy(previous),
-            "target": torch.from_numpy(target),
-        }
-
-    def _plan(self, seed: int, epoch: int) -> list[IntArray]:
-        key = (seed, epoch)
-        plan = self._plans.pop(key, None)
-        if plan is None:
-            plan = self._planner.plan(seed, epoch)
-        self._plans[key] = plan
-        while len(self._plans) > _PLANS_KEPT:
-            self._plans.popitem(last=False)
-        return plan
-
-    def _check_pairing(self, directory: Path) -> None:
-        if len(self._source) != len(self._target):
-            raise DataError(
-                f"{directory}: {self._source.prefix.name} has {len(self._source)} sentences, "
-                f"{self._target.prefix.name} has {len(self._target)}: they are not one another's "
-                f"translation"
-            )
-        if not len(self._source):
-            raise DataError(f"{self._source.prefix}.idx: expected sentences, found none")
+        named = {"source": source, "previous": previous, "target": target}
+        return {name: torch.from_numpy(array) for name, array in named.items()}
 
 
 def find_language_pair(directory: Path, split: str) -> tuple[str, str]:
@@ -266,41 +257,17 @@ def find_language_pair(directory: Path, split: str) -> tuple[str, str]:
     return pairs.pop()
 
 
-def _open_checked(prefix: Path, vocabulary: int) -> TokenFile:
-    tokens = open_tokens(prefix)
-    tokens.check(vocabulary, EOS)
-    return tokens
-
-
-def _record_of(
-    directory: Path, names: list[str], dictionaries: list[Path], sizes: list[int]
-) -> dict[str, Any]:
-    files = [directory / f"{name}{ending}" for name in names for ending in (".bin", ".idx")]
-    return {
-        "name": "fairseq",
-        "source": "files binarised by fairseq",
-        "version": "unknown",
-        "counts": {
-            "pairs": len(open_tokens(directory / names[0])),
-            "source_vocabulary": sizes[0],
-            "target_vocabulary": sizes[1],
-        },
-        "sha256": {path.name: file_record(path)["sha256"] for path in [*files, *dictionaries]},
-    }
-
-
 PREFIX = "masked:"
-"""What the names of these data sets begin with; the name of translation data follows."""
+"""Prefix of the names of these data sets; the name of translation data follows."""
 
 CHOSEN = 0.15
-"""Of a batch's words, to be guessed (Devlin et al. 2019, section 3.1)."""
+"""Fraction of a batch's words that are to be guessed (Devlin et al. 2019, section 3.1)."""
 
 MASKED, REPLACED = 0.8, 0.1
-"""Of the chosen words: those that the mask stands for, and those that become any word. The others
-stay as they are."""
+"""Fractions of the chosen words that become the mask, and any other word. The rest is kept."""
 
 LONGEST = 512
-"""Tokens of a sentence that are kept, the first ones."""
+"""Tokens of a sentence that are kept at most, the first ones."""
 
 _FIRST_WORD = len(SPECIAL_SYMBOLS)
 
@@ -310,7 +277,7 @@ class MaskedWords:
 
     Its sentences are those of the source language in the batch that the translation data have for
     the same ID. Words are drawn anew for each ID of train; in the other splits each sentence is
-    masked once and for all. The mask is one more token behind the vocabulary. Ends of sentences
+    masked once and for all. The mask is one more token after the vocabulary. Ends of sentences
     and unknown words are never chosen.
     """
 
@@ -325,7 +292,6 @@ class MaskedWords:
         self.batches_per_epoch = sentences.batches_per_epoch
 
     def __len__(self) -> int:
-        """Return the number of sentences."""
         return len(self._sentences)
 
     def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:
@@ -333,17 +299,13 @@ class MaskedWords:
 
         The target is the word that stood at each chosen place, and padding at all others.
         """
-        words = _padded_behind(self._sentences(seed, sequence_id)["source"].numpy())
-        target = np.full_like(words, PADDING)
+        batch = _padded_behind(self._sentences(seed, sequence_id)["source"].numpy())
+        targets = np.full_like(batch, PADDING)
+        words, target = batch.reshape(-1), targets.reshape(-1)
         place = sequence_id % self.batches_per_epoch
         draw = keyed_random(seed, sequence_id) if self._is_drawn_anew else keyed_random(place)
-        self._choose(words.reshape(-1), target.reshape(-1), draw)
-        return {"input": torch.from_numpy(words), "target": torch.from_numpy(target)}
-
-    def _choose(self, words: IntArray, target: IntArray, draw: np.random.RandomState) -> None:
-        """Move words of the batch to the target; at least one, as a loss is their mean."""
         places = np.flatnonzero(words >= _FIRST_WORD)
-        if not len(places):
+        if not len(places):  # choose at least one word, because a loss is a mean over them
             places = np.flatnonzero(words != PADDING)
         chosen = draw.permutation(places)[: max(1, round(CHOSEN * len(places)))]
         target[chosen] = words[chosen]
@@ -351,10 +313,11 @@ class MaskedWords:
         words[chosen[fate < MASKED]] = self._mask
         replaced = chosen[(fate >= MASKED) & (fate < MASKED + REPLACED)]
         words[replaced] = draw.randint(_FIRST_WORD, self._mask, len(replaced))
+        return {"input": torch.from_numpy(batch), "target": torch.from_numpy(targets)}
 
 
 def _padded_behind(tokens: IntArray) -> IntArray:
-    """Sentences that were padded in front, padded behind, and cut."""
+    """Move the padding of sentences from the left to the right, and cut them to `LONGEST`."""
     lengths = (tokens != PADDING).sum(1)
     words = np.full((len(tokens), min(LONGEST, int(lengths.max()))), PADDING, np.int64)
     for row, length in enumerate(lengths.tolist()):

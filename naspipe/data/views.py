@@ -25,10 +25,10 @@ Transform = Callable[[torch.Tensor, torch.Generator, int], torch.Tensor]
 
 
 SMALLEST = 0.3
-"""Of an image's area, what a crop shows at least."""
+"""Fraction of an image's area that a crop shows at least."""
 
 BLURRED, ERASED = (1.0, 0.1), (0.0, 0.2)
-"""Probabilities, of the first view and of the others."""
+"""Probabilities for the first view and for the others."""
 
 _KERNEL = torch.tensor([0.25, 0.5, 0.25])
 
@@ -37,7 +37,7 @@ _KERNEL = torch.tensor([0.25, 0.5, 0.25])
 class Views:
     """Data whose steps show every sample several times, each time transformed anew.
 
-    For steps of ``views * batches`` passes: first every micro-batch as the first view, then all of
+    A step has ``views * batches`` passes: first every micro-batch as the first view, then all of
     them as the second, and so on. The draws of a transformation are keyed by the run's seed, the
     micro-batch and the view.
 
@@ -46,9 +46,9 @@ class Views:
         data = npp.Views(images, augment, views=2, batches=4)
         npp.train(space, data, npp.losses.BYOL(), recipe={"passes": "accumulate:8"}, ...)
 
-    With ``local=L`` each sample has L views more that a teacher does not see, such as small crops
-    (DINO, Caron et al. 2021, section 3.1). They come behind the others, and may have another size,
-    where the network takes any.
+    With ``local=L`` each sample has L more views, which a teacher does not see, such as small crops
+    (DINO, Caron et al. 2021, section 3.1). They follow the others, and may have another size if the
+    network takes any.
 
     Args:
         data: (seed, number) -> named tensors; the field ``input`` is transformed.
@@ -56,11 +56,7 @@ class Views:
         views: of each sample, which a teacher sees, too.
         batches: micro-batches of a step.
         local: views of each sample that the student alone sees.
-        local_transform: makes those, whose numbers go on behind the others'; ``transform`` where
-            it is left out.
-
-    Raises:
-        ConfigError: for fewer than one view or batch.
+        local_transform: makes those, whose numbers follow the others'; by default ``transform``.
     """
 
     def __init__(
@@ -79,35 +75,31 @@ class Views:
                 + (f", and {local} local ones" if local else "")
             )
         self.plain = data
-        """What is transformed."""
         self._transforms = (transform, local_transform or transform)
         self.views = views
         self.batches = batches
         self.local = local
         self.validation = getattr(data, "validation", None)
         self.info = getattr(data, "info", {})
-        inner = dict(getattr(data, "record", None) or {"name": full_name(data)})
-        says = getattr(transform, "record", None)
-        self.record = {
-            **inner, "views": views, "batches": batches, "transform": says or full_name(transform)
-        }  # fmt: skip
+        whole, small = (
+            getattr(each, "record", None) or full_name(each) for each in self._transforms
+        )
+        self.record = dict(getattr(data, "record", None) or {"name": full_name(data)})
+        self.record |= {"views": views, "batches": batches, "transform": whole}
         if local:
-            smaller = self._transforms[1]
-            says = getattr(smaller, "record", None)
-            self.record |= {"local": local, "local_transform": says or full_name(smaller)}
+            self.record |= {"local": local, "local_transform": small}
 
     @property
     def passes(self) -> int:
-        """Of a step."""
+        """The number of passes of a step."""
         return (self.views + self.local) * self.batches
 
     @property
     def lessons(self) -> int:
-        """The first passes of a step, which a teacher sees."""
+        """The number of first passes of a step, which a teacher sees."""
         return self.views * self.batches
 
     def __call__(self, seed: int, number: int) -> Mapping[str, torch.Tensor]:
-        """The batch of a pass."""
         step, place = divmod(number, self.passes)
         view, micro = divmod(place, self.batches)
         sample = step * self.batches + micro
@@ -123,22 +115,26 @@ class Augment:
     """Crop and resize, flip, blur, erase: each image by draws of its own."""
 
     record: Mapping[str, Any] = {
-        "name": "crop-flip-blur-erase", "smallest": SMALLEST, "blurred": BLURRED, "erased": ERASED,
-    }  # fmt: skip
+        "name": "crop-flip-blur-erase",
+        "smallest": SMALLEST,
+        "blurred": BLURRED,
+        "erased": ERASED,
+    }
     """What of it is part of a run's definition."""
 
     def __call__(self, images: torch.Tensor, draws: torch.Generator, view: int) -> torch.Tensor:
-        """Images of the same shape, (batch, channels, height, width)."""
+        """Return images of the same shape, (batch, channels, height, width)."""
         later = int(view > 0)
         images = _crop(images, draws)
-        images = _where(torch.rand(len(images), generator=draws) < BLURRED[later], _blur, images)
+        chosen = torch.rand(len(images), generator=draws) < BLURRED[later]
+        images = torch.where(chosen[:, None, None, None], _blur(images), images)
         chosen = torch.rand(len(images), generator=draws) < ERASED[later]
         corners = torch.rand(len(images), 2, generator=draws)
         return torch.where(chosen[:, None, None, None], _erase(images, corners), images)
 
 
 def _crop(images: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
-    """A part of each image, as large as the whole; half of them mirrored."""
+    """Show a part of each image at the size of the whole; half of them are mirrored."""
     count = len(images)
     side = (SMALLEST + (1 - SMALLEST) * torch.rand(count, generator=draws)).sqrt()
     shift = (1 - side)[:, None] * (2 * torch.rand(count, 2, generator=draws) - 1)
@@ -150,12 +146,8 @@ def _crop(images: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
     return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
-def _where(chosen: torch.Tensor, change: Any, images: torch.Tensor) -> torch.Tensor:
-    return torch.where(chosen[:, None, None, None], change(images), images)
-
-
 def _blur(images: torch.Tensor) -> torch.Tensor:
-    """With a binomial kernel of 3 x 3."""
+    """Blur with a binomial kernel of 3 x 3."""
     channels = images.shape[1]
     padded = functional.pad(images, (1, 1, 1, 1), mode="replicate")
     kernel = (_KERNEL[:, None] * _KERNEL).expand(channels, 1, 3, 3)
@@ -163,7 +155,7 @@ def _blur(images: torch.Tensor) -> torch.Tensor:
 
 
 def _erase(images: torch.Tensor, corners: torch.Tensor) -> torch.Tensor:
-    """Nothing in a square of a quarter of each side, somewhere."""
+    """Set a rectangle with a quarter of each side to zero, at the corners that were drawn."""
     height, width = images.shape[-2:]
     rows, columns = torch.arange(height)[None, :, None], torch.arange(width)[None, None, :]
     tall, wide = max(1, height // 4), max(1, width // 4)

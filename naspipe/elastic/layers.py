@@ -1,4 +1,8 @@
-"""Self-attention of many heads and widths."""
+"""Layers of many settings, each made with its largest sizes.
+
+A forward uses the first rows and columns of a weight, as the settings say; ``cut`` makes the plain
+layer of one setting. Exported subnets copy what they need of this file's source.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def chosen(name: str | None, settings: Mapping[str, Any], largest: int) -> int:
-    """The value of a setting, or the largest where the size is fixed."""
+    """Return the value of a setting, or the largest if the size is fixed."""
     if name is None:
         return largest
     size = int(settings[name])
@@ -22,7 +26,7 @@ def chosen(name: str | None, settings: Mapping[str, Any], largest: int) -> int:
 
 
 def named(*names: str | None) -> tuple[str, ...]:
-    """The settings that a module takes: those of its sizes that are not fixed."""
+    """Return the settings that a module takes: those of its sizes that are not fixed."""
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
@@ -44,38 +48,34 @@ def _cut(module: nn.Module, settings: dict[str, Any]) -> nn.Module:
 
 
 class Sequential(nn.Sequential):
-    """Modules one behind the other, elastic or plain; settings go to those that take them."""
+    """Modules one after the other, elastic or plain; settings go to those that take them."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__(*modules)
         self.takes = _taken(modules)
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """Through all of them."""
         for module in self:
             own = settings if hasattr(module, "takes") else {}
             input = module(input, **own)
         return input
 
     def cut(self, **settings: Any) -> nn.Sequential:
-        """The plain modules of one setting."""
         return nn.Sequential(*(_cut(module, settings) for module in self))
 
 
 class Residual(Sequential):
-    """The same, added to the input."""
+    """A :class:`Sequential` whose output is added to its input."""
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """The input and what they make of it."""
         return input + super().forward(input, **settings)
 
     def cut(self, **settings: Any) -> nn.Sequential:
-        """One of fixed sizes."""
         return Residual(*(_cut(module, settings) for module in self))
 
 
 class Depth(nn.Module):
-    """A module that is left out where the network is not as deep.
+    """A module that passes its input on where the network is not as deep; cut, it is an identity.
 
     Args:
         module: elastic or plain.
@@ -89,7 +89,6 @@ class Depth(nn.Module):
         self.takes = named(depth, *_taken([module]))
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """The input as it is, where it is left out."""
         if settings[self.depth] <= self.place:
             return input
         found: torch.Tensor = self.module(
@@ -98,7 +97,6 @@ class Depth(nn.Module):
         return found
 
     def cut(self, **settings: Any) -> nn.Module:
-        """The plain module of one setting, or none."""
         if settings[self.depth] <= self.place:
             return nn.Identity()
         return _cut(self.module, settings)
@@ -137,17 +135,21 @@ class Conv2d(nn.Conv2d):
         self.takes = named(inputs, outputs, kernel)
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """Of a width the first channels, of a kernel the middle."""
         weight, bias = self._part(input.shape[1], settings)
         return functional.conv2d(input, weight, bias, self.stride, weight.shape[-1] // 2)
 
     def cut(self, **settings: Any) -> nn.Conv2d:
-        """The plain layer of one setting."""
         weight, bias = self._part(chosen(self.inputs, settings, self.in_channels), settings)
+        size = weight.shape[-1]
         found = nn.Conv2d(
-            weight.shape[1], len(weight), weight.shape[-1], self.stride[0], weight.shape[-1] // 2,
-            bias=bias is not None, device=weight.device,
-        )  # fmt: skip
+            weight.shape[1],
+            len(weight),
+            size,
+            self.stride[0],
+            size // 2,
+            bias=bias is not None,
+            device=weight.device,
+        )
         fill(found, weight=weight, bias=bias)
         return found
 
@@ -186,18 +188,23 @@ class DepthwiseConv2d(nn.Conv2d):
         self.inputs, self.kernel, self.takes = inputs, kernel, named(inputs, kernel)
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """Of a width the first channels, of a kernel the middle."""
         weight, bias = self._part(input.shape[1], settings)
         padding, groups = weight.shape[-1] // 2, len(weight)
         return functional.conv2d(input, weight, bias, self.stride, padding, groups=groups)
 
     def cut(self, **settings: Any) -> nn.Conv2d:
-        """The plain layer of one setting."""
         weight, bias = self._part(chosen(self.inputs, settings, self.in_channels), settings)
+        channels, size = len(weight), weight.shape[-1]
         found = nn.Conv2d(
-            len(weight), len(weight), weight.shape[-1], self.stride[0], weight.shape[-1] // 2,
-            groups=len(weight), bias=bias is not None, device=weight.device,
-        )  # fmt: skip
+            channels,
+            channels,
+            size,
+            self.stride[0],
+            size // 2,
+            groups=channels,
+            bias=bias is not None,
+            device=weight.device,
+        )
         fill(found, weight=weight, bias=bias)
         return found
 
@@ -217,8 +224,8 @@ def _middle(size: int, largest: int) -> slice:
 class _ElasticBatchNorm(_BatchNorm):
     """A batch norm of which an input uses as much as it has channels.
 
-    Its statistics are those of the layer: of each channel, over all widths that have it, as usual
-    loops keep them. Before a subnet is judged they are taken anew.
+    Each channel has one set of statistics, over all widths that have it, as in usual loops. Before
+    a subnet is scored, they are taken anew.
 
     Args:
         num_features: the most.
@@ -244,7 +251,6 @@ class _ElasticBatchNorm(_BatchNorm):
         """Whatever torch's function takes."""
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """Of an input, its channels."""
         size = input.shape[1]
         mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
         assert mean is not None and var is not None and count is not None
@@ -252,13 +258,10 @@ class _ElasticBatchNorm(_BatchNorm):
         if self.training:
             count.add_(1)
             momentum = 1.0 / float(count) if momentum is None else momentum
-        return functional.batch_norm(
-            input, mean[:size], var[:size], self.weight[:size], self.bias[:size], self.training,
-            momentum or 0.0, self.eps,
-        )  # fmt: skip
+        parts = mean[:size], var[:size], self.weight[:size], self.bias[:size]
+        return functional.batch_norm(input, *parts, self.training, momentum or 0.0, self.eps)
 
     def cut(self, **settings: Any) -> _BatchNorm:
-        """The plain layer of one setting."""
         size = chosen(self.inputs, settings, self.num_features)
         found = self.plain(size, self.eps, self.momentum, device=self.weight.device)
         parts = {name: each[:size] if each.dim() else each for name, each in self.named_buffers()}
@@ -267,13 +270,13 @@ class _ElasticBatchNorm(_BatchNorm):
 
 
 class BatchNorm1d(_ElasticBatchNorm):
-    """Of inputs with no or one dimension beside batch and channels."""
+    """A batch norm of inputs with at most one dimension besides batch and channels."""
 
     plain = nn.BatchNorm1d
 
 
 class BatchNorm2d(_ElasticBatchNorm):
-    """Of images."""
+    """A batch norm of images."""
 
     plain = nn.BatchNorm2d
 
@@ -292,12 +295,10 @@ class LayerNorm(nn.LayerNorm):
         self.inputs, self.takes = inputs, named(inputs)
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """Of an input, its features."""
         size = input.shape[-1]
         return functional.layer_norm(input, (size,), self.weight[:size], self.bias[:size], self.eps)
 
     def cut(self, **settings: Any) -> nn.LayerNorm:
-        """The plain layer of one setting."""
         size = chosen(self.inputs, settings, self.normalized_shape[0])
         found = nn.LayerNorm(size, self.eps, device=self.weight.device)
         fill(found, weight=self.weight[:size], bias=self.bias[:size])
@@ -329,13 +330,11 @@ class Linear(nn.Linear):
         self.takes = named(inputs, outputs)
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """Of a width, the first outputs."""
         size = chosen(self.outputs, settings, self.out_features)
         bias = None if self.bias is None else self.bias[:size]
         return functional.linear(input, self.weight[:size, : input.shape[-1]], bias)
 
     def cut(self, **settings: Any) -> nn.Linear:
-        """The plain layer of one setting."""
         columns = chosen(self.inputs, settings, self.in_features)
         rows = chosen(self.outputs, settings, self.out_features)
         device = self.weight.device
@@ -361,12 +360,10 @@ class Embedding(nn.Embedding):
         self.outputs, self.takes = outputs, named(outputs)
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """Of a width, the first features."""
         size = chosen(self.outputs, settings, self.embedding_dim)
         return functional.embedding(input, self.weight[:, :size])
 
     def cut(self, **settings: Any) -> nn.Embedding:
-        """The plain layer of one setting."""
         size = chosen(self.outputs, settings, self.embedding_dim)
         found = nn.Embedding(self.num_embeddings, size, device=self.weight.device)
         fill(found, weight=self.weight[:, :size])
@@ -374,7 +371,7 @@ class Embedding(nn.Embedding):
 
 
 class Attention(nn.Module):
-    """The first heads of a self-attention, of inputs ``[batch, length, features]``.
+    """The first heads of a self-attention over inputs ``[batch, length, features]``.
 
     Args:
         features: the most of input and output.
@@ -382,7 +379,7 @@ class Attention(nn.Module):
         head_size: of each head; it does not change.
         inputs: the setting that is the size of input and output; None where it is always the most.
         heads: the setting that is the number of heads.
-        causal: whether a place sees none behind it.
+        causal: whether a place sees none that follows it.
     """
 
     def __init__(
@@ -406,7 +403,6 @@ class Attention(nn.Module):
         self.output = Linear(size, features, inputs="size", outputs="inputs")
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
-        """Of a number of heads, the first."""
         batch, length, width = input.shape
         heads = chosen(self.heads, settings, self.num_heads)
         shape = (batch, length, heads, self.head_size)
@@ -423,7 +419,6 @@ class Attention(nn.Module):
         return found
 
     def cut(self, **settings: Any) -> Attention:
-        """One of fixed sizes."""
         heads = chosen(self.heads, settings, self.num_heads)
         width = chosen(self.inputs, settings, self.features)
         found = Attention(width, heads, self.head_size, causal=self.causal)

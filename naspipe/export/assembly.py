@@ -36,8 +36,6 @@ from naspipe.worker.blocks.specs import form_of, form_text
 from naspipe.worker.checkpoints.restored import layer_key, load_layer
 from naspipe.worker.layers.layer_store import LayerStore
 
-# The layers of a subnet
-
 
 @dataclass(frozen=True, slots=True)
 class ChainLayer:
@@ -75,7 +73,7 @@ class ModuleChain:
 
 
 def find_choices(run: Run, text: str) -> tuple[int, ...]:
-    """The choices that ``first``, ``last``, a sequence ID or a list such as ``0,1,3`` names.
+    """Return the choices that ``first``, ``last``, a sequence ID or a list such as ``0,1,3`` names.
 
     ``best`` is the best subnet of the run's newest search.
 
@@ -104,9 +102,9 @@ def find_choices(run: Run, text: str) -> tuple[int, ...]:
 
 
 def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleChain:
-    """The layers of a subnet with the weights that the run left, in evaluation mode.
+    """Return the layers of a subnet with the weights that the run left, in evaluation mode.
 
-    The layer of a loss is left out. With ``ema`` those are the moving averages.
+    The layer of a loss is left out. With ``ema`` the weights are their moving averages.
 
     Raises:
         ConfigError: when the choices or the checkpoint do not fit the space, or when the run kept
@@ -134,22 +132,18 @@ def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleCh
             load_layer(module, key, checkpoint.tensors, ema)
         fields, whole = run.space.fields(position), None
         if isinstance(block, Elastic):
-            whole, module = block.forward_of(module.eval(), option), _cut(block, module, option)
+            whole = block.forward_of(module.eval(), option)
+            what = f"layer {block.name}[{block.text(option)}]: expected its cut to return a"
+            with users_code(f"{what} torch.nn.Module, found"):
+                module = block.cut_of(module, option)
+            if not isinstance(module, nn.Module):
+                raise ConfigError(f"{what} torch.nn.Module, found {type(module).__name__}")
         layers.append(ChainLayer(names[position], label, fields, module.eval(), is_trained, whole))
     return ModuleChain(tuple(choices), tuple(layers))
 
 
-def _cut(block: Elastic, module: nn.Module, option: int) -> nn.Module:
-    what = f"layer {block.name}[{block.text(option)}]: expected its cut to return a"
-    with users_code(f"{what} torch.nn.Module, found"):
-        found = block.cut_of(module, option)
-    if not isinstance(found, nn.Module):
-        raise ConfigError(f"{what} torch.nn.Module, found {type(found).__name__}")
-    return found
-
-
 def check_cuts(chain: ModuleChain, batch: Mapping[str, torch.Tensor]) -> None:
-    """What was cut must compute what the whole layer does of the same inputs, but for rounding.
+    """Check that what was cut computes what the whole layer does, but for rounding.
 
     Raises:
         ConfigError: naming the first layer that does not.
@@ -161,26 +155,22 @@ def check_cuts(chain: ModuleChain, batch: Mapping[str, torch.Tensor]) -> None:
         with users_code(f"{what} setting, found"):
             state = as_outputs(layer.module(*given))
             expected = state if layer.whole is None else as_outputs(layer.whole(*given))
-        pairs = [*zip(expected, state, strict=False)]
         forms = form_of(expected), form_of(state)
         if forms[0] != forms[1]:
             raise ConfigError(f"{what} setting, {form_text(forms[0])}, found {form_text(forms[1])}")
-        wrong = [(one - other).abs().max() for one, other in pairs if not _is_near(one, other)]
-        if wrong:
-            raise ConfigError(f"{what} setting, found a difference of {float(wrong[0]):.2g}")
-
-
-def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.allclose(one.double(), other.double(), rtol=1e-3, atol=1e-4, equal_nan=True)
+        for one, other in zip(expected, state, strict=True):
+            wide = one.double(), other.double()
+            if not torch.allclose(*wide, rtol=1e-3, atol=1e-4, equal_nan=True):
+                difference = float((one - other).abs().max())
+                raise ConfigError(f"{what} setting, found a difference of {difference:.2g}")
 
 
 def as_outputs(result: Any) -> tuple[torch.Tensor, ...]:
-    """What a layer hands on, as a tuple."""
     return result if isinstance(result, tuple) else (result,)
 
 
 def chain_names(space: Space) -> list[str]:
-    """A Python name for each block of the chain, each another."""
+    """Return a unique Python name for each block of the chain."""
     taken = {block.name.replace("-", "_") for block in space.blocks if not isinstance(block, Block)}
     names = []
     for block, label in zip(space.blocks, space.labels, strict=True):
@@ -194,9 +184,6 @@ def chain_names(space: Space) -> list[str]:
     return names
 
 
-# Running statistics, taken anew
-
-
 def with_own_statistics(
     chain: ModuleChain,
     run: Run,
@@ -204,11 +191,7 @@ def with_own_statistics(
     batches: int | None,
     observer: LaunchObserver | None = None,
 ) -> int:
-    """:func:`calibrate`, and how many batches were taken; None takes none, and notes it.
-
-    Raises:
-        ConfigError: as :func:`calibrate`.
-    """
+    """Calibrate, and return with how many batches; if ``batches`` is None, with none and a note."""
     if calibrate(chain, run, data, batches or 0):
         return batches or 0
     if batches is None and (
@@ -222,7 +205,7 @@ def with_own_statistics(
 
 
 def who_keep(labels: Sequence[str]) -> str:
-    """How a sentence about layers begins: the first of them, and how many others there are."""
+    """Return how a sentence about layers begins: the first of them, and how many others."""
     others = len(labels) - 1
     if not others:
         return f"layer {labels[0]} keeps"
@@ -255,19 +238,15 @@ def calibrate(chain: ModuleChain, run: Run, data: Batches | None, batches: int) 
     is_bf16 = recipe.precision == "bf16"
     casts = torch.autocast("cpu", dtype=torch.bfloat16) if is_bf16 else nullcontext()
     with deterministic_torch(recipe.threads), torch.no_grad(), casts:
-        _take(chain, seed, fed, keeping[-1])
+        states: list[tuple[torch.Tensor, ...]] = [()] * len(fed)
+        for block, layer in enumerate(chain.layers[: keeping[-1] + 1]):
+
+            def forward(number: int, block: int = block, layer: ChainLayer = layer) -> Any:
+                seed_draws(block_seed(seed, 0, block, number))
+                return layer.module(*states[number], *(fed[number][name] for name in layer.fields))
+
+            norms = find_norms(layer.label, layer.module, partial(forward, 0))
+            with fresh_statistics(layer.label, layer.module, norms, keeps=True):
+                for number in range(len(fed)):
+                    states[number] = as_outputs(forward(number))
     return True
-
-
-def _take(chain: ModuleChain, seed: int, fed: list[Mapping[str, torch.Tensor]], last: int) -> None:
-    states: list[tuple[torch.Tensor, ...]] = [()] * len(fed)
-    for block, layer in enumerate(chain.layers[: last + 1]):
-
-        def forward(number: int, block: int = block, layer: ChainLayer = layer) -> Any:
-            seed_draws(block_seed(seed, 0, block, number))
-            return layer.module(*states[number], *(fed[number][name] for name in layer.fields))
-
-        norms = find_norms(layer.label, layer.module, partial(forward, 0))
-        with fresh_statistics(layer.label, layer.module, norms, keeps=True):
-            for number in range(len(fed)):
-                states[number] = as_outputs(forward(number))

@@ -23,11 +23,7 @@ from naspipe.search.scores import Scores, scores_of
 
 
 def compose(found: Blockwise, choices: Choices | None = None) -> ModuleChain:
-    """The layers of a path of every block, one chain; ``student0_block1`` is one's name.
-
-    Raises:
-        ConfigError: for choices that do not fit.
-    """
+    """Join the layers of a path of every block; one of them is called ``student0_block1``."""
     layers = []
     chosen = found.checked(choices)
     for number, (run, own) in enumerate(zip(found.blocks, chosen, strict=True)):
@@ -46,16 +42,16 @@ def validate_blocks(
     calibrate: int = 0,
     validate: int | None = None,
 ) -> Scores:
-    """How a network of student blocks does whole: mean loss, top-1 and top-5 on held-out batches.
+    """Score a whole network of student blocks: mean loss, top-1 and top-5 on held-out batches.
 
     Args:
         found: a finished distillation.
-        choices: of each block, one per choice block.
+        choices: for each block, one per choice block.
         held_out: (seed, number) -> named tensors, with ``target``.
         loss: called with the last output and the target; cross entropy by default.
         calibrate: batches of the distillation's data that running statistics are taken from anew,
             through the whole network; 0 for those that the blocks have.
-        validate: batches of ``held_out``; 8, or all where there are fewer.
+        validate: batches of ``held_out``; 8, or all if there are fewer.
 
     Raises:
         ConfigError: for input that cannot be used.
@@ -105,7 +101,7 @@ def export_blocks(
 
 
 def text_of(choices: Choices) -> str:
-    """As in ``0,1;2;``."""
+    """Return choices as in ``0,1;2;``."""
     return ";".join(",".join(map(str, own)) for own in choices)
 
 

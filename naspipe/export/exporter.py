@@ -23,12 +23,7 @@ from naspipe.api.training import Training
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, InvariantError, reason
 from naspipe.config.user_code import users_code
-from naspipe.export.assembly import (
-    ModuleChain,
-    assemble,
-    check_cuts,
-    with_own_statistics,
-)
+from naspipe.export.assembly import ModuleChain, assemble, check_cuts, with_own_statistics
 from naspipe.export.pytorch_form import FILES, load_pytorch, same_outputs, write_pytorch
 from naspipe.inputs.run import Run, check_space
 from naspipe.jobs.losses import Loss
@@ -39,20 +34,13 @@ from naspipe.store.run_directory import RunDirectory
 from naspipe.wire.ports import LaunchObserver
 from naspipe.wire.reports import Observer
 
-# ONNX, where a subnet's operators allow
-
-
 EXTRA = "pip install 'naspipe[onnx]'"
 TOLERANCE = 1e-5
 """How far ONNX Runtime's outputs may be from torch's, absolutely and relatively."""
 
 
 def check_onnx() -> None:
-    """The packages that writing and checking ONNX needs.
-
-    Raises:
-        ConfigError: naming the extra to install.
-    """
+    """Raise, with the extra to install, unless what writes and checks ONNX is there."""
     missing = [
         name for name in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(name)
     ]
@@ -61,7 +49,7 @@ def check_onnx() -> None:
 
 
 def write_onnx(model: nn.Module, batch: Mapping[str, torch.Tensor], path: Path) -> float:
-    """Write the model for batches of this shape; returns the greatest difference of an output.
+    """Write the model for batches of this shape; return the greatest difference of an output.
 
     Raises:
         ConfigError: for an operator that ONNX does not have, or outputs that differ by more than
@@ -77,12 +65,19 @@ def write_onnx(model: nn.Module, batch: Mapping[str, torch.Tensor], path: Path) 
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                model, inputs, path, input_names=names, dynamo=True, verbose=False,
+                model,
+                inputs,
+                path,
+                input_names=names,
+                dynamo=True,
+                verbose=False,
                 external_data=False,
-            )  # fmt: skip
+            )
     except Exception as error:
         path.unlink(missing_ok=True)
-        cause = _first_cause(error)
+        cause: BaseException = error  # the exporter wraps it in advice of several lines
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
         raise ConfigError(f"ONNX: expected operators that it has, found {reason(cause)}") from error
     finally:
         quiet.setLevel(level)
@@ -94,13 +89,6 @@ def write_onnx(model: nn.Module, batch: Mapping[str, torch.Tensor], path: Path) 
             f"{difference:.3g}"
         )
     return difference
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """The exporter wraps what went wrong in advice of several lines."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _difference(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> float:
@@ -124,9 +112,6 @@ def _difference(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) 
         if b.is_floating_point()
     ]
     return max(differences, default=0.0)
-
-
-# Export, and training alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +178,7 @@ def export_subnet(
 
 
 def check_place(path: Path, data: Batches | None, onnx: bool) -> None:
-    """What can be known to be wrong at first.
-
-    Raises:
-        ConfigError: for a directory in use, or ONNX without what it needs.
-    """
+    """Refuse a directory in use, and ONNX without what it needs."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"{path}: expected a new or empty directory; choose another --output")
     if onnx:
@@ -245,7 +226,7 @@ def write_checked(
 
 @contextmanager
 def _all_or_nothing(path: Path) -> Iterator[None]:
-    """A new or empty directory is left as it was where anything is raised."""
+    """Leave a new or empty directory as it was if anything is raised."""
     was_there = path.exists()
     try:
         yield
@@ -259,11 +240,7 @@ def _all_or_nothing(path: Path) -> Iterator[None]:
 
 
 def first_batch(data: Batches, seed: int, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The fields of a run's first batch that a subnet reads.
-
-    Raises:
-        ConfigError: when the batch has not got them.
-    """
+    """Return the fields of a run's first batch that a subnet reads."""
     with users_code(f"data: expected a batch with {', '.join(names)} from data({seed}, 0), found"):
         batch: Mapping[str, Any] = data(seed, 0)
         return {name: batch[name] for name in names}

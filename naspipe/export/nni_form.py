@@ -27,7 +27,7 @@ def to_nni(
     calibrate: int | None = None,
     ema: bool = False,
 ) -> nn.Module:
-    """What ``model_space.freeze(sample)`` makes, with a run's weights, in evaluation mode.
+    """Return what ``model_space.freeze(sample)`` makes, with a run's weights, in evaluation mode.
 
     It computes what :func:`naspipe.export_subnet` writes for the same arguments, bit for bit.
 

@@ -13,8 +13,7 @@ import keyword
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -37,122 +36,10 @@ from naspipe.config.user_code import is_users_module, why_no_source
 from naspipe.export import standalone
 from naspipe.export.assembly import ModuleChain
 from naspipe.export.source import SourceFile, is_written_out
+from naspipe.machine.staging import same_bits
 from naspipe.store.files import write_json
 
-# A module as plain data
-
-
 _INTERNAL = frozenset(nn.Module().__dict__)
-
-ClassName = Callable[[nn.Module], str]
-"""What the description calls a module's class: a name of the generated file, or module:class."""
-
-IsRead = Callable[[nn.Module, str], bool]
-"""Whether a module's forward may read an attribute; others need no form."""
-
-Reference = Callable[[Any], str]
-"""What the description calls a function or class that a module holds; nothing where it cannot."""
-
-
-@dataclass(frozen=True, slots=True)
-class Describer:
-    """Turns modules into data and gathers their tensors by full name."""
-
-    class_name: ClassName
-    is_read: IsRead
-    reference: Reference
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    strides: dict[str, list[int]] = field(default_factory=dict)
-    """Of tensors that do not lie in row-major order: kernels go by it, and round by it."""
-    _names: dict[int, str] = field(default_factory=dict)
-
-    def module(self, module: nn.Module, where: str) -> dict[str, Any]:
-        """The description of a module whose tensors are named from ``where``.
-
-        Raises:
-            ConfigError: for hooks, and for attributes that have no form as data.
-        """
-        if is_compiled(module):
-            raise ConfigError(
-                f"{where}: expected a module as it was written, found one of torch.compile, which "
-                f"cannot be exported; train it uncompiled, or {WAY_OUT}"
-            )
-        if has_hooks(module):
-            raise ConfigError(
-                f"{where}: {type(module).__name__} has hooks, which cannot be exported; do their "
-                f"work in its forward, or {WAY_OUT}"
-            )
-        persistent = module._non_persistent_buffers_set
-        return {
-            "class": self.class_name(module),
-            "attributes": self._attributes(module, where),
-            "parameters": {
-                name: None
-                if value is None
-                else {
-                    "tensor": self._tensor(value, f"{where}.{name}"),
-                    "requires_grad": value.requires_grad,
-                }
-                for name, value in module._parameters.items()
-            },
-            "buffers": {
-                name: None
-                if value is None
-                else {
-                    "tensor": self._tensor(value, f"{where}.{name}"),
-                    "persistent": name not in persistent,
-                }
-                for name, value in module._buffers.items()
-            },
-            "modules": {
-                name: None if inner is None else self.module(inner, f"{where}.{name}")
-                for name, inner in module._modules.items()
-            },
-        }
-
-    def _attributes(self, module: nn.Module, where: str) -> dict[str, Any]:
-        return {
-            name: self._attribute(value, f"{where}.{name}")
-            for name, value in module.__dict__.items()
-            if name not in _INTERNAL and self.is_read(module, name)
-        }
-
-    def _tensor(self, tensor: torch.Tensor, name: str) -> str:
-        """A tensor that stands in several places has one name."""
-        name = self._names.setdefault(id(tensor), name)
-        self.tensors[name] = tensor.detach().cpu().contiguous().clone()
-        if tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
-            self.strides[name] = list(tensor.stride())
-        return name
-
-    def _attribute(self, value: Any, where: str) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return {"float": value.hex()}
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        if isinstance(value, list):
-            return [self._attribute(item, where) for item in value]
-        if isinstance(value, tuple):
-            return {"tuple": [self._attribute(item, where) for item in value]}
-        if isinstance(value, Mapping):
-            pairs = value.items()
-            return {"dict": [[self._key(k, where), self._attribute(v, where)] for k, v in pairs]}
-        if name := self.reference(value):
-            return {"import": name}
-        raise ConfigError(
-            f"{where}: expected a number, text, list, dict or importable function, found "
-            f"{type(value).__name__} ({formless(value)}), which cannot be exported; keep it out of "
-            f"the module, or {WAY_OUT}"
-        )
-
-    def _key(self, key: Any, where: str) -> Any:
-        if isinstance(key, str | int | float | bool):
-            return key
-        raise ConfigError(f"{where}: expected plain keys, found {type(key).__name__}; {WAY_OUT}")
-
-
-# The three files
-
 
 FORMAT = 1
 FILES = ("model.py", "model.json", "model.safetensors")
@@ -161,34 +48,36 @@ FILES = ("model.py", "model.json", "model.safetensors")
 def write_pytorch(
     chain: ModuleChain, directory: Path, note: str, calibrated: int = 0
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write the subnet; returns the modules that must be importable where it is loaded, and why.
+    """Write the subnet; return the modules that must be importable where it is loaded, and why.
 
     Args:
         chain: the subnet.
-        directory: made where it is not there; nothing is written before all is known to fit.
+        directory: made if it does not exist; nothing is written before all is known to fit.
         note: one line for the head of ``model.py``.
         calibrated: batches that running statistics were taken from anew.
 
     Raises:
         ConfigError: for a layer that has no form as data, with the reason and the place.
     """
-    classes = _Classes()
-    describer = Describer(classes.name, classes.is_read, classes.reference)
+    writer = _Writer()
     modules = [folded(layer.module) for layer in chain.layers]  # named by what they are, so kept
     layers = []
     for layer, module in zip(chain.layers, modules, strict=True):
-        _check_name(layer.name)
-        classes.layer = layer.name
+        name = layer.name
+        reserved = ("input_names", "layer_inputs")
+        if keyword.iskeyword(name) or hasattr(nn.Module, name) or name in reserved:
+            raise ConfigError(f"layer {name}: a torch module has something of this name; rename it")
+        writer.layer = layer.name
         layers.append(
             {
                 "name": layer.name,
                 "label": layer.label,
                 "inputs": list(layer.fields),
                 "is_trained": layer.is_trained,
-                "module": describer.module(module, layer.name),
+                "module": writer.module(module, layer.name),
             }
         )
-    needs = sorted(classes.needs | classes.source.needs)
+    needs = sorted(writer.needs | writer.source.needs)
     description = {
         "format": FORMAT,
         "choices": list(chain.choices),
@@ -196,24 +85,20 @@ def write_pytorch(
         "inputs": list(chain.inputs),
         "needs": needs,
         "layers": layers,
-        **({"strides": describer.strides} if describer.strides else {}),
+        **({"strides": writer.strides} if writer.strides else {}),
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be made: {error.strerror}") from error
-    save_file(describer.tensors, directory / "model.safetensors")
+    save_file(writer.tensors, directory / "model.safetensors")
     write_json(directory / "model.json", description)
-    (directory / "model.py").write_text(_file(classes, note), "utf-8")
-    return tuple(needs), tuple(classes.whys)
+    (directory / "model.py").write_text(_file(writer, note), "utf-8")
+    return tuple(needs), tuple(writer.whys)
 
 
 def load_pytorch(directory: Path) -> nn.Module:
-    """The subnet, loaded as whoever gets the files will load it.
-
-    Raises:
-        ConfigError: when there is none.
-    """
+    """Load the subnet as whoever gets the files will load it."""
     spec = importlib.util.spec_from_file_location("naspipe_exported_model", directory / "model.py")
     if spec is None or spec.loader is None:
         raise ConfigError(f"{directory}: expected an exported subnet, found no model.py")
@@ -223,8 +108,8 @@ def load_pytorch(directory: Path) -> nn.Module:
     return loaded
 
 
-class _Classes:
-    """Names the class of each module, and gathers the source of those that are written out."""
+class _Writer:
+    """Turns modules into data; gathers their tensors by full name, and the source of classes."""
 
     def __init__(self) -> None:
         self.source = SourceFile()
@@ -234,6 +119,10 @@ class _Classes:
         self.whys: dict[str, None] = {}
         """Why modules of the user's are needed."""
         self.layer = self.failed = ""
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.strides: dict[str, list[int]] = {}
+        """Of tensors that are not in row-major order, because kernels round by it."""
+        self._names: dict[int, str] = {}
 
     def name(self, module: nn.Module) -> str:
         kind = type(module)
@@ -256,7 +145,7 @@ class _Classes:
         return name
 
     def reference(self, value: Any) -> str:
-        """A function or class that a module holds: written out where it is the user's."""
+        """Return the name of a function or class that a module holds; empty if there is none."""
         is_own = isinstance(value, type | FunctionType) and is_users_module(value.__module__)
         if is_own and (name := self._source_of(value)):
             return name
@@ -269,7 +158,7 @@ class _Classes:
         return name
 
     def _source_of(self, thing: Any) -> str:
-        """The name of what is now written out; nothing where it cannot be."""
+        """Write a class or function out and return its name; empty if it cannot be."""
         before, self.failed = copy.deepcopy(self.source), ""
         try:
             return self.source.add(thing)
@@ -313,26 +202,98 @@ class _Classes:
             name, f"class {name}(nn.Module):\n    # Layer {self.layer}.\n{body}", needed
         )
 
+    def module(self, module: nn.Module, where: str) -> dict[str, Any]:
+        """Describe a module whose tensors are named from ``where``.
+
+        Raises:
+            ConfigError: for hooks, and for attributes that have no form as data.
+        """
+        if is_compiled(module):
+            raise ConfigError(
+                f"{where}: expected a module as it was written, found one of torch.compile, which "
+                f"cannot be exported; train it uncompiled, or {WAY_OUT}"
+            )
+        if has_hooks(module):
+            raise ConfigError(
+                f"{where}: {type(module).__name__} has hooks, which cannot be exported; do their "
+                f"work in its forward, or {WAY_OUT}"
+            )
+        persistent = module._non_persistent_buffers_set
+        return {
+            "class": self.name(module),
+            "attributes": {
+                name: self._attribute(value, f"{where}.{name}")
+                for name, value in module.__dict__.items()
+                if name not in _INTERNAL and self.is_read(module, name)
+            },
+            "parameters": {
+                name: None
+                if value is None
+                else {
+                    "tensor": self._tensor(value, f"{where}.{name}"),
+                    "requires_grad": value.requires_grad,
+                }
+                for name, value in module._parameters.items()
+            },
+            "buffers": {
+                name: None
+                if value is None
+                else {
+                    "tensor": self._tensor(value, f"{where}.{name}"),
+                    "persistent": name not in persistent,
+                }
+                for name, value in module._buffers.items()
+            },
+            "modules": {
+                name: None if inner is None else self.module(inner, f"{where}.{name}")
+                for name, inner in module._modules.items()
+            },
+        }
+
+    def _tensor(self, tensor: torch.Tensor, name: str) -> str:
+        """Keep a tensor and return its name, which is the first of its places."""
+        name = self._names.setdefault(id(tensor), name)
+        self.tensors[name] = tensor.detach().cpu().contiguous().clone()
+        if tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
+            self.strides[name] = list(tensor.stride())
+        return name
+
+    def _attribute(self, value: Any, where: str) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"float": value.hex()}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list):
+            return [self._attribute(item, where) for item in value]
+        if isinstance(value, tuple):
+            return {"tuple": [self._attribute(item, where) for item in value]}
+        if isinstance(value, Mapping):
+            pairs = value.items()
+            for key in value:
+                if not isinstance(key, str | int | float | bool):
+                    raise ConfigError(
+                        f"{where}: expected plain keys, found {type(key).__name__}; {WAY_OUT}"
+                    )
+            return {"dict": [[key, self._attribute(each, where)] for key, each in pairs]}
+        if name := self.reference(value):
+            return {"import": name}
+        raise ConfigError(
+            f"{where}: expected a number, text, list, dict or importable function, found "
+            f"{type(value).__name__} ({formless(value)}), which cannot be exported; keep it out of "
+            f"the module, or {WAY_OUT}"
+        )
+
 
 _PLAIN_BASES = {"torch.nn.modules.module", "builtins"}
 
 
-def _check_name(name: str) -> None:
-    if (
-        keyword.iskeyword(name)
-        or hasattr(nn.Module, name)
-        or name in ("input_names", "layer_inputs")
-    ):
-        raise ConfigError(f"layer {name}: a torch module has something of this name; rename it")
-
-
-def _file(classes: _Classes, note: str) -> str:
+def _file(writer: _Writer, note: str) -> str:
     """The loader's own source, with the subnet's classes in the place that it leaves."""
     head, table, rest = inspect.getsource(standalone).partition("_SUBNET_CLASSES: dict")
     _, _, rest = rest.partition("\n")
     head = head.replace("\n\n``load()``", f"\n\n{note}\n``load()``", 1)
-    names = ", ".join(f'"{name}": {name}' for name in classes.written)
-    imports, _, definitions = classes.source.text().partition("\n\n\n")
+    names = ", ".join(f'"{name}": {name}' for name in writer.written)
+    imports, _, definitions = writer.source.text().partition("\n\n\n")
     new = [line for line in imports.splitlines() if line and f"{line}\n" not in head]
     head = head.replace("import torch\n", "\n".join(["import torch", *new, ""]), 1)
     parts = [head.strip(), definitions.strip(), f"{table}[str, type[nn.Module]] = {{{names}}}"]
@@ -340,9 +301,7 @@ def _file(classes: _Classes, note: str) -> str:
 
 
 def same_outputs(chain: ModuleChain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
-    """Whether another form of a subnet gives bitwise what the run's own layers give."""
-    from naspipe.machine.staging import same_bits
-
+    """Return True if another form of a subnet gives bitwise what the run's own layers give."""
     with torch.no_grad():
         expected = chain(batch)
         found = loaded(*(batch[name] for name in chain.inputs))

@@ -23,9 +23,6 @@ from naspipe.config.errors import ConfigError
 from naspipe.config.user_code import is_users_module, why_no_source
 from naspipe.export import standalone
 
-# Statements of a user's own module
-
-
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _DYNAMIC = {"getattr", "setattr", "hasattr", "delattr", "vars"}
 
@@ -33,7 +30,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def own_statements(tree: ast.Module, name: str) -> list[ast.stmt]:
-    """The statements at the top of a module that bind a name, or change what it is bound to."""
+    """Return the statements at the top of a module that bind a name, or change its value."""
     return [node for node in tree.body if _touches(node, name)]
 
 
@@ -62,20 +59,20 @@ def _binds(target: ast.AST, name: str) -> bool:
 
 
 def _root(node: ast.AST) -> str:
-    """The name that an expression such as ``NAME.part[0]`` begins with."""
+    """Return the name that an expression such as ``NAME.part[0]`` begins with."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def source_of(node: ast.ImportFrom, module: ModuleType) -> str:
-    """The module that a statement of another one imports from."""
+    """Return the module that a statement of another one imports from."""
     package = module.__name__ if hasattr(module, "__path__") else module.__package__
     return resolve_name("." * node.level + (node.module or ""), package)
 
 
 def imported_by_star(module: ModuleType, tree: ast.Module, name: str) -> ast.ImportFrom | None:
-    """The import by name that binds what a module has by ``from ... import *``."""
+    """Return the import by name that binds what a module has by ``from ... import *``."""
     for node in reversed(tree.body):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             there = vars(sys.modules[source_of(node, module)])
@@ -85,7 +82,7 @@ def imported_by_star(module: ModuleType, tree: ast.Module, name: str) -> ast.Imp
 
 
 def early_parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """What runs where a statement stands; what else it holds runs when it is called."""
+    """Yield what runs where a statement stands; what else it holds runs when it is called."""
     if isinstance(node, ast.ClassDef):
         yield from (*node.decorator_list, *node.bases, *node.keywords)
         for part in node.body:
@@ -105,7 +102,7 @@ def imports_inside(node: ast.stmt) -> bool:
 
 
 def attributes_read(node: ast.AST) -> tuple[set[str], bool]:
-    """Attributes that code mentions outside constructors, and whether it may read any others."""
+    """Return attributes that code mentions outside constructors, and whether it may read others."""
     found: set[str] = set()
     is_open = False
     waiting = [node]
@@ -123,7 +120,7 @@ def attributes_read(node: ast.AST) -> tuple[set[str], bool]:
 
 
 def names_read(node: ast.AST) -> list[str]:
-    """Names that a statement reads when it runs; annotations are never evaluated."""
+    """Return the names that a statement reads when it runs; annotations are never evaluated."""
     found: dict[str, None] = {}
     skipped: set[int] = set()
     for part in ast.walk(node):
@@ -151,7 +148,6 @@ _ENTRIES = {"forward", "__getitem__", "__len__", "__iter__", "__call__"}
 
 
 def is_written_out(kind: type) -> bool:
-    """Whether a class's source goes into the file."""
     return _is_copied(kind.__module__)
 
 
@@ -198,7 +194,7 @@ class SourceFile:
         self._defined: dict[str, str | _Class] = {}
         self._owners: dict[str, str] = {}
         self._mentioned: set[str] = set()
-        """Attributes that the code taken so far mentions, whosoever they are."""
+        """Attributes, of whatever object, that the code taken so far mentions."""
         self._is_open = False
         """Whether some of it may read attributes that it does not mention."""
 
@@ -210,7 +206,7 @@ class SourceFile:
         return found.difference(_ALWAYS_THERE)
 
     def add(self, kind: Any) -> str:
-        """Take a class or a function in; returns its name in the file.
+        """Take a class or a function in; return its name in the file.
 
         Raises:
             ConfigError: when it cannot be taken out of its module.
@@ -239,12 +235,12 @@ class SourceFile:
         return self._is_open or attribute in self._mentioned
 
     def text(self) -> str:
-        """Imports, then definitions."""
+        """Return imports, then definitions."""
         imports = "\n".join(sorted(set(self._imports.values())))
         return "\n\n\n".join([imports, *map(str, self._defined.values())]) + "\n"
 
     def _take_methods(self) -> bool:
-        """Take every method that code already taken may call; returns whether there was one."""
+        """Take every method that code already taken may call; return whether there was one."""
         taken = False
         for part in list(self._defined.values()):
             if not isinstance(part, _Class):
@@ -365,7 +361,7 @@ def _check_free(name: str, value: Any, module: ModuleType) -> None:
 
 
 def _without_text(part: ast.stmt) -> ast.stmt:
-    """A method without its docstring, which has no place beside code that is taken apart."""
+    """Remove a method's docstring, which has no place in code that is taken apart."""
     if isinstance(part, ast.FunctionDef) and ast.get_docstring(part, clean=False) is not None:
         part.body = part.body[1:] or [ast.Pass()]
     return part
@@ -379,7 +375,6 @@ def _tree(module: ModuleType) -> ast.Module:
 
 
 def _find(module: ModuleType, name: str) -> ast.stmt | None:
-    """The statement of a module that binds a name."""
     tree = _tree(module)
     for node in _statements(tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:

@@ -67,17 +67,18 @@ class _Sentence:
 def translate(
     chain: ModuleChain, batch: Mapping[str, torch.Tensor], options: BeamOptions
 ) -> list[tuple[int, ...]]:
-    """The best translation of every sentence of a batch, without its end.
+    """Return the best translation of every sentence of a batch, without its end.
 
-    Args:
-        chain: a subnet that reads the fields ``source`` and ``previous``.
-        batch: its field ``source`` is used, (B, S), padded.
-        options: how.
-
-    Raises:
-        ConfigError: when the subnet is of no translation space.
+    The subnet reads the fields ``source`` and ``previous``; of the batch ``source`` is used, (B, S)
+    and padded.
     """
-    split = _first_of_target(chain)
+    reading = (place for place, layer in enumerate(chain.layers) if _PREFIX in layer.fields)
+    split = next(reading, None)
+    if split is None or "source" not in chain.inputs:
+        raise ConfigError(
+            f"BLEU: expected a translation space, whose layers read the fields source and "
+            f"{_PREFIX}, found {', '.join(chain.inputs)}"
+        )
     with torch.no_grad():
         memory = _run(chain, 0, split, (), batch)
         source = batch["source"]
@@ -88,19 +89,6 @@ def translate(
         while waiting.sentences:
             waiting.advance()
     return [sentence.best() for sentence in sentences]
-
-
-def _first_of_target(chain: ModuleChain) -> int:
-    """The first layer that reads the target."""
-    for place, layer in enumerate(chain.layers):
-        if _PREFIX in layer.fields:
-            if "source" in chain.inputs:
-                return place
-            break
-    raise ConfigError(
-        f"BLEU: expected a translation space, whose layers read the fields source and {_PREFIX}, "
-        f"found {', '.join(chain.inputs)}"
-    )
 
 
 def _run(
@@ -147,78 +135,56 @@ class _Beam:
         scores, places = total.topk(2 * beams, dim=1)
         origin = torch.div(places, words.size(1), rounding_mode="floor")
         chosen = places % words.size(1)
-        kept = [
-            self._sort(
-                row, scores[row].tolist(), chosen[row].tolist(), origin[row].tolist(), length
-            )
-            for row in range(count)
-        ]
-        self._keep(kept, scores, chosen, origin)
+        lists = zip(scores.tolist(), chosen.tolist(), origin.tolist(), strict=True)
+        kept = [self._sort(row, *each, length) for row, each in enumerate(lists)]
+        rows = [row for row, going in enumerate(kept) if going is not None]
+        self.sentences = [self.sentences[row] for row in rows]
+        if not rows:
+            return
+        going = torch.tensor([each for each in kept if each is not None])
+        row_index = torch.tensor(rows)
+        picked = origin[row_index].gather(1, going)
+        prefixes = self._tokens[row_index.unsqueeze(1), picked]
+        added = chosen[row_index].gather(1, going)
+        self._tokens = torch.cat([prefixes, added.unsqueeze(-1)], -1)
+        self._scores = scores[row_index].gather(1, going)
+        memory_rows = (row_index.unsqueeze(1) * beams + torch.arange(beams)).flatten()
+        if len(rows) < count:
+            self._memory = tuple(each[memory_rows] for each in self._memory)
 
     def _sort(
         self, row: int, scores: list[float], words: list[int], origin: list[int], length: int
     ) -> list[int] | None:
-        """The places that go on for one sentence, the best first; None when it is decided."""
+        """Return the places that go on for one sentence, the best first; None if it is decided."""
         sentence, beams = self.sentences[row], self._options.beams
+
+        def finish(place: int, *more: int) -> None:
+            prefix = tuple(self._tokens[row, origin[place], 1:].tolist())
+            value = scores[place] / length**self._options.length_penalty
+            sentence.finished.append(_Hypothesis(value, (*prefix, *more)))
+
         going = [place for place, word in enumerate(words) if word != EOS][:beams]
         for place, word in enumerate(words[:beams]):
             if word == EOS and scores[place] > -torch.inf:
-                self._finish(sentence, scores[place], self._prefix(row, origin[place]), length)
+                finish(place)
         if len(sentence.finished) >= beams:
             return None
         if length >= sentence.limit:
             for place in going[: beams - len(sentence.finished)]:
-                prefix = (*self._prefix(row, origin[place]), words[place])
-                self._finish(sentence, scores[place], prefix, length)
+                finish(place, words[place])
             return None
         return going
-
-    def _prefix(self, row: int, beam: int) -> tuple[int, ...]:
-        return tuple(self._tokens[row, beam, 1:].tolist())
-
-    def _finish(
-        self, sentence: _Sentence, score: float, tokens: tuple[int, ...], length: int
-    ) -> None:
-        value = score / length**self._options.length_penalty
-        sentence.finished.append(_Hypothesis(value, tokens))
-
-    def _keep(
-        self,
-        kept: list[list[int] | None],
-        scores: torch.Tensor,
-        words: torch.Tensor,
-        origin: torch.Tensor,
-    ) -> None:
-        beams = self._options.beams
-        rows = [row for row, places in enumerate(kept) if places is not None]
-        self.sentences = [self.sentences[row] for row in rows]
-        if not rows:
-            return
-        places = torch.tensor([places for places in kept if places is not None])
-        row_index = torch.tensor(rows)
-        picked = origin[row_index].gather(1, places)
-        prefixes = self._tokens[row_index.unsqueeze(1), picked]
-        added = words[row_index].gather(1, places)
-        self._tokens = torch.cat([prefixes, added.unsqueeze(-1)], -1)
-        self._scores = scores[row_index].gather(1, places)
-        memory_rows = (row_index.unsqueeze(1) * beams + torch.arange(beams)).flatten()
-        if len(rows) < len(kept):
-            self._memory = tuple(each[memory_rows] for each in self._memory)
 
 
 # BLEU
 
 
 _JOINED = "@@"
-"""Behind a subword that goes on in the next one."""
+"""Follows a subword that the next one continues."""
 
 
 def check_sacrebleu() -> None:
-    """BLEU is counted by the package sacrebleu.
-
-    Raises:
-        ConfigError: when it is not installed.
-    """
+    """Raise unless the package sacrebleu is installed."""
     try:
         import_module("sacrebleu")
     except ImportError as error:
@@ -272,7 +238,6 @@ class BleuScorer:
             return self.of(chain)
 
     def of(self, chain: ModuleChain) -> float:
-        """BLEU of any subnet of the space."""
         found: list[str] = []
         expected: list[str] = []
         for batch in self._batches:
@@ -293,9 +258,9 @@ _ROUNDS = 5
 def measure_top(
     run: Run, search: Search, candidates: Sequence[Candidate], data: Batches
 ) -> dict[int, float]:
-    """Milliseconds of each subnet's forward on one batch, alone, kept in the search's manifest.
+    """Return the milliseconds of each subnet's forward on one batch, and note them in the search.
 
-    The subnets take turns, so that a slow moment of the machine hits all alike; medians.
+    They are medians; the subnets take turns, so that a slow moment of the machine affects all.
     """
     definition = run.manifest["definition"]
     batch = data(definition["seed"], 0)

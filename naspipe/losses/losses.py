@@ -1,4 +1,4 @@
-"""Agreement of two views of a sample: the student's prediction and the teacher's projection."""
+"""Losses for students of a teacher; see the package's table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BYOL:
     """The teacher's output has the shape of the student's."""
 
     def distill(self, output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-        """The loss of predictions and of the teacher's projections, of shape (batch, features)."""
+        """Return the loss of predictions and the teacher's projections, both (batch, features)."""
         return (2.0 - 2.0 * functional.cosine_similarity(output, taught, dim=-1)).mean()
 
 
@@ -63,7 +63,7 @@ class Contrastive:
     def joined(
         self, outputs: Sequence[torch.Tensor], lessons: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """The loss of the queries and keys of all passes, in their order.
+        """Return the loss of the queries and keys of all passes, in their order.
 
         Args:
             outputs: of the student, of shape (batch, features) each.
@@ -92,17 +92,17 @@ class CostTerm:
 
         loss * weight * (log(expected operations) / log(reference)) ** power
 
-    In weight rounds it is the loss alone. For spaces of :func:`naspipe.mixed.student` that have a
-    table of operations: their last layer hands the quotient on, behind its output.
+    In weight rounds it is the loss alone. It is for spaces of :func:`naspipe.mixed.student` with a
+    table of operations, whose last layer returns the quotient after its output.
 
     Args:
         loss: of a student of a teacher; the mean square of the difference by default.
         weight: of the product.
-        power: of the quotient. Larger ones make dear paths dearer.
+        power: of the quotient. Larger ones make expensive paths more expensive.
     """
 
     needs_cost = True
-    """Called with a cost behind the output."""
+    """Called with a cost after the output."""
 
     def __init__(self, loss: Any = None, *, weight: float = 1.0, power: float = 0.6) -> None:
         self._distill: Loss = functional.mse_loss if loss is None else distilling(loss)
@@ -117,7 +117,7 @@ class CostTerm:
     def __call__(
         self, output: torch.Tensor, cost: torch.Tensor, *fields: torch.Tensor
     ) -> torch.Tensor:
-        """Without a teacher: an output that teaches itself, unless the loss has a form for it."""
+        """Without a teacher, the output teaches itself, unless the loss can do without."""
         *own, kind = fields
         if callable(self._loss):
             return self._with_cost(self._loss(output, *own), cost, kind)
@@ -130,7 +130,6 @@ class CostTerm:
         taught: torch.Tensor,
         *fields: torch.Tensor,
     ) -> torch.Tensor:
-        """With the teacher's output; the last field is the kind of the round."""
         *own, kind = fields
         return self._with_cost(self._distill(output, taught, *own), cost, kind)
 
@@ -176,9 +175,8 @@ class DistilBert:
         self._temperature = temperature
         self._weights = soft, label, cosine
         self.ignore_index = ignore_index
-        self.record = {
-            "temperature": temperature, "soft": soft, "label": label, "cosine": cosine,
-        }  # fmt: skip
+        weights = {"soft": soft, "label": label, "cosine": cosine}
+        self.record = {"temperature": temperature, **weights}
         """What of it is part of a run's definition."""
         self._label = nn.CrossEntropyLoss(ignore_index=ignore_index)
 
@@ -197,7 +195,6 @@ class DistilBert:
         taught_hidden: torch.Tensor,
         target: torch.Tensor,
     ) -> torch.Tensor:
-        """With the teacher's scores and hidden states for the same batch."""
         t, (soft, label, cosine) = self._temperature, self._weights
         own, other = (
             functional.log_softmax(each.flatten(0, -2) / t, 1) for each in (scores, taught_scores)
@@ -232,7 +229,6 @@ class HiddenStates:
         taught: torch.Tensor,
         taught_mask: torch.Tensor,
     ) -> torch.Tensor:
-        """With the teacher's hidden states for the same words; both have one mask."""
         is_word = (~mask).to(hidden.dtype)
         square = (hidden - taught).square().mean(-1)
         return (square * is_word).sum() / is_word.sum()

@@ -15,17 +15,9 @@ _MOST_CLASSES = 1 << 24
 
 
 def top_classes(scores: torch.Tensor, top: int) -> torch.Tensor:
-    """The greatest scores of the last dimension.
+    """Return the greatest ``top`` scores of (..., classes), as float32 of shape (..., 2, top).
 
-    Args:
-        scores: of shape (..., classes).
-        top: how many are kept.
-
-    Returns:
-        float32 of shape (..., 2, top): scores, greatest first, and the numbers of their classes.
-
-    Raises:
-        ConfigError: when there are fewer classes than are kept, or too many for float32.
+    These are the scores, greatest first, and the numbers of their classes.
     """
     classes = scores.shape[-1]
     if not top <= classes <= _MOST_CLASSES:
@@ -38,25 +30,19 @@ def top_classes(scores: torch.Tensor, top: int) -> torch.Tensor:
 
 
 def split_top(label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores, and classes as whole numbers, each of shape (..., top)."""
+    """Return scores, and classes as whole numbers, each of shape (..., top)."""
     values, classes = label.unbind(-2)
     return values, classes.long()
 
 
 class KeepsTop(nn.Module):
-    """A teacher's last block, of whose scores the greatest are kept.
-
-    Args:
-        block: returns one tensor of scores.
-        top: how many.
-    """
+    """A teacher's last block, which returns one tensor of scores; see :func:`top_classes`."""
 
     def __init__(self, block: nn.Module, top: int) -> None:
         super().__init__()
         self.block, self.top = block, top
 
     def forward(self, *inputs: Any) -> torch.Tensor:
-        """See :func:`top_classes`."""
         return top_classes(self.block(*inputs), self.top)
 
 

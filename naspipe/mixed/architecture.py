@@ -20,13 +20,13 @@ class Alpha(nn.Parameter):
 class PairAlpha(Alpha):
     """Alphas of which a step changes two, without a change of the others' path weights.
 
-    Behind the step, the same number is added to all that had a gradient other than 0, so that the
+    After the step, the same number is added to all that had a gradient other than 0, so that the
     sum of their exponentials is what it was.
     """
 
 
 class _OfAlphas(torch.optim.Adam):
-    """Adam, and what kinds of alphas want behind its step."""
+    """Adam, and what :class:`PairAlpha` needs after its step."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -49,19 +49,16 @@ def alpha_optimizer(
     alpha_lr: float = 1e-3,
     alpha_betas: Sequence[float] = (0.0, 0.999),
 ) -> torch.optim.Optimizer:
-    """Adam without decay. Its rate is constant; that of the weights is set before each step."""
+    """Make Adam without decay for alphas. Its rate is constant, unlike that of the weights."""
     first, second = alpha_betas
     return _OfAlphas([{"params": list(alphas)}], lr=alpha_lr, betas=(first, second))
 
 
 class WithAlphas(torch.optim.Optimizer):
-    """Two optimizers of one layer, as one: of weights, whose group comes first, and of alphas.
+    """The optimizer of a layer's weights, whose group comes first, and that of its alphas, as one.
 
-    Both leave parameters without a gradient alone, with their state: no decay, no momentum.
-
-    Args:
-        weights: made for one group of parameters, which may be empty.
-        alphas: so, too.
+    Both leave parameters without a gradient alone, with their state: no decay, no momentum. Each is
+    made for one group of parameters, which may be empty.
     """
 
     def __init__(self, weights: torch.optim.Optimizer, alphas: torch.optim.Optimizer) -> None:
@@ -72,7 +69,6 @@ class WithAlphas(torch.optim.Optimizer):
             part.state = self.state  # what is restored here is found there
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of every parameter that has a gradient."""
         for part in self._parts:
             part.step()
 
@@ -80,7 +76,7 @@ class WithAlphas(torch.optim.Optimizer):
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 
 FIELD = "round"
-"""The batch field that says of which kind a batch's step is."""
+"""The batch field that holds the kind of a batch's step."""
 
 WEIGHTS, ARCHITECTURE = 0, 1
 """Kinds of rounds."""
@@ -98,7 +94,7 @@ class Rounds:
 
     Args:
         data: (seed, number) -> named tensors.
-        held_out: so, too; of samples that the data do not have.
+        held_out: the same, of samples that the data do not have.
         every: how often an architecture round comes.
         start: the step before which there is none.
         batches: micro-batches of a step.
@@ -120,19 +116,21 @@ class Rounds:
         self.info = getattr(data, "info", {})
         judged = getattr(data, "validation", None)
         self.validation = partial(_of_weights, judged) if judged else None
-        self.record = {
-            **_said(data), "held_out": _said(held_out), "every": every, "start": start,
-            "batches": batches,
-        }  # fmt: skip
+        own, other = (
+            dict(getattr(each, "record", None) or {"name": full_name(each)})
+            for each in (data, held_out)
+        )
+        numbers = {"every": every, "start": start, "batches": batches}
+        self.record: dict[str, Any] = {**own, "held_out": other, **numbers}
         """What of it is part of a run's definition."""
 
     def kind(self, step: int) -> int:
-        """Of a step: :data:`WEIGHTS` or :data:`ARCHITECTURE`."""
+        """Return the kind of a step: :data:`WEIGHTS` or :data:`ARCHITECTURE`."""
         place = step - self._start
         return ARCHITECTURE if place >= 0 and (place + 1) % self._every == 0 else WEIGHTS
 
     def __call__(self, seed: int, number: int) -> Mapping[str, torch.Tensor]:
-        """The batch of a pass, with the field ``round``; made when another field is asked for."""
+        """Return the batch of a pass, with the field ``round``; other fields are made lazily."""
         step, micro = divmod(number, self._batches)
         held_out = max(0, step - self._start) // self._every
         kind = self.kind(step)
@@ -164,8 +162,3 @@ class _Batch(Mapping[str, torch.Tensor]):
 
 def _of_weights(data: Batches, seed: int, number: int) -> Mapping[str, torch.Tensor]:
     return _Batch(WEIGHTS, partial(data, seed, number))
-
-
-def _said(data: Batches) -> dict[str, Any]:
-    """What data say of themselves, or their name."""
-    return dict(getattr(data, "record", None) or {"name": full_name(data)})

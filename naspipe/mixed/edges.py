@@ -1,7 +1,7 @@
 """A layer that holds several candidates and draws which of them runs (ProxylessNAS, section 3.2).
 
 Weight rounds run the drawn candidate alone. Architecture rounds run all of them, in their order;
-the output is still that of the drawn one, and the gradient goes on to it alone. Gates of which one
+the output is still that of the drawn one, and the gradient passes to it alone. Gates of which one
 is 1 and the others 0 would have multiplied the outputs, so with p for the softmax of alpha::
 
     of_gates[i] = (d loss / d output * output[i]).sum()
@@ -31,7 +31,7 @@ class MixedEdge(nn.Module):
     Args:
         candidates: each from a tensor to a tensor of one shape. One alone has no ``alpha``: a layer
             without a choice, whose weights rest in architecture rounds, too.
-        operations: of each candidate; then what is expected of them is handed on beside the output.
+        operations: of each candidate; if given, their expectation is returned with the output.
         reference: in the last layer of a chain: its cost is then log(expected) / log(reference).
 
     Raises:
@@ -39,7 +39,6 @@ class MixedEdge(nn.Module):
     """
 
     kind = Alpha
-    """What ``alpha`` is."""
 
     def __init__(
         self,
@@ -71,11 +70,10 @@ class MixedEdge(nn.Module):
 
     @property
     def chosen(self) -> nn.Module:
-        """That candidate."""
         return self.candidates[self.path]
 
     def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> Any:
-        """The output of one candidate; with a table of operations, (output, cost).
+        """Return the output of one candidate; with a table of operations, (output, cost).
 
         Args:
             x: for the candidates.
@@ -101,24 +99,21 @@ class MixedEdge(nn.Module):
         return int(torch.multinomial(self.alpha.detach().cpu().softmax(0), 1))
 
     def _learned(self, x: torch.Tensor) -> tuple[torch.Tensor, Sequence[int] | None]:
-        """Of an architecture round: the output, and the candidates that it is about (all: None)."""
-        return self._through_all(x, self._draw()), None
+        """Return an architecture round's output, and which candidates it compares (None: all)."""
+        drawn = self._draw()
+        outputs = [self._through(at, x, at == drawn) for at in range(len(self.candidates))]
+        if self.alpha is None:
+            return outputs[0], None
+        found: torch.Tensor = _Gates.apply(self.alpha, drawn, *outputs)  # type: ignore[no-untyped-call]
+        return found, None
 
     def _through(self, number: int, x: torch.Tensor, is_drawn: bool) -> torch.Tensor:
-        """Without gradients of weights. Norms see the batch, those of other candidates too."""
+        """Run a candidate without gradients of weights. Norms see the batch in every candidate."""
         candidate = self.candidates[number]
         weights = {name: value.detach() for name, value in candidate.named_parameters()}
         with torch.set_grad_enabled(is_drawn and torch.is_grad_enabled()):
             output: torch.Tensor = functional_call(candidate, weights, (x,))
         return output
-
-    def _through_all(self, x: torch.Tensor, drawn: int) -> torch.Tensor:
-        numbers = range(len(self.candidates))
-        outputs = [self._through(number, x, number == drawn) for number in numbers]
-        if self.alpha is None:
-            return outputs[0]
-        found: torch.Tensor = _Gates.apply(self.alpha, drawn, *outputs)  # type: ignore[no-untyped-call]
-        return found
 
     def _cost(
         self,
@@ -127,7 +122,7 @@ class MixedEdge(nn.Module):
         among: Sequence[int] | None,
         device: torch.device,
     ) -> torch.Tensor:
-        """What is expected of this layer, of some of its candidates, and those before it."""
+        """Return the expected operations of this layer, or of some candidates, and those before."""
         alpha = torch.zeros(1, device=device) if self.alpha is None else self.alpha
         table = torch.tensor(self.operations, dtype=alpha.dtype, device=device)
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):

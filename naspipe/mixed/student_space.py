@@ -18,17 +18,16 @@ Layers = Sequence[Callable[[], nn.Module] | Sequence[Callable[[], nn.Module]]]
 
 
 def candidates_of(layers: Layers) -> list[Sequence[Callable[[], nn.Module]]]:
-    """Of each layer the factories of its candidates."""
     return [[each] if callable(each) else each for each in layers]
 
 
 @torch.no_grad()
 def operations(layers: Layers, example: torch.Tensor) -> list[list[float]]:
-    """The products of one sample's forward, of each candidate of each layer.
+    """Count the products in one sample's forward, for each candidate of each layer.
 
-    What torch's counter knows: matrix products and convolutions, two of its operations being one
-    product. Candidates are computed on torch's meta device; each layer is given what the first
-    candidate of the one before returns.
+    Counted are matrix products and convolutions, as torch's counter does, two of whose operations
+    are one product. Candidates are computed on torch's meta device; each layer is given what the
+    first candidate of the one before returns.
 
     Args:
         layers: as of :func:`naspipe.mixed.student`.
@@ -65,11 +64,11 @@ def student(
     reference: float | None = None,
     gates: str = FULL,
 ) -> Space:
-    """A chain of mixed edges, each a block of the space with one candidate: itself.
+    """Make a chain of mixed edges, each a block of the space with one candidate: itself.
 
     Args:
         name: how runs call it.
-        layers: of each its candidates, as factories; a factory alone is a layer without a choice.
+        layers: the candidates of each, as factories; a factory alone is a layer without a choice.
         operations: of each candidate of each layer, for :class:`naspipe.losses.CostTerm`.
         reference: what the chain is to be compared with, such as the teacher's operations.
         gates: which candidates an architecture round runs: ``full`` for all of them, ``pair`` for

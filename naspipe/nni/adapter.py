@@ -17,24 +17,25 @@ from naspipe.config.errors import ConfigError
 from naspipe.config.rules import Rule
 from naspipe.config.space import AnyBlock, Block, Elastic, Shared, Space
 from naspipe.machine.determinism import kept_draws
-from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
-from naspipe.nni.cut import Draft, cut
+from naspipe.nni.candidates import make_candidate
+from naspipe.nni.counterparts import counterparts, find_sized, fixed_model
+from naspipe.nni.cut import cut
 from naspipe.nni.decisions import BlockLayers, LabelDecisions
 from naspipe.nni.library import Sample, domains, library, structure_in
 from naspipe.nni.proof import DiffersError, NniProof, load_tensors, tensor_partners
-from naspipe.nni.shared_sizes import SETTING, Slices, find_slices
-from naspipe.nni.trace import Traced, find_sized, trace
+from naspipe.nni.shared_sizes import SETTING, find_slices
+from naspipe.nni.trace import Traced, trace
 
 # From a model space to a chain
 
 
 PROOFS = 1000
-"""Layers that are compared with NNI's own models, unless the user says otherwise."""
+"""How many layers are compared with NNI's own models, unless the user says otherwise."""
 
 SLICE = "slice"
 
 FIRST_LOOKS = 4
-"""Architectures whose forwards are compared at once: every label's first value, its second, ..."""
+"""Architectures whose forwards are compared at once: first values of all labels, second ones..."""
 
 
 def from_nni(
@@ -46,7 +47,7 @@ def from_nni(
     proofs: int = PROOFS,
     share: str = "",
 ) -> Space:
-    """A model space of NNI 3.0 as naspipe blocks, with its modules' own weights.
+    """Turn a model space of NNI 3.0 into naspipe blocks, with its modules' own weights.
 
     The layers start as copies of the model space's modules; those whose sizes are themselves
     choices start as NNI makes them, from the run's seed. Parameters keep their names. Subnets
@@ -55,99 +56,86 @@ def from_nni(
     otherwise, named after the first of them. A second argument of the model space's forward
     is the batch field of its name; the first is ``input``.
 
-    The chain of an architecture is NNI's own model of it, bit for bit. That is shown for
-    architectures that together use every layer, at once where an ``example`` is given, and
-    otherwise on a run's first batch, before anything is trained.
+    The chain of an architecture is NNI's own model of it, bit for bit. This is proved for
+    architectures that together use every layer: at once if an ``example`` is given, otherwise on
+    a run's first batch, before anything is trained.
 
     Args:
-        model_space: of NNI's, or the user's own.
+        model_space: NNI's, or the user's own.
         name: of the space; that of the class by default.
         rules: of shared layers, by name.
         example: what the forward takes: a tensor, or a tuple of tensors.
-        proofs: layers to compare at most. Where a space has more, those are compared that the
-            first architectures to be looked at have, and the run's manifest says how many.
-        share: ``slice`` for one set of weights of all sizes of a layer, as NNI's one-shot
-            strategies have it (AutoFormer): an elastic layer whose sizes are its settings.
+        proofs: layers to compare at most. If a space has more, only those of the first
+            architectures are compared, and the run's manifest says how many.
+        share: ``slice`` for one set of weights of all sizes of a layer, as in NNI's one-shot
+            strategies (AutoFormer): an elastic layer whose sizes are its settings.
             Otherwise each size has weights of its own.
 
     Raises:
         ConfigError: without NNI, and for what cannot be mapped, with the reason and the place.
     """
-    _check_arguments(share, proofs)
+    if share not in ("", SLICE):
+        raise ConfigError(f"from_nni: expected share={SLICE!r} or nothing, found {share!r}")
+    if proofs < 1:
+        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
     name = name or type(model_space).__name__
     _check_structure(model_space)
     values = domains(model_space)
-    traced = _traced(model_space, values)
+    traced = trace(model_space)
+    find_sized(traced, values)
     drafts = cut(model_space, traced.graph)
-    layers = [BlockLayers(model_space, draft, values, _where(name, draft)) for draft in drafts]
-    _check_used(name, values, layers)
+    # The path of the first module with parameters or a decision, for messages and names.
+    places = [
+        next((str(n.target) for n in draft.anchors if n.op == "call_module"), "forward")
+        for draft in drafts
+    ]
+    layers = [
+        BlockLayers(draft, values, f"{name}.{place}")
+        for draft, place in zip(drafts, places, strict=True)
+    ]
+    used = {label for each in layers for label in each.labels}
+    if unused := sorted(set(values) - used):
+        raise ConfigError(
+            f"space {name}: no module depends on the label {unused[0]}, so its effect cannot be "
+            f"followed; use it in a LayerChoice, InputChoice, Repeat or Mutable module"
+        )
     _look(traced, values)
     arguments = [str(node.target) for node in traced.graph.nodes if node.op == "placeholder"]
     fields = ("input", *arguments[1:])
     choosing = [own for own in layers if own.labels]
     decisions = LabelDecisions(values, choosing, name, model_space.simplify())
     sliced = find_slices(traced, drafts, layers, decisions) if share else [None] * len(drafts)
-    blocks = _blocks(traced, drafts, layers, sliced, fields)
-    proof = NniProof(traced, blocks, decisions, fields, proofs)
-    if example is not None:
-        proof.prove(_as_batch(example, fields))
-    space = Space(name, blocks, decisions, proof)
-    return space.with_rules(rules) if rules else space
-
-
-def _blocks(
-    traced: Traced,
-    drafts: Sequence[Draft],
-    layers: Sequence[BlockLayers],
-    sliced: Sequence[Slices | None],
-    fields: tuple[str, ...],
-) -> list[AnyBlock]:
-    """The chain; its first block is given the batch's fields."""
     blocks: list[AnyBlock] = []
     names: set[str] = set()
-    for draft, own, slices in zip(drafts, layers, sliced, strict=True):
-        given = () if blocks else fields
-        if slices is not None:
-            blocks.append(_elastic(_shared_name(draft, names), slices, given))
-            continue
+    for draft, place, own, slices in zip(drafts, places, layers, sliced, strict=True):
+        given = () if blocks else fields  # the first block takes the batch's fields
         made = [partial(make_candidate, traced, draft, sample) for sample in own.samples]
-        if own.labels:
+        if slices is not None:
+            settings = {SETTING: slices.texts}
+            blocks.append(
+                Elastic(
+                    _unique_name(place, names),
+                    slices.make,
+                    settings,
+                    fields=given,
+                    apply=slices.apply,
+                    cut=slices.cut,
+                )
+            )
+        elif own.labels:
             blocks.append(Block(made, fields=given))
         else:
-            blocks.append(Shared(_shared_name(draft, names), made[0], fields=given))
-    return blocks
-
-
-def _elastic(name: str, slices: Slices, fields: tuple[str, ...]) -> Elastic:
-    settings = {SETTING: slices.texts}
-    return Elastic(name, slices.make, settings, fields=fields, apply=slices.apply, cut=slices.cut)
-
-
-def _traced(model_space: Any, values: Mapping[str, Sequence[Any]]) -> Traced:
-    traced = trace(model_space)
-    find_sized(
-        model_space,
-        values,
-        partial(fixed_model, model_space),
-        lambda sample, model: counterparts(traced, sample, model).modules,
-    )
-    return traced
-
-
-def _check_arguments(share: str, proofs: int) -> None:
-    if share not in ("", SLICE):
-        raise ConfigError(f"from_nni: expected share={SLICE!r} or nothing, found {share!r}")
-    if proofs < 1:
-        raise ConfigError(f"from_nni: expected proofs=1 or more, found {proofs}")
-
-
-def _as_batch(example: Any, fields: Sequence[str]) -> dict[str, Any]:
-    given = example if isinstance(example, tuple | list) else (example,)
-    if len(given) != len(fields):
-        raise ConfigError(
-            f"from_nni: expected an example of {', '.join(fields)}, found {len(given)} tensors"
-        )
-    return dict(zip(fields, given, strict=True))
+            blocks.append(Shared(_unique_name(place, names), made[0], fields=given))
+    proof = NniProof(traced, blocks, decisions, fields, proofs)
+    if example is not None:
+        inputs = example if isinstance(example, tuple | list) else (example,)
+        if len(inputs) != len(fields):
+            raise ConfigError(
+                f"from_nni: expected an example of {', '.join(fields)}, found {len(inputs)} tensors"
+            )
+        proof.prove(dict(zip(fields, inputs, strict=True)))
+    space = Space(name, blocks, decisions, proof)
+    return space.with_rules(rules) if rules else space
 
 
 def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
@@ -164,23 +152,18 @@ def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
         with kept_draws():
             model = fixed_model(traced.space, sample)
         counterparts(traced, sample, model)
-        _check_evaluation(traced, sample, model)
-
-
-def _check_evaluation(traced: Traced, sample: Sample, model: Any) -> None:
-    """What was found alike in training must be so in evaluation."""
-    try:
-        counterparts(traced, sample, model, training=False)
-    except ConfigError:
-        raise ConfigError(
-            f"space {traced.name}: expected a forward that is the same in training and in "
-            f"evaluation, found one that asks self.training; put what depends on it into a module "
-            f"of its own, as nn.Dropout is"
-        ) from None
+        try:  # what was found alike in training must be so in evaluation
+            counterparts(traced, sample, model, training=False)
+        except ConfigError:
+            raise ConfigError(
+                f"space {traced.name}: expected a forward that is the same in training and in "
+                f"evaluation, found one that asks self.training; put what depends on it into a "
+                f"module of its own, as nn.Dropout is"
+            ) from None
 
 
 def _check_structure(model_space: Any) -> None:
-    """Refuse what has no layers that subnets could share, or shapes that nobody knows."""
+    """Refuse choices whose layers subnets could not share, or whose outputs have no shape."""
     known = library()
     if not isinstance(model_space, known.model_space):
         raise ConfigError(
@@ -204,25 +187,9 @@ def _check_structure(model_space: Any) -> None:
                     )
 
 
-def _check_used(name: str, values: Mapping[str, Any], layers: Sequence[BlockLayers]) -> None:
-    """Every label must lead to a layer."""
-    used = {label for each in layers for label in each.labels}
-    if unused := sorted(set(values) - used):
-        raise ConfigError(
-            f"space {name}: no module depends on the label {unused[0]}, so its effect cannot be "
-            f"followed; use it in a LayerChoice, InputChoice, Repeat or Mutable module"
-        )
-
-
-def _where(name: str, draft: Draft) -> str:
-    place = next((str(n.target) for n in draft.anchors if n.op == "call_module"), "forward")
-    return f"{name}.{place}"
-
-
-def _shared_name(draft: Draft, taken: set[str]) -> str:
-    """The path of the first module with parameters, as a name; made unique."""
-    first = next((str(n.target) for n in draft.anchors if n.op == "call_module"), "forward")
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", first)
+def _unique_name(place: str, taken: set[str]) -> str:
+    """Make a path a name that no other shared layer has."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", place)
     name = name if re.match(r"[A-Za-z_]", name) else f"_{name}"
     unique, number = name, 2
     while unique in taken:
@@ -235,11 +202,7 @@ def _shared_name(draft: Draft, taken: set[str]) -> str:
 
 
 def proof_of(space: Space) -> NniProof:
-    """What :func:`naspipe.from_nni` noted of a space.
-
-    Raises:
-        ConfigError: when the space is not of it, or a part of one that is.
-    """
+    """Return what :func:`naspipe.from_nni` noted of a whole space, or raise ConfigError."""
     if not isinstance(space.proof, NniProof) or space.decisions is not space.proof.decisions:
         raise ConfigError(
             f"space {space.name}: expected a whole space of naspipe.from_nni, found another one"
@@ -248,7 +211,7 @@ def proof_of(space: Space) -> NniProof:
 
 
 def instance(space: Space, sample: Sample, layers: Sequence[Any]) -> nn.Module:
-    """What NNI's ``model_context(sample)`` makes, with all tensors of the layers.
+    """Return what NNI's ``model_context(sample)`` makes, with all tensors of the layers.
 
     Args:
         space: of :func:`naspipe.from_nni`.

@@ -4,12 +4,14 @@ They are found by what runs, never by a path: NNI's model is traced, and every c
 the next call of the space's forward under that architecture, with the same inputs. Containers
 and identities do not count: a constructor that filters sees other modules in NNI's model than in
 the space, so a sequence may have been taken apart there, and an identity may be gone.
+
+The same comparison finds the modules that NNI makes for the number of open ends of a cell.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,8 +20,10 @@ import torch.fx as fx
 from torch import nn
 
 from naspipe.config.errors import ConfigError
+from naspipe.machine.determinism import kept_draws
 from naspipe.machine.staging import tensor_bytes
-from naspipe.nni.library import Sample, library
+from naspipe.nni.cut import fused_cell
+from naspipe.nni.library import Sample, call_open, library
 from naspipe.nni.module_equality import (
     class_difference,
     fixed_class,
@@ -30,107 +34,71 @@ from naspipe.nni.module_equality import (
     named,
     parts_of,
 )
-from naspipe.nni.trace import Entered, Traced, arguments, either, traceable
+from naspipe.nni.trace import (
+    SIZED_BY,
+    Entered,
+    Traced,
+    arguments,
+    attribute,
+    either,
+    input_labels,
+    is_loose,
+    traceable,
+    variants,
+)
+from naspipe.worker.layers.held_tensors import copied
 
-# Values
+# What an architecture runs
 
 
-class Values:
-    """What the nodes of a space are in the model that a tracer follows.
+def fixed_model(space: Any, sample: Sample) -> nn.Module:
+    """Return NNI's model of one architecture, with weights of its own."""
+    with library().under(sample):
+        return _printable(type(space)(*space.trace_args, **space.trace_kwargs))
 
-    Args:
-        space: whose nodes come first in every pair.
-        sample: the architecture.
-        tracer: follows NNI's model of it.
+
+def running(space: Any, node: fx.Node, sample: Sample) -> tuple[str, nn.Module]:
+    """Return path and module that an architecture runs at a node of its space.
+
+    The module is the space's; a cell's operation is made for the input that it was chosen with,
+    as NNI's fixed cell makes it.
     """
-
-    def __init__(self, space: nn.Module, sample: Sample, tracer: fx.Tracer) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        """Of NNI's model, by the path of their counterpart in the space."""
-        self.drawn: torch.Size | None = None
-        """Of the first constant whose values are others there, its shape."""
-        self._space = space
-        self._sample = sample
-        self._tracer = tracer
-        self._known: dict[fx.Node, fx.Node] = {}
-
-    def note(self, ours: fx.Node, theirs: fx.Node) -> None:
-        """What a node is from now on."""
-        self._known[ours] = theirs
-
-    def at(self, node: fx.Node) -> fx.Node:
-        """What a node is; one that reads a tensor is itself."""
-        while node.target is either:
-            is_active = node.meta["ends"].is_active(self._sample)
-            node = node.all_input_nodes[0 if is_active else -1]
-        return self._known.get(node, node)
-
-    def same(self, ours: Any, theirs: Any) -> bool:
-        """Whether two arguments are the same value."""
-        if isinstance(ours, fx.Node) and isinstance(theirs, fx.Node):
-            ours, theirs = self.at(ours), self._seen_through(theirs)
-            if ours.op == "get_attr" and theirs.op == "get_attr" and ours is not theirs:
-                return self._same_tensor(str(ours.target), str(theirs.target))
-            return self._seen_through(ours) is theirs
-        if isinstance(ours, tuple | list) and isinstance(theirs, tuple | list):
-            return len(ours) == len(theirs) and all(map(self.same, ours, theirs))
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            return list(ours) == list(theirs) and all(
-                self.same(value, theirs[key]) for key, value in ours.items()
-            )
-        if isinstance(ours, slice) and isinstance(theirs, slice):
-            return all(
-                self.same(getattr(ours, key), getattr(theirs, key))
-                for key in ("start", "stop", "step")
-            )
-        return type(ours) is type(theirs) and bool(ours == theirs)
-
-    def is_passed(self, node: fx.Node) -> bool:
-        """Whether a node of NNI's model is an identity."""
-        if node.op != "call_module" or not passes(node) or node.graph is not self._tracer.graph:
-            return False
-        return is_identity(self._root.get_submodule(str(node.target)))
-
-    @property
-    def _root(self) -> nn.Module:
-        return self._tracer.root
-
-    def _seen_through(self, node: fx.Node) -> fx.Node:
-        while self.is_passed(node):
-            node = node.all_input_nodes[0]
-        return node
-
-    def _same_tensor(self, ours: str, theirs: str) -> bool:
-        """Parameters and buffers of one form, whose values are anybody's; or equal constants."""
-        one, other = attribute(self._space, ours), attribute(self._root, theirs)
-        if not isinstance(one, torch.Tensor) or form_of(one) != form_of(other):
-            return False
-        if self.tensors.setdefault(ours, other) is not other:
-            return False
-        is_state = any(other is each for each in (*self._root.parameters(), *self._root.buffers()))
-        is_same = is_state or torch.equal(tensor_bytes(one), tensor_bytes(other))
-        self.drawn = self.drawn if is_same else self.drawn or one.shape
-        return is_same
+    path = str(node.target)
+    module = space.get_submodule(path)
+    if not isinstance(module, library().layer_choice):
+        return path, module
+    name = sample[module.label]
+    path, place = f"{path}.{name}", fused_cell(space, node)
+    if place is None:
+        return path, module[name]
+    cell, step, op = place
+    factories = cell.op_candidates_factory
+    factory = factories[str(name)] if isinstance(factories, Mapping) else factories[int(name)]
+    if isinstance(factory, nn.Module):
+        return path, copied(factory)
+    (chosen,) = sample[cell.inputs[step][op].label]
+    make: Callable[..., nn.Module] = factory
+    with library().under(sample):
+        return path, _printable(make(step + cell.num_predecessors, op, chosen))
 
 
-def attribute(root: nn.Module, path: str) -> Any:
-    """What a forward reads of a module; not through ``getattr``, which fails while one traces."""
-    path, _, name = path.rpartition(".")
-    owner = root.get_submodule(path)
-    for kept in (owner._parameters, owner._buffers, owner.__dict__):
-        if name in kept:
-            return kept[name]
-    return getattr(type(owner), name)
+def _printable(module: nn.Module) -> nn.Module:
+    """Give some of NNI's fixed modules what their own ``repr`` shows and they miss."""
+    part: Any
+    for part in module.modules():
+        if hasattr(part, "save_init_arguments") and "trace_args" not in part.__dict__:
+            part.save_init_arguments()
+    return module
 
 
-def passes(node: fx.Node) -> bool:
+def _passes(node: fx.Node) -> bool:
     """Whether a call takes one tensor and nothing else."""
     values = (*node.args, *node.kwargs.values())
     return len(values) == 1 and isinstance(values[0], fx.Node)
 
 
-def described(node: fx.Node, root: nn.Module) -> str:
-    """A call with its constants and the tensors that it reads; other values have no name here."""
+def _described(node: fx.Node, root: nn.Module) -> str:
+    """Describe a call, its constants and the tensors that it reads; other values have no name."""
 
     def shown(read: fx.Node) -> Any:
         if read.op != "get_attr":
@@ -142,11 +110,7 @@ def described(node: fx.Node, root: nn.Module) -> str:
     return f"{target}{args}".replace("Ellipsis", "...")
 
 
-# Modules
-
-
-Original = Callable[[fx.Node], tuple[str, nn.Module]]
-"""Path and module that an architecture runs at a node that calls a module."""
+# NNI's model, followed in step with the space
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +118,30 @@ class Counterparts:
     """The modules and tensors of a model of NNI's, by the paths that layers have them under."""
 
     modules: dict[str, dict[str, nn.Module]]
-    """Of each path the module, as ``""``; or, taken apart, its parts by their paths in it."""
+    """For each path the module, as ``""``; or, taken apart, its parts by their paths in it."""
     tensors: dict[str, torch.Tensor]
     """What the forward itself reads."""
+
+
+def counterparts(
+    traced: Traced, sample: Sample, model: nn.Module, *, training: bool = True
+) -> Counterparts:
+    """Trace NNI's model of an architecture, in one of its modes, in step with the space.
+
+    The space was traced in training. Raises ConfigError where the two do not compute the same,
+    with the place in both.
+    """
+    modes = {module: module.training for module in model.modules()}
+    with kept_draws():
+        tracer = _InStep(traced, sample)
+        model.train(training)
+        try:
+            with traceable(traced.name):
+                tracer.trace(model)
+        finally:
+            for module, was_training in modes.items():
+                module.training = was_training
+    return Counterparts(tracer.modules, tracer.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,81 +155,49 @@ class _Call:
     is_first: bool = True
 
     @property
-    def is_identity(self) -> bool:
-        """Whether the value only passes."""
-        return is_identity(self.module) and passes(self.node)
-
-    @property
     def where(self) -> str:
-        """For messages."""
         return f"{self.path}.{self.part}" if self.part else self.path
-
-
-def follow(
-    traced: Traced, sample: Sample, model: nn.Module, original: Original, *, training: bool = True
-) -> Counterparts:
-    """Trace NNI's model of an architecture in step with the space.
-
-    Args:
-        traced: the space.
-        sample: the architecture.
-        model: NNI's model of it.
-        original: what the space has at a node.
-        training: the mode in which NNI's model is traced; the space was in training.
-
-    Raises:
-        ConfigError: where the two do not compute the same, with the place in both.
-    """
-    tracer = _InStep(traced, sample, original)
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        with traceable(traced.name):
-            tracer.trace(model)
-    finally:
-        for module, was_training in modes.items():
-            module.training = was_training
-    return Counterparts(tracer.modules, tracer.tensors)
 
 
 class _InStep(fx.Tracer):
     """Follows a model of NNI's, and takes the space's steps with it."""
 
-    def __init__(self, traced: Traced, sample: Sample, original: Original) -> None:
+    def __init__(self, traced: Traced, sample: Sample) -> None:
         super().__init__()
         self.modules: dict[str, dict[str, nn.Module]] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        """What the forward read, by the path of its counterpart in the space."""
         self._traced = traced
         self._sample = sample
         self._left: deque[_Call | fx.Node | Entered] = deque()
+        """The steps of the space that NNI's model has not taken yet."""
         for step in traced.steps:
             regions = step.regions if isinstance(step, Entered) else step.meta["regions"]
             if not all(region.is_active(sample) for region in regions):
                 continue
             if isinstance(step, fx.Node) and step.op == "call_module":
-                path, module = original(step)
+                path, module = running(traced.space, step, sample)
                 self._left.append(_Call(step, path, "", module))
             else:
                 self._left.append(step)
         self._inputs = deque(node for node in traced.graph.nodes if node.op == "placeholder")
-        self._values = Values(traced.space, sample, self)
+        self._known: dict[fx.Node, fx.Node] = {}
+        """The node of NNI's model for each node of the space that was met."""
         self._around: list[nn.Module] = []
         """Entered since the last step; some of NNI's model's containers may be these."""
         self._owners: dict[int, str] = {}
+        self._drawn: torch.Size | None = None
+        """Shape of the first constant whose values differ in NNI's model."""
         self._is_leaf = False
 
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """What the forward read itself."""
-        return self._values.tensors
+    # torch.fx calls these
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """As :meth:`call_module` decided."""
         return self._is_leaf
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Look into what only holds other modules."""
         only_passes = len(args) == 1 and isinstance(args[0], fx.Proxy) and not kwargs
         self._is_leaf = (only_passes and is_identity(m)) or not self._opens(m)
         return super().call_module(m, forward, args, kwargs)
@@ -253,14 +206,72 @@ class _InStep(fx.Tracer):
         """Take the step of the space that this call must be."""
         node = super().create_node(*args, **kwargs)
         if node.op == "placeholder" and self._inputs:
-            self._values.note(self._inputs.popleft(), node)
+            self._known[self._inputs.popleft()] = node
         elif node.op == "output":
-            self._end(node)
-        elif node.op == "call_module" and not self._values.is_passed(node):
+            if head := self._head():
+                self._refuse_function(self._expected(head), "nothing")
+            (ours,) = (each for each in self._traced.graph.nodes if each.op == "output")
+            if not self._same(ours.args, node.args):
+                self._refuse_function(f"to return {ours.args[0]}", f"{node.args[0]}")
+        elif node.op == "call_module" and not self._is_passed(node):
             self._take_module(node)
         elif node.op in ("call_function", "call_method"):
             self._take_function(node)
         return node
+
+    # Values
+
+    def _at(self, node: fx.Node) -> fx.Node:
+        """Return the node of NNI's model for one of the space; ``get_attr`` nodes are returned."""
+        while node.target is either:
+            is_active = node.meta["ends"].is_active(self._sample)
+            node = node.all_input_nodes[0 if is_active else -1]
+        return self._known.get(node, node)
+
+    def _same(self, ours: Any, theirs: Any) -> bool:
+        """Return True if an argument in the space is the same value as one in NNI's model."""
+        if isinstance(ours, fx.Node) and isinstance(theirs, fx.Node):
+            ours, theirs = self._at(ours), self._seen_through(theirs)
+            if ours.op == "get_attr" and theirs.op == "get_attr" and ours is not theirs:
+                return self._same_tensor(str(ours.target), str(theirs.target))
+            return self._seen_through(ours) is theirs
+        if isinstance(ours, tuple | list) and isinstance(theirs, tuple | list):
+            return len(ours) == len(theirs) and all(map(self._same, ours, theirs))
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            return list(ours) == list(theirs) and all(
+                self._same(value, theirs[key]) for key, value in ours.items()
+            )
+        if isinstance(ours, slice) and isinstance(theirs, slice):
+            return all(
+                self._same(getattr(ours, key), getattr(theirs, key))
+                for key in ("start", "stop", "step")
+            )
+        return type(ours) is type(theirs) and bool(ours == theirs)
+
+    def _is_passed(self, node: fx.Node) -> bool:
+        """Whether a node of NNI's model is an identity."""
+        if node.op != "call_module" or not _passes(node) or node.graph is not self.graph:
+            return False
+        return is_identity(self.root.get_submodule(str(node.target)))
+
+    def _seen_through(self, node: fx.Node) -> fx.Node:
+        while self._is_passed(node):
+            node = node.all_input_nodes[0]
+        return node
+
+    def _same_tensor(self, ours: str, theirs: str) -> bool:
+        """Compare what two forwards read: parameters and buffers by form, constants by value."""
+        one, other = attribute(self._traced.space, ours), attribute(self.root, theirs)
+        if not isinstance(one, torch.Tensor) or form_of(one) != form_of(other):
+            return False
+        if self.tensors.setdefault(ours, other) is not other:
+            return False
+        is_state = any(other is each for each in (*self.root.parameters(), *self.root.buffers()))
+        is_same = is_state or torch.equal(tensor_bytes(one), tensor_bytes(other))
+        self._drawn = self._drawn if is_same else self._drawn or one.shape
+        return is_same
+
+    # Steps
 
     def _opens(self, module: nn.Module) -> bool:
         """Whether NNI's model calls a container, and not what the space calls next.
@@ -297,12 +308,12 @@ class _InStep(fx.Tracer):
         self.modules.setdefault(call.path, {})
 
     def _head(self) -> _Call | fx.Node | None:
-        """The next step that a call of NNI's model can be."""
+        """Return the next step that a call of NNI's model can be."""
         while self._left:
             step = self._left[0]
             if isinstance(step, Entered):
                 self._around.append(step.module)
-            elif isinstance(step, _Call) and step.is_identity:
+            elif isinstance(step, _Call) and is_identity(step.module) and _passes(step.node):
                 self._pass(step)
             else:
                 return step
@@ -311,7 +322,7 @@ class _InStep(fx.Tracer):
 
     def _pass(self, call: _Call) -> None:
         if call.is_first:
-            self._values.note(call.node, self._values.at(call.node.all_input_nodes[0]))
+            self._known[call.node] = self._at(call.node.all_input_nodes[0])
         self.modules.setdefault(call.path, {})
 
     def _difference(self, ours: nn.Module, theirs: nn.Module) -> str:
@@ -334,18 +345,14 @@ class _InStep(fx.Tracer):
         expected: tuple[Any, Any] = (call.node.args, call.node.kwargs)
         if not call.is_first:
             expected = ((call.node,), {})
-        if not self._values.same(expected, (node.args, node.kwargs)):
+        if not self._same(expected, (node.args, node.kwargs)):
             self._refuse(
                 f", {call.where}: its {named(call.module)} reads other tensors than "
                 f"{node.target} does"
             )
-        self._values.note(call.node, node)
-        self._keep(call, module)
-
-    def _keep(self, call: _Call, module: nn.Module) -> None:
-        """Note a counterpart: one for each module, and one module for each that has tensors."""
-        parts = self.modules.setdefault(call.path, {})
-        known = parts.setdefault(call.part, module)
+        self._known[call.node] = node
+        # One counterpart for each module, and one module for each that has tensors.
+        known = self.modules.setdefault(call.path, {}).setdefault(call.part, module)
         has_tensors = any(True for _ in (*module.parameters(), *module.buffers()))
         owner = self._owners.setdefault(id(module), call.where) if has_tensors else call.where
         if known is not module or owner != call.where:
@@ -359,24 +366,19 @@ class _InStep(fx.Tracer):
         if (
             not isinstance(head, fx.Node)
             or (head.op, head.target) != (node.op, node.target)
-            or not self._values.same(arguments(head, self._sample), (node.args, node.kwargs))
+            or not self._same(arguments(head, self._sample), (node.args, node.kwargs))
         ):
-            self._refuse_function(self._expected(head), described(node, self.root))
+            self._refuse_function(self._expected(head), _described(node, self.root))
         self._left.popleft()
         self._around.clear()
-        self._values.note(head, node)
+        self._known[head] = node
 
-    def _end(self, output: fx.Node) -> None:
-        if head := self._head():
-            self._refuse_function(self._expected(head), "nothing")
-        (ours,) = (node for node in self._traced.graph.nodes if node.op == "output")
-        if not self._values.same(ours.args, output.args):
-            self._refuse_function(f"to return {ours.args[0]}", f"{output.args[0]}")
+    # Refusals
 
     def _expected(self, head: _Call | fx.Node | None) -> str:
         if isinstance(head, _Call):
             return fixed_class(head.module).__name__
-        return described(head, self._traced.space) if head else "nothing"
+        return _described(head, self._traced.space) if head else "nothing"
 
     def _refuse_module(self, head: _Call | fx.Node | None, module: nn.Module) -> NoReturn:
         paths = (name for name, each in self.root.named_modules() if each is module)
@@ -395,18 +397,62 @@ class _InStep(fx.Tracer):
             f"{self._sample!r:.200}; move that into a module that is made with the values"
         )
 
-    def _check_drawn(self) -> None:
-        """What the forward makes of nothing is made once, when it is traced."""
-        if self._values.drawn is not None:
-            raise ConfigError(
-                f"space {self._traced.name}: expected a forward that makes the same tensors every "
-                f"time, found one of shape {list(self._values.drawn)} with other values (as of "
-                f"torch.randn); draw from what comes in, as in torch.randn_like(x), or in a module"
-            )
-
     def _refuse(self, what: str) -> NoReturn:
         self._check_drawn()
         raise ConfigError(
             f"space {self._traced.name}{what} in NNI's own model of {self._sample!r:.200}; "
             f"build the modules around a choice so that the choice changes none of them"
         )
+
+    def _check_drawn(self) -> None:
+        """Tensors that a forward makes out of nothing are made once, when it is traced."""
+        if self._drawn is not None:
+            raise ConfigError(
+                f"space {self._traced.name}: expected a forward that makes the same tensors every "
+                f"time, found one of shape {list(self._drawn)} with other values (as of "
+                f"torch.randn); draw from what comes in, as in torch.randn_like(x), or in a module"
+            )
+
+
+# Modules made for the open ends of cells
+
+
+def find_sized(traced: Traced, values: Mapping[str, Any]) -> None:
+    """Note which modules of a space NNI makes for the open ends of which cells.
+
+    ``values`` are those of every label.
+    """
+    space = traced.space
+    cells = {cell.label: cell for cell in space.modules() if is_loose(cell)}
+    if not cells:
+        return
+    sample: Sample = {label: options[-1] for label, options in values.items()}
+    for cell in cells.values():
+        sample |= {label: [0] for label in input_labels(cell)}  # all are open, as in the space
+    with kept_draws():
+        model = fixed_model(space, sample)
+        places = {id(module): path for path, module in model.named_modules()}
+        found = counterparts(traced, sample, model).modules
+        shapes = _shapes(model)
+        for cell in cells.values():
+            other = _shapes(fixed_model(space, {**sample, **next(variants(cell, by_number=True))}))
+            differ = [name for name, shape in shapes.items() if other.get(name) != shape]
+            for path, parts in found.items():
+                outer = space.get_submodule(path.rpartition(".")[0])
+                if isinstance(outer, library().layer_choice):
+                    continue  # in a cell it is made for its input
+                module = space.get_submodule(path)
+                sized = []  # what of the module has tensors of other shapes
+                for part, theirs in parts.items():
+                    for inner, each in module.get_submodule(part).named_modules():
+                        prefix = f"{places[id(theirs)]}." + (f"{inner}." if inner else "")
+                        if any(name.startswith(prefix) for name in differ):
+                            sized.append(each)
+                if sized:
+                    SIZED_BY[module] = (*SIZED_BY.get(module, ()), cell)
+                    for each in (module, *sized):
+                        call_open(each)
+
+
+def _shapes(model: nn.Module) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}

@@ -12,7 +12,7 @@ from torch import nn
 
 from naspipe.config.errors import ConfigError
 from naspipe.nni.library import labels_in, library
-from naspipe.nni.trace import Region, cells_that_size
+from naspipe.nni.trace import Region, attribute, cells_that_size
 
 _SCALAR_METHODS = {"size", "dim", "numel", "ndimension"}
 _SCALAR_ATTRIBUTES = {"shape", "ndim", "dtype", "device"}
@@ -42,12 +42,14 @@ class Draft:
     nodes: list[fx.Node] = field(default_factory=list)
     anchors: list[fx.Node] = field(default_factory=list)
     """The nodes among them that have parameters or are decisions."""
+    modules: list[Any] = field(default_factory=list)
+    """The space's modules that anchors call."""
     inputs: tuple[fx.Node, ...] = ()
     outputs: tuple[fx.Node, ...] = ()
 
 
 def cut(space: nn.Module, graph: fx.Graph) -> list[Draft]:
-    """Cut behind every decision; what is computed between two belongs to the one before.
+    """Cut after every decision; what is computed between two belongs to the one before.
 
     Raises:
         ConfigError: where a parameter is used in two blocks, or something is handed on that is
@@ -55,7 +57,7 @@ def cut(space: nn.Module, graph: fx.Graph) -> list[Draft]:
     """
     drafts: list[Draft] = []
     for node in graph.nodes:
-        if node.op in ("placeholder", "output") or is_made_where_used(node):
+        if node.op in ("placeholder", "output") or _is_made_where_used(node):
             continue
         kind, labels, cells = _kind(space, node)
         regions = node.meta["regions"]
@@ -70,13 +72,15 @@ def cut(space: nn.Module, graph: fx.Graph) -> list[Draft]:
                 drafts.append(current)
             current.kind, current.labels, current.cells = kind, labels, cells
             current.anchors.append(node)
+            if node.op == "call_module":
+                current.modules.append(space.get_submodule(str(node.target)))
         current.nodes.append(node)
     _check_owners(space, drafts)
     _connect(graph, drafts)
     return drafts
 
 
-def is_made_where_used(node: fx.Node) -> bool:
+def _is_made_where_used(node: fx.Node) -> bool:
     """Whether a node is repeated in each block that needs it: parameters, and sizes of tensors."""
     if node.op == "get_attr":
         return True
@@ -88,14 +92,14 @@ def is_made_where_used(node: fx.Node) -> bool:
     if node.target is getattr:
         return node.args[1] in _SCALAR_ATTRIBUTES
     is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "builtins", "math")
-    return is_arithmetic and all(n.op != "get_attr" and is_made_where_used(n) for n in inputs)
+    return is_arithmetic and all(n.op != "get_attr" and _is_made_where_used(n) for n in inputs)
 
 
-def tensors_read(node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes a node reads, seen through what is made where it is used."""
+def _tensors_read(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes that a node reads, seen through what is made where it is used."""
     for read in node.all_input_nodes:
-        if is_made_where_used(read):
-            yield from tensors_read(read)
+        if _is_made_where_used(read):
+            yield from _tensors_read(read)
         else:
             yield read
 
@@ -104,12 +108,12 @@ def _attributes_read(node: fx.Node) -> Iterator[str]:
     for read in node.all_input_nodes:
         if read.op == "get_attr":
             yield str(read.target)
-        elif is_made_where_used(read):
+        elif _is_made_where_used(read):
             yield from _attributes_read(read)
 
 
 def fused_cell(space: nn.Module, node: fx.Node) -> tuple[Any, int, int] | None:
-    """The cell that makes a layer choice's candidates for each input, and the op's place in it."""
+    """Return the cell that makes a layer choice's candidates for each input: cell, step, op."""
     known = library()
     path, _, op = str(node.target).rpartition(".")
     path, _, step = path.rpartition(".")
@@ -158,11 +162,18 @@ def _joins(space: nn.Module, draft: Draft, node: fx.Node, made: _Made) -> bool:
 
 
 def _check_owners(space: nn.Module, drafts: Iterable[Draft]) -> None:
-    """Every parameter belongs to one block."""
+    """Refuse a parameter that two blocks use."""
     owners: dict[int, Draft] = {}
     for draft in drafts:
         for node in draft.nodes:
-            for name, parameter in _parameters_read(space, node):
+            read = {name: attribute(space, name) for name in _attributes_read(node)}
+            if node.op == "call_module":
+                module = space.get_submodule(str(node.target))
+                for name, parameter in module.named_parameters():
+                    read[f"{node.target}.{name}"] = parameter
+            for name, parameter in read.items():
+                if not isinstance(parameter, nn.Parameter):
+                    continue
                 if owners.setdefault(id(parameter), draft) is not draft:
                     raise ConfigError(
                         f"{type(space).__name__}.{name} is used in two places of the forward with "
@@ -171,30 +182,18 @@ def _check_owners(space: nn.Module, drafts: Iterable[Draft]) -> None:
                     )
 
 
-def _parameters_read(space: nn.Module, node: fx.Node) -> Iterator[tuple[str, nn.Parameter]]:
-    for target in _attributes_read(node):
-        owner, _, name = target.rpartition(".")
-        value = getattr(space.get_submodule(owner), name)
-        if isinstance(value, nn.Parameter):
-            yield target, value
-    if node.op == "call_module":
-        module = space.get_submodule(str(node.target))
-        for name, parameter in module.named_parameters():
-            yield f"{node.target}.{name}", parameter
-
-
 def _connect(graph: fx.Graph, drafts: list[Draft]) -> None:
-    """Work out which tensors pass each cut: made before it, and read behind it."""
+    """Work out which tensors pass each cut: made before it, and read after it."""
     made = {node: 0 for node in graph.nodes if node.op == "placeholder"}
     last_read: dict[fx.Node, int] = {}
     for number, draft in enumerate(drafts):
         for node in draft.nodes:
             made[node] = number
-            for read in tensors_read(node):
+            for read in _tensors_read(node):
                 last_read[read] = number
         for region in draft.regions:
             last_read[region.source] = max(number, last_read.get(region.source, 0))
-    results = outputs_of(graph)
+    results = _outputs_of(graph)
     for result in results:
         last_read[result] = len(drafts)
     inputs = tuple(node for node in graph.nodes if node.op == "placeholder")
@@ -208,16 +207,12 @@ def _connect(graph: fx.Graph, drafts: list[Draft]) -> None:
         )
 
 
-def outputs_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    """What the forward returns.
-
-    Raises:
-        ConfigError: when that is not a tensor or several.
-    """
+def _outputs_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """Return the nodes that the forward returns; raise unless these are tensors."""
     returned = next(node for node in graph.nodes if node.op == "output").args[0]
     listed = returned if isinstance(returned, list | tuple) else (returned,)
     results = tuple(node for node in listed if isinstance(node, fx.Node))
-    if len(results) != len(listed) or any(map(is_made_where_used, results)) or not results:
+    if len(results) != len(listed) or any(map(_is_made_where_used, results)) or not results:
         raise ConfigError(
             f"expected a forward that returns a tensor or a tuple of tensors, found {returned}"
         )

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from torch import nn
-
 from naspipe.config.errors import ConfigError
 from naspipe.nni.cut import Draft, Kind
 from naspipe.nni.library import Sample, labels_in, library
@@ -33,15 +31,13 @@ class BlockLayers:
     that is left out comes last.
     """
 
-    def __init__(
-        self, space: nn.Module, draft: Draft, values: Mapping[str, Sequence[Any]], where: str
-    ) -> None:
-        self._space = space
+    def __init__(self, draft: Draft, values: Mapping[str, Sequence[Any]], where: str) -> None:
         self._draft = draft
         self._values = values
         self.where = where
         """How messages call the block."""
-        own = self._own_labels()
+        found = {*draft.labels, *(label for region in draft.regions for label in region.labels)}
+        own = sorted(found.union(*map(labels_in, draft.modules)))
         read = [label for cell in draft.cells for label in input_labels(cell)]
         self.labels = tuple(sorted({*own, *read}))
         self._own = tuple(label for label in own if label not in read)
@@ -70,28 +66,27 @@ class BlockLayers:
         self.samples: tuple[Sample, ...] = tuple(samples[key] for key in self._keys)
         self._numbers = {key: number for number, key in enumerate(self._keys)}
         self.parameters: tuple[int, ...] = ()
-        """How many each layer has, where that is known; see ``shared_sizes``."""
+        """How many each layer has, if known; see ``shared_sizes``."""
 
     def number(self, sample: Sample) -> int:
-        """The layer of an architecture."""
         return self._numbers[self._key(sample)]
 
     def wanted(self, number: int, given: Sample) -> Sample | None:
-        """The block's labels in an architecture that has a layer and these values, if one is."""
+        """Return the block's labels in an architecture with a layer and these values, if any."""
         trial = {**self.samples[number], **given}
         if self.number(trial) != number:
             return None
         return {label: trial[label] for label in self.labels}
 
     def allowed(self, number: int) -> Mapping[str, Sequence[Any]]:
-        """The values of each of the block's labels that some architecture with a layer has.
+        """Return the values of each label of the block that some architecture with a layer has.
 
         What the nodes of a cell read is left to the blocks that choose it.
         """
         return self._allowed[number]
 
     def decided(self) -> list[dict[str, list[str]]]:
-        """Of each layer, the labels that decide it, with the values that it has."""
+        """Return the labels that decide each layer, with the values that it has."""
         return [
             {
                 label: [str(value) for value in values]
@@ -106,8 +101,7 @@ class BlockLayers:
             return (1,)
         key = [0]
         labels = list(self._draft.labels)
-        for node in self._draft.anchors:
-            module = self._module(node)
+        for module in self._draft.modules:
             if isinstance(module, (library().layer_choice, library().input_choice)):
                 key.append(self._index(module.label, sample))
                 if isinstance(module, library().layer_choice):
@@ -120,29 +114,10 @@ class BlockLayers:
     def _index(self, label: str, sample: Sample) -> int:
         return self._values[label].index(sample[label])
 
-    def _own_labels(self) -> tuple[str, ...]:
-        found = set(self._draft.labels)
-        for region in self._draft.regions:
-            found.update(region.labels)
-        for node in self._draft.anchors:
-            module = self._module(node)
-            if module is not None:
-                found.update(labels_in(module))
-        return tuple(sorted(found))
-
-    def _module(self, node: Any) -> Any:
-        if node.op != "call_module":
-            return None
-        return self._space.get_submodule(str(node.target))
-
 
 def _as_listed(value: Any) -> Any:
-    """A value as ``domains`` lists it: what an InputChoice chose is a list."""
+    """Return a value as ``domains`` lists it: what an InputChoice chose is a list."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _as_number(value: Any) -> float:
-    return value if isinstance(value, int | float) else 0.0
 
 
 class LabelDecisions:
@@ -165,16 +140,14 @@ class LabelDecisions:
         self.values = {label: tuple(options) for label, options in values.items()}
         self.mutables = dict(mutables)
         self.blocks = tuple(blocks)
-        """Of each choice block, its layers."""
         self._name = name
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of values of each label."""
         return tuple(map(len, self.values.values()))
 
     def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
-        """The subnet whose labels have the values of these numbers."""
+        """Return the subnet whose labels have the values of these numbers."""
         sample = {
             label: options[number]
             for (label, options), number in zip(self.values.items(), drawn, strict=True)
@@ -182,7 +155,7 @@ class LabelDecisions:
         return self.choices_of(sample)
 
     def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
-        """The subnet that is an architecture in NNI's form.
+        """Return the subnet that is an architecture in NNI's form.
 
         Raises:
             ConfigError: when a label is missing, or has a value that it does not allow.
@@ -198,13 +171,13 @@ class LabelDecisions:
         return tuple(block.number(dict(sample)) for block in self.blocks)
 
     def numbers(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
-        """What :meth:`choices` takes, of an architecture in NNI's form."""
+        """Return what :meth:`choices` takes, for an architecture in NNI's form."""
         return tuple(
             options.index(_as_listed(sample[label])) for label, options in self.values.items()
         )
 
     def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """The same of a subnet; raises as :meth:`sample_of`."""
+        """Return what :meth:`choices` takes, for a subnet; raises as :meth:`sample_of`."""
         return self.numbers(self.sample_of(choices))
 
     def decided(self) -> list[list[dict[str, list[str]]]]:
@@ -215,10 +188,10 @@ class LabelDecisions:
         return [[{}] if block.parameters else block.decided() for block in self.blocks]
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The choices of the largest architecture, and of the smallest.
+        """Return the choices of the largest architecture, and of the smallest.
 
-        Of each label the value with which the architecture has the most parameters, or the fewest;
-        where that is alike, the largest or the smallest number, else the first value.
+        Each label has the value with which the architecture has the most parameters, or the fewest;
+        among equal ones the largest or the smallest number, else the first value.
         """
 
         def weight(sample: Sample) -> int:
@@ -232,19 +205,20 @@ class LabelDecisions:
             sample = {label: options[0] for label, options in self.values.items()}
             for _ in range(2):  # what a depth leaves out at first counts the second time
                 for label, options in self.values.items():
+                    numbers = [each if isinstance(each, int | float) else 0.0 for each in options]
                     ranks = [
-                        (sign * weight({**sample, label: value}), sign * _as_number(value))
-                        for value in options
+                        (sign * weight({**sample, label: value}), sign * number)
+                        for value, number in zip(options, numbers, strict=True)
                     ]
                     sample[label] = options[ranks.index(max(ranks))]
             found.append(self.choices_of(sample))
         return found[0], found[1]
 
     def sample_of(self, choices: Sequence[int]) -> Sample:
-        """An architecture in NNI's form that is a subnet; labels without effect have any value.
+        """Return an architecture in NNI's form for a subnet; labels without effect have any value.
 
         Raises:
-            ConfigError: when no architecture is: two blocks contradict each other.
+            ConfigError: when there is none, because two blocks contradict each other.
         """
         left = {label: list(options) for label, options in self.values.items()}
         for block, number in zip(self.blocks, choices, strict=True):
@@ -260,11 +234,7 @@ class LabelDecisions:
         )
 
     def first_block(self, label: str) -> str:
-        """The first choice block that a label reaches, as the space's labels call it.
-
-        Raises:
-            ConfigError: when no label is called so.
-        """
+        """Return the first choice block that a label reaches, as the space's labels call it."""
         for number, block in enumerate(self.blocks):
             if label in block.labels:
                 return str(number)
@@ -273,11 +243,7 @@ class LabelDecisions:
         )
 
     def part(self, blocks: range) -> LabelDecisions:
-        """Those of a space with some of the choice blocks only.
-
-        Raises:
-            ConfigError: when a label reaches other blocks, too.
-        """
+        """Return the decisions over some blocks; raise if a label reaches others, too."""
         inside = self.blocks[blocks.start : blocks.stop]
         outside = (*self.blocks[: blocks.start], *self.blocks[blocks.stop :])
         names = {label for block in inside for label in block.labels}

@@ -1,7 +1,6 @@
-"""The classes of NNI that the adapter knows, and what a model space leaves open.
+"""The classes of NNI that the adapter knows, and the labels that a model space leaves open.
 
-The classes are imported when a space is handed over. Open are the labels of a space; this module
-says which values they have, and where each is used.
+The classes are imported when a space is handed over.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EXTRA = "pip install 'naspipe[nni]'"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The classes of ``nni.nas.nn.pytorch``, by the role they play here; NNI has no types."""
+    """The classes of ``nni.nas.nn.pytorch`` by their role here; NNI has no types."""
 
     model_space: Any
     mutable_module: Any
@@ -44,22 +43,18 @@ class Library:
     model_context: Any
 
     def under(self, sample: dict[str, Any]) -> AbstractContextManager[Any]:
-        """In this context NNI's constructors make the modules of one architecture."""
+        """Return a context in which NNI's constructors make the modules of one architecture."""
         context: AbstractContextManager[Any] = self.model_context(sample)
         return context
 
     def own_mutables(self, module: nn.Module) -> list[Any]:
-        """The mutables that a module itself registered, not those of its children."""
+        """Return the mutables that a module itself registered, not those of its children."""
         return list(module.mutables) if isinstance(module, self.mutable_module) else []
 
 
 @cache
 def library() -> Library:
-    """NNI's classes.
-
-    Raises:
-        ConfigError: naming the extra to install, where NNI is not.
-    """
+    """Import NNI's classes; a ConfigError names the extra to install if NNI is missing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of missing extras of its own
@@ -96,11 +91,11 @@ Sample = dict[str, Any]
 """One architecture as NNI writes it: the value of every label."""
 
 MAX_VALUES = 4096
-"""Values that one label may have."""
+"""Values that one label may have at most."""
 
 
 def domains(space: Any) -> dict[str, tuple[Any, ...]]:
-    """Every label of a space with its values, in the order in which NNI lists them.
+    """Return every label of a space with its values, in the order in which NNI lists them.
 
     Raises:
         ConfigError: for a label that is no choice between finitely many values.
@@ -132,7 +127,7 @@ def _values(label: str, mutable: Any) -> tuple[Any, ...]:
 
 
 def explored(mutable: Any) -> Any:
-    """A label's mutable as strategies take it: a tuner is offered every subset as one value."""
+    """Return a label's mutable for strategies: a tuner is offered every subset as one value."""
     if not isinstance(mutable, library().categorical_multiple):
         return mutable
 
@@ -146,12 +141,12 @@ def explored(mutable: Any) -> Any:
 
 
 def labels_of(mutable: Any) -> tuple[str, ...]:
-    """The labels that an expression depends on."""
+    """Return the labels that an expression depends on."""
     return tuple(mutable.simplify()) if isinstance(mutable, library().mutable) else ()
 
 
 def labels_in(module: nn.Module) -> tuple[str, ...]:
-    """Every label that a module or anything in it registered, sorted."""
+    """Return every label that a module or anything in it registered, sorted."""
     found = {
         label
         for part in module.modules()
@@ -169,12 +164,12 @@ def is_open(module: nn.Module) -> bool:
 
 
 def call_open(module: nn.Module) -> None:
-    """Note that a module is made with something else that an architecture decides."""
+    """Note that something else that an architecture decides is needed to make a module."""
     _IS_OPEN[module] = True
 
 
 _IS_OPEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Asked at every call of a forward that is traced, and slow to find out."""
+"""Kept, because it is asked at every call of a traced forward and slow to find out."""
 
 
 def is_structure(module: nn.Module) -> bool:
@@ -186,5 +181,5 @@ def is_structure(module: nn.Module) -> bool:
 
 
 def structure_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of every such decision in a module, the module itself included."""
+    """Yield name and module of every such decision in a module, the module itself included."""
     return ((name, part) for name, part in module.named_modules() if is_structure(part))

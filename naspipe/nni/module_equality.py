@@ -1,4 +1,4 @@
-"""Whether a module of NNI's own model of an architecture is what a layer has in its place."""
+"""Comparison of a module of NNI's own model of an architecture with the one a layer has instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from naspipe.nni.library import is_open, library
 
 
 def fixed_class(module: nn.Module) -> type:
-    """The class that NNI's own models have where the space has this module."""
+    """Return the class that NNI's own models have where the space has this module."""
     if isinstance(module, library().repeat):
         return nn.Sequential
     bound = getattr(module, "_bound_type", None)
@@ -23,7 +23,7 @@ def fixed_class(module: nn.Module) -> type:
 def is_of(ours: nn.Module, theirs: nn.Module) -> bool:
     """Whether a module of NNI's model has the class for one of the space or of a layer.
 
-    By name: a class that is made in a constructor is another one every time.
+    Classes are compared by name: one that a constructor defines is another class every time.
     """
     one, other = fixed_class(ours), type(theirs)
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
@@ -42,7 +42,7 @@ def is_sequence(module: nn.Module) -> bool:
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:
-    """A module's children by their names in NNI's own models."""
+    """Return a module's children by their names in NNI's own models."""
     owner: nn.Module = module.blocks if isinstance(module, library().repeat) else module
     return {name: part for name, part in owner._modules.items() if part is not None}
 
@@ -58,7 +58,7 @@ def difference(ours: nn.Module, theirs: nn.Module) -> str:
     if list(one) != list(other):
         return f"{named(theirs)} of {_listed(other)}, not of {_listed(one)}"
     for name in one:
-        if difference := class_difference(one[name], theirs=other[name]):
+        if difference := class_difference(one[name], other[name]):
             return f"{name}: {difference}"
     return ""
 
@@ -88,25 +88,24 @@ def _own_difference(ours: nn.Module, theirs: nn.Module) -> str:
         one, other = (type(theirs).extra_repr(each) for each in (ours, theirs))
         if one != other:
             return f"{named(theirs)}({other}), not ({one})"
-    tensors = zip_longest(_tensors_of(ours).items(), _tensors_of(theirs).items())
-    for one_tensor, other_tensor in tensors:
+    forms = (
+        [(name, form_of(tensor)) for name, tensor in _own_tensors(module).items()]
+        for module in (ours, theirs)
+    )
+    for one_tensor, other_tensor in zip_longest(*forms):
         if one_tensor != other_tensor:
             return f"{named(theirs)} with {_tensor(other_tensor)}, not {_tensor(one_tensor)}"
     return ""
 
 
-def _tensors_of(module: nn.Module) -> dict[str, tuple[Any, ...]]:
-    return {name: form_of(tensor) for name, tensor in _own_tensors(module).items()}
-
-
 def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers that are the module's own, not its children's."""
+    """Return parameters and buffers that are the module's own, not its children's."""
     listed = (*module._parameters.items(), *module._buffers.items())
     return {name: tensor for name, tensor in listed if tensor is not None}
 
 
 def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """All of a tensor but its values."""
+    """Return all of a tensor but its values."""
     kind = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
     return (kind, list(tensor.shape), str(tensor.dtype), tensor.requires_grad)
 
@@ -119,7 +118,6 @@ def _tensor(item: tuple[str, tuple[Any, ...]] | None) -> str:
 
 
 def named(module: nn.Module) -> str:
-    """Its class, for messages."""
     return type(module).__name__
 
 
@@ -130,7 +128,7 @@ def _listed(parts: Mapping[str, nn.Module]) -> str:
 def tensor_pairs(
     ours: nn.Module, theirs: nn.Module
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Name and both tensors of every parameter and buffer of two modules without a difference."""
+    """Yield name and both tensors for every tensor of two modules without a difference."""
     others = _own_tensors(theirs)
     for name, tensor in _own_tensors(ours).items():
         yield name, tensor, others[name]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,23 +24,22 @@ from naspipe.config.user_code import users_code
 from naspipe.machine.determinism import deterministic_torch, layer_seed, seed_draws
 from naspipe.machine.forking import done_apart
 from naspipe.machine.staging import tensor_bytes
-from naspipe.nni.candidates import counterparts, fixed_model
-from naspipe.nni.counterparts import Counterparts, attribute
+from naspipe.nni.counterparts import Counterparts, counterparts, fixed_model
 from naspipe.nni.decisions import LabelDecisions
 from naspipe.nni.library import Sample
 from naspipe.nni.module_equality import difference, tensor_pairs
-from naspipe.nni.trace import Traced
+from naspipe.nni.trace import Traced, attribute
 
 # Architectures that together use every layer
 
 
 RANDOM = 3
-"""Architectures drawn at random beside those that are needed."""
+"""Architectures drawn at random in addition to those that are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Architectures, and how many of the layers of the choice blocks are in one of them."""
+    """Architectures, and how many of the layers of the choice blocks they have together."""
 
     samples: tuple[Sample, ...]
     covered: int
@@ -47,7 +47,7 @@ class Cover:
 
 
 def cover(decisions: LabelDecisions, most: int) -> Cover:
-    """Architectures until so many layers are in one of them, or all; always the same.
+    """Return architectures until ``most`` layers are in one of them, or all; always the same ones.
 
     Each takes the layers that no earlier one has as far as their labels agree, from the last block
     on, because what a depth leaves out comes last; the other labels are drawn.
@@ -61,7 +61,10 @@ def cover(decisions: LabelDecisions, most: int) -> Cover:
     total, drawn, samples = len(left), 0, list[Sample]()
     while not samples or (total - len(left) < most and drawn < RANDOM):
         drawn += not left
-        wanted = _compatible(decisions, left)
+        # Values of labels under which an architecture has the first of the layers left, and more.
+        wanted: Sample = {}
+        for block, number in left:
+            wanted |= decisions.blocks[block].wanted(number, wanted) or {}
         sample = {
             label: wanted[label] if label in wanted else draw.choice(options)
             for label, options in decisions.values.items()
@@ -72,19 +75,11 @@ def cover(decisions: LabelDecisions, most: int) -> Cover:
     return Cover(tuple(samples), total - len(left), total)
 
 
-def _compatible(decisions: LabelDecisions, layers: Iterable[tuple[int, int]]) -> Sample:
-    """Values of labels under which an architecture has the first of these layers, and more."""
-    wanted: Sample = {}
-    for block, number in layers:
-        wanted |= decisions.blocks[block].wanted(number, wanted) or {}
-    return wanted
-
-
 # The proof
 
 
 ROWS = 4
-"""Of a batch; a proof does not need more, unless the forward does."""
+"""Rows of a batch that a proof uses, unless the forward needs more."""
 
 Pair = tuple[str, torch.Tensor, torch.Tensor]
 """Name, the layer's tensor, and that of NNI's model."""
@@ -111,7 +106,7 @@ class NniProof:
     _layers: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Compare on a batch what was not compared yet; says how much was.
+        """Compare on a batch what was not compared yet, and return how much was.
 
         Raises:
             ConfigError: for the first architecture whose chain is not NNI's model.
@@ -128,9 +123,14 @@ class NniProof:
     def _proved(self, inputs: list[torch.Tensor], go_on: Callable[[], None]) -> dict[str, Any]:
         chosen = cover(self.decisions, self.most)
         with deterministic_torch(threads=1):
-            few = self._few(chosen.samples[0], inputs)
+            if all(each.dim() and len(each) > ROWS for each in inputs):
+                few = [each[:ROWS].clone() for each in inputs]
+                with suppress(Exception), torch.no_grad():
+                    # That it cannot compute the whole batch either is reported later.
+                    self._model(chosen.samples[0])(*few)
+                    inputs = few
             for sample in chosen.samples:
-                self._compare(sample, few)
+                self._compare(sample, inputs)
                 go_on()
         return {
             "against": "NNI's own models",
@@ -139,24 +139,12 @@ class NniProof:
             "layers": chosen.layers,
         }
 
-    def _few(self, sample: Sample, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The first rows of every input, where a forward can do with them."""
-        if all(each.dim() and len(each) > ROWS for each in inputs):
-            few = [each[:ROWS].clone() for each in inputs]
-            try:
-                with torch.no_grad():
-                    self._model(sample)(*few)
-            except Exception:
-                return inputs  # that it cannot compute the whole batch either is said later
-            return few
-        return inputs
-
     def _model(self, sample: Sample) -> nn.Module:
         seed_draws(0)
         return fixed_model(self.traced.space, sample)
 
     def _chain(self, sample: Sample) -> list[Any]:
-        """The layers of an architecture, each made once."""
+        """Return the layers of an architecture, each made once."""
         choices = iter(self.decisions.choices_of(sample))
         chain = []
         for position, block in enumerate(self.blocks):
@@ -173,6 +161,13 @@ class NniProof:
         chain, model = self._chain(sample), self._model(sample)
         found = counterparts(self.traced, sample, model)
         what = f"space {self.traced.name}: expected a first batch that"
+
+        def through_chain(*state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            for layer in chain:
+                out = layer(*state)
+                state = tuple(out) if isinstance(out, tuple | list) else (out,)
+            return state
+
         try:
             pairs = list(tensor_partners(chain, found))
             load_tensors(pairs)
@@ -183,8 +178,11 @@ class NniProof:
                 with users_code(f"{what} NNI's own model of {sample!r:.200} can compute, found"):
                     theirs = _run(model, inputs)
                 with users_code(f"{what} the chain of {sample!r:.200} can compute, found"):
-                    ours = _run(lambda *given: _forward(chain, given), inputs)
-                _check_outputs(ours, theirs, training)
+                    ours = _run(through_chain, inputs)
+                if len(ours) != len(theirs):
+                    raise DiffersError(f"{len(theirs)} outputs, not {len(ours)}")
+                for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+                    _check(one, other, f"output {number}", training)
                 _check_gradients(pairs, ours, theirs)
                 for name, one, other in pairs:
                     _check(one, other, f"{name} after a forward", training)
@@ -197,11 +195,11 @@ class NniProof:
 
 
 class DiffersError(Exception):
-    """Where a chain and NNI's model part."""
+    """Says where a chain and NNI's model differ."""
 
 
 def tensor_partners(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]:
-    """Every tensor of the chain with its counterpart, once the modules are found alike."""
+    """Yield every tensor of the chain with its counterpart; modules must be found alike."""
     left = dict(found.modules)
     for layer in chain:
         for node in layer.graph.nodes:
@@ -224,7 +222,7 @@ def tensor_partners(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]
 
 
 def load_tensors(pairs: Sequence[Pair]) -> None:
-    """Give NNI's model the chain's values; what is one tensor here is one tensor there."""
+    """Give NNI's model the chain's values; what is one tensor here must be one tensor there."""
     partners: dict[int, int] = {}
     for name, ours, theirs in pairs:
         if partners.setdefault(id(ours), id(theirs)) != id(theirs):
@@ -239,23 +237,6 @@ def _run(compute: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[t
     seed_draws(1)
     out = compute(*(each.clone() for each in inputs))
     return tuple(out) if isinstance(out, tuple | list) else (out,)
-
-
-def _forward(chain: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    state = tuple(inputs)
-    for layer in chain:
-        out = layer(*state)
-        state = tuple(out) if isinstance(out, tuple | list) else (out,)
-    return state
-
-
-def _check_outputs(
-    ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor], training: bool
-) -> None:
-    if len(ours) != len(theirs):
-        raise DiffersError(f"{len(theirs)} outputs, not {len(ours)}")
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        _check(one, other, f"output {number}", training)
 
 
 def _check_gradients(

@@ -6,7 +6,7 @@ and columns, of a kernel its middle, and of an attention's joined projections th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +20,8 @@ from torch.func import functional_call
 
 from naspipe.config.errors import ConfigError
 from naspipe.machine.determinism import kept_draws
-from naspipe.nni.candidates import counterparts, fixed_model, make_candidate
-from naspipe.nni.counterparts import Counterparts
+from naspipe.nni.candidates import make_candidate
+from naspipe.nni.counterparts import counterparts, fixed_model
 from naspipe.nni.cut import Draft, Kind
 from naspipe.nni.decisions import BlockLayers, LabelDecisions
 from naspipe.nni.library import Sample, labels_in, library
@@ -29,7 +29,7 @@ from naspipe.nni.proof import cover
 from naspipe.nni.trace import Traced
 
 SETTING = "values"
-"""How a sliced layer's only setting is called; its values are texts such as ``24,2.0``."""
+"""The name of a sliced layer's only setting; its values are texts such as ``24,2.0``."""
 
 LEFT_OUT = "none"
 """The text of a layer in a repetition that an architecture leaves out."""
@@ -40,17 +40,16 @@ _JOINED = {"in_proj_weight", "in_proj_bias"}
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """The sizes that one layer has in architectures.
+    """The sizes that one layer has in architectures; all sequences have an entry for each size.
 
     Args:
         where: how messages call it.
         traced: the model space.
         draft: the block.
-        samples: of each size, an architecture that has it.
-        texts: of each size, how logs call it.
-        made: of each size, its module without memory.
-        groups: of each size, the candidate of a LayerChoice that it is a size of; the weights of
-            another candidate are others.
+        samples: an architecture that has the size.
+        texts: how logs call it.
+        made: its module, without memory.
+        groups: the candidate of a LayerChoice that it is a size of; candidates share no weights.
     """
 
     where: str
@@ -68,7 +67,7 @@ class Slices:
 
     @cached_property
     def largest(self) -> tuple[int, ...]:
-        """Of each group the size with the most numbers, of which all others are parts."""
+        """For each group the size with the most numbers, of which all others are parts."""
         counts = [_count(_tensors(module).values()) for module in self.made]
         sizes: dict[int, int] = {}
         for size, group in enumerate(self.groups):
@@ -77,13 +76,13 @@ class Slices:
         return tuple(sizes[group] for group in sorted(sizes))
 
     def make(self) -> nn.Module:
-        """The layer with its largest sizes."""
+        """Make the layer with its largest sizes."""
         samples = [self.samples[size] for size in self.largest]
         made = [make_candidate(self.traced, self.draft, sample) for sample in samples]
         return made[0] if len(made) == 1 else nn.ModuleList(made)
 
     def apply(self, module: nn.Module, *tensors: torch.Tensor, values: str) -> Any:
-        """What the layer computes with one of its sizes."""
+        """Compute what the layer computes with one of its sizes."""
         size = self.texts.index(values)
         small = self.made[size]
         small.train(module.training)
@@ -91,7 +90,7 @@ class Slices:
         return functional_call(small, parts, tensors, tie_weights=False)
 
     def cut(self, module: nn.Module, values: str) -> nn.Module:
-        """A module of one size alone, with its part of the weights."""
+        """Return a module of one size alone, with its part of the weights."""
         size = self.texts.index(values)
         if any(tensor.is_meta for tensor in _tensors(module).values()):
             return deepcopy(self.made[size])
@@ -129,80 +128,67 @@ def find_slices(
     layers: Sequence[BlockLayers],
     decisions: LabelDecisions,
 ) -> list[Slices | None]:
-    """Of each block whose layers are made with values, their sizes; None of others.
+    """Return the sizes of each block whose layers are made with values; None for other blocks.
 
     Raises:
         ConfigError: where sizes are no parts of one largest; or when there are none to share.
     """
-    found = [_Sizes(traced, *each) for each in zip(drafts, layers, strict=True)]
-    if not any(each.are_shared for each in found):
+    shared = {
+        place: dict[int, nn.Module]()
+        for place, (draft, own) in enumerate(zip(drafts, layers, strict=True))
+        if draft.kind in (Kind.VALUES, Kind.LAYERS)
+        and not draft.cells
+        and len(own.samples) > 1
+        and any(_size_labels(draft, sample) for sample in own.samples)
+    }
+    if not shared:
         raise ConfigError(
             f'space {traced.name}: expected modules that are made with values for share="slice", '
             f"found none; leave share out"
         )
     total = sum(len(own.samples) for own in layers)
     for sample in cover(decisions, total).samples:
-        missing = [each for each in found if each.lacks(sample)]
+        numbers = {place: layers[place].number(sample) for place in shared}
+        missing = [place for place in shared if numbers[place] not in shared[place]]
         if missing:
             with kept_draws():
                 model = counterparts(traced, sample, fixed_model(traced.space, sample))
-        for each in missing:
-            each.add(sample, model)
-    return [each.slices() if each.are_shared else None for each in found]
+        for place in missing:
+            made = make_candidate(traced, drafts[place], sample, model)
+            shared[place][numbers[place]] = made.to("meta")
+    return [
+        _slices(traced, draft, own, shared[place]) if place in shared else None
+        for place, (draft, own) in enumerate(zip(drafts, layers, strict=True))
+    ]
 
 
-class _Sizes:
-    """Collects the sizes of one block."""
+def _slices(
+    traced: Traced, draft: Draft, own: BlockLayers, sizes: Mapping[int, nn.Module]
+) -> Slices:
+    """Describe the sizes of one block; ``sizes`` are their modules by number, without memory."""
+    labels = [each.label for each in _layer_choices(draft)]
+    chosen = [tuple(str(sample[label]) for label in labels) for sample in own.samples]
+    is_there = [all(r.is_active(sample) for r in draft.regions) for sample in own.samples]
+    kinds = dict.fromkeys(each for each, there in zip(chosen, is_there, strict=True) if there)
+    numbers = {each: number for number, each in enumerate(kinds)}
+    texts = []
+    for sample, names, there in zip(own.samples, chosen, is_there, strict=True):
+        values = (str(sample[label]) for label in _size_labels(draft, sample))
+        texts.append(",".join((*names, *values)) if there else LEFT_OUT)
+    made = [sizes[number] for number in range(len(own.samples))]
+    own.parameters = tuple(_count(module.parameters()) for module in made)
+    groups = [numbers.get(each, 0) for each in chosen]
+    return Slices(own.where, traced, draft, own.samples, tuple(texts), made, groups)
 
-    def __init__(self, traced: Traced, draft: Draft, own: BlockLayers) -> None:
-        self._traced, self._draft, self._own = traced, draft, own
-        self._made: dict[int, nn.Module] = {}
-        is_sized = bool(draft.labels) or any(self._labels(sample) for sample in own.samples)
-        is_kind = draft.kind in (Kind.VALUES, Kind.LAYERS)
-        self.are_shared = is_kind and is_sized and not draft.cells and len(own.samples) > 1
 
-    def lacks(self, sample: Sample) -> bool:
-        """Whether an architecture has a size that is not made yet."""
-        return self.are_shared and self._own.number(sample) not in self._made
+def _layer_choices(draft: Draft) -> list[Any]:
+    return [each for each in draft.modules if isinstance(each, library().layer_choice)]
 
-    def add(self, sample: Sample, model: Counterparts) -> None:
-        """Make the size of an architecture, of NNI's model of it."""
-        made = make_candidate(self._traced, self._draft, sample, model)
-        self._made[self._own.number(sample)] = made.to("meta")
 
-    def slices(self) -> Slices:
-        """All of them."""
-        samples = self._own.samples
-        chosen = [tuple(str(sample[label]) for label in self._choices) for sample in samples]
-        is_there = [all(r.is_active(sample) for r in self._draft.regions) for sample in samples]
-        kinds = dict.fromkeys(each for each, there in zip(chosen, is_there, strict=True) if there)
-        numbers = {each: number for number, each in enumerate(kinds)}
-        texts = []
-        for sample, names, there in zip(samples, chosen, is_there, strict=True):
-            values = (str(sample[label]) for label in (*self._draft.labels, *self._labels(sample)))
-            texts.append(",".join((*names, *values)) if there else LEFT_OUT)
-        made = [self._made[number] for number in range(len(samples))]
-        self._own.parameters = tuple(_count(module.parameters()) for module in made)
-        groups = [numbers.get(each, 0) for each in chosen]
-        return Slices(
-            self._own.where, self._traced, self._draft, samples, tuple(texts), made, groups
-        )
-
-    @property
-    def _choices(self) -> list[str]:
-        """The labels of its LayerChoices."""
-        return [module.label for module in self._layer_choices]
-
-    @property
-    def _layer_choices(self) -> list[Any]:
-        nodes = [node for node in self._draft.anchors if node.op == "call_module"]
-        found = [self._traced.space.get_submodule(str(node.target)) for node in nodes]
-        return [each for each in found if isinstance(each, library().layer_choice)]
-
-    def _labels(self, sample: Sample) -> list[str]:
-        """Those that the candidates are made with which an architecture has."""
-        chosen = [each[sample[each.label]] for each in self._layer_choices]
-        return [label for module in chosen for label in labels_in(module)]
+def _size_labels(draft: Draft, sample: Sample) -> list[str]:
+    """Return the labels that the modules of a block are made with which an architecture has."""
+    chosen = [each[sample[each.label]] for each in _layer_choices(draft)]
+    return [*draft.labels, *(label for module in chosen for label in labels_in(module))]
 
 
 def _count(tensors: Iterable[torch.Tensor]) -> int:
@@ -214,7 +200,7 @@ def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _parts(module: nn.Module, small: nn.Module) -> dict[str, torch.Tensor]:
-    """The part of each tensor of a layer that a module of a smaller size stands for."""
+    """Return the part of each tensor of a layer that a module of a smaller size stands for."""
     whole = _tensors(module)
     found = {}
     for path, part in small.named_modules():

@@ -39,16 +39,13 @@ def is_strategy(thing: Any) -> bool:
 
 
 def named_strategy(name: str, seed: int, delay: int, subnets: int) -> Any:
-    """One of NNI's strategies with the options under which it can fill any stream.
+    """Make one of NNI's strategies, with the options under which it can fill any stream.
 
     Args:
         name: of its class.
         seed: of its draws.
         delay: subnets from one to the first that is proposed with its score known.
         subnets: in all. Evolution has a population that leaves some of them to mutate.
-
-    Raises:
-        ConfigError: for an unknown name, or without NNI.
     """
     if name in _ONE_SHOT:
         raise ConfigError(_one_shot(name))
@@ -68,15 +65,12 @@ _POPULATION = 100
 
 
 def check_explores(strategy: Any, delay: int, subnets: int, *, is_begun: bool) -> None:
-    """Whether a strategy object can fill a stream; warns of what it will hardly be meant to do.
+    """Refuse a strategy object that cannot fill a stream, and warn of unlikely settings.
 
     Args:
-        strategy: of NNI's.
+        strategy: NNI's.
         delay, subnets: as in :func:`named_strategy`.
-        is_begun: it has explored a stream of naspipe's.
-
-    Raises:
-        ConfigError: when it cannot.
+        is_begun: whether it has explored a stream of naspipe's.
     """
     name = type(strategy).__name__
     if _is_a(strategy, "OneShotStrategy"):
@@ -87,7 +81,19 @@ def check_explores(strategy: Any, delay: int, subnets: int, *, is_begun: bool) -
             f"{strategy._status.value}; NNI's strategies run once, so make a new one"
         )
     if _is_a(strategy, "RegularizedEvolution"):
-        _check_population(strategy, delay, subnets)
+        population = strategy.population_size
+        if population <= delay:
+            raise ConfigError(
+                f"strategy {name}: expected a population_size above the delay, {delay}, found "
+                f"{population}: its first child would be due before any score is known; make it "
+                f"larger, or the delay less"
+            )
+        if subnets <= population:
+            _warn(
+                strategy,
+                f"strategy {name} has a population_size of {population}, and {subnets} subnets are "
+                f"asked for: all of them are drawn at random, and none from the scores",
+            )
     mode = getattr(getattr(strategy, "tuner", None), "optimize_mode", None)
     if not is_begun and getattr(mode, "value", mode) == "minimize":
         _warn(
@@ -98,44 +104,24 @@ def check_explores(strategy: Any, delay: int, subnets: int, *, is_begun: bool) -
 
 
 def experiment_config(model_space: Any, evaluator: Any, strategy: Any) -> Any:
-    """NNI's own configuration of an experiment, which scripts write into.
-
-    Raises:
-        ConfigError: without NNI.
-    """
+    """Return NNI's own configuration of an experiment, which scripts write into."""
     _strategies()
     from nni.nas.experiment import NasExperimentConfig
 
     log = logging.getLogger("nni.nas.experiment.config.experiment")
-    log.setLevel(logging.ERROR)  # it tells of GPUs that trials would not use
+    log.setLevel(logging.ERROR)  # it warns of GPUs that trials would not use
     return NasExperimentConfig.default(model_space, evaluator, strategy)
 
 
-def _check_population(strategy: Any, delay: int, subnets: int) -> None:
-    name, population = type(strategy).__name__, strategy.population_size
-    if population <= delay:
-        raise ConfigError(
-            f"strategy {name}: expected a population_size above the delay, {delay}, found "
-            f"{population}: its first child would be due before any score is known; make it "
-            f"larger, or the delay less"
-        )
-    if subnets <= population:
-        _warn(
-            strategy,
-            f"strategy {name} has a population_size of {population}, and {subnets} subnets are "
-            f"asked for: all of them are drawn at random, and none from the scores",
-        )
-
-
 def _warn(strategy: Any, said: str) -> None:
-    """Once of each strategy: an experiment looks at it when it is made, begun, and searched."""
+    """Warn once for each strategy, because an experiment checks it several times."""
     if said not in _TOLD.setdefault(strategy, set()):
         _TOLD[strategy].add(said)
         warnings.warn(said, stacklevel=3)
 
 
 _TOLD: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-"""Of each strategy, what was said of it."""
+"""The warnings that were given for each strategy."""
 
 
 def _one_shot(name: str) -> str:
@@ -171,9 +157,6 @@ def adopt(
         space: whose subnets it proposes.
         seed: of the global generators, for strategies that use them.
         allows: whether a subnet's decisions keep the limits; others fail, and are not evaluated.
-
-    Raises:
-        ConfigError: without NNI.
     """
     _strategies()
     import nni
@@ -210,17 +193,13 @@ class _NoSleep:
 
 @cache
 def _strategies() -> Any:
-    """NNI's module of strategies.
-
-    Raises:
-        ConfigError: without NNI.
-    """
+    """Import NNI's module of strategies."""
     library()
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")  # gym, if it is there, prints that it is old
         from nni.nas import strategy
         from nni.nas.strategy import hpo
     hpo.time = _NoSleep
-    # It logs every end; failures are raised with all that it would say.
+    # It logs every end; failures are raised with all that it would log.
     logging.getLogger("nni.nas.strategy.base").setLevel(logging.CRITICAL + 1)
     return strategy

@@ -1,10 +1,9 @@
 """A strategy of NNI's, run unchanged: the models that it submits are subnets of a stream.
 
-The strategy runs on a thread of its own, but never beside the thread that drives it: one hands
-over to the other and waits. The strategy hears of scores only then, in sequence order and
-after every one that it can know of, so what it submits depends on its seed and the scores
-alone, never on the number of workers or on timing. What hands every submitted model over is an
-execution engine as NNI has others.
+The strategy runs on a thread of its own, but never at the same time as the thread that drives it:
+one hands over to the other and waits. The strategy is told scores only then, in sequence order, so
+what it submits depends on its seed and the scores alone, never on the number of workers or on
+timing. An execution engine, as NNI has others, hands over every model that is submitted.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from naspipe.machine.determinism import Randomness
 
 @cache
 def engine_class() -> Any:
-    """The class; made when NNI is there."""
     from nni.nas.execution import ExecutionEngine
     from nni.nas.execution.event import FinalMetricEvent, TrainingEndEvent
     from nni.nas.space import ModelStatus
@@ -47,36 +45,30 @@ def engine_class() -> Any:
             self.is_over = False
 
         def submit_models(self, *models: Any) -> None:
-            """Hand models on."""
             for model in models:
                 model.status = ModelStatus.Training
                 self._models.append(model)
                 self._submit(model)
 
         def wait_models(self, *models: Any) -> None:
-            """Wait until these models, or all that were submitted, have their score."""
             awaited = models or tuple(self._models)
             self._wait(lambda: all(model.status.completed() for model in awaited))
 
         def list_models(self, status: Any = None) -> list[Any]:
-            """The submitted models, with a status or all."""
             return [each for each in self._models if status is None or each.status == status]
 
         def idle_worker_available(self) -> bool:
-            """Always: submitting blocks instead."""
-            return True
+            return True  # submitting blocks instead
 
         def budget_available(self) -> bool:
-            """Until the strategy is to end."""
             return not self.is_over
 
         def finish(self, model: Any, score: float) -> None:
-            """Tell the strategy how a model did."""
             self.dispatch_model_event(FinalMetricEvent(model, score))
             self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Trained))
 
         def reject(self, model: Any) -> None:
-            """Tell the strategy that a model failed: it is not what is looked for."""
+            """Tell the strategy that a model failed, because it does not keep the limits."""
             self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Failed))
 
         def shutdown(self) -> None:
@@ -91,17 +83,15 @@ def engine_class() -> Any:
 END_SECONDS = 60.0
 """How long a strategy may take to end once it is told to."""
 
-
 REJECTIONS = 10_000
 """Subnets in a row that do not keep the limits, before these are called impossible."""
 
-
 _DEDUP = "_dedup_helper"
-"""What strategies of NNI's have that may propose a subnet once only."""
+"""Attribute of those strategies of NNI's that propose each subnet only once."""
 
 
 class _Ended(BaseException):
-    """Raised inside of a strategy that is to end."""
+    """Raised inside a strategy that is to end."""
 
 
 class NniStrategy:
@@ -209,7 +199,7 @@ class NniStrategy:
         return answer
 
     def _raise_end(self, what: str) -> None:
-        """Say that there is no strategy any more; a score may still come."""
+        """Report that the strategy has ended, unless what is asked is to take a score."""
         if self._failure is not None:
             raise self._failure
         if what == "propose":
@@ -222,7 +212,6 @@ class NniStrategy:
             )
 
     def _run(self) -> None:
-        """The strategy's thread, from its first request to its end."""
         try:
             self._serve(lambda: True)
             self._strategy(self._space, self._engine)
@@ -234,14 +223,14 @@ class NniStrategy:
         self._answers.put((False, None))
 
     def _submit(self, model: Any) -> None:
-        """The strategy has a model: hand it over, and go on at the next request for one."""
+        """Hand a model of the strategy over, and go on at the next request for one."""
         if self._engine.is_over:
             raise _Ended
         self._answers.put((True, model))
         self._serve(lambda: True)
 
     def _wait(self, holds: Callable[[], bool]) -> None:
-        """The strategy waits for scores: there is nothing to propose until it has them."""
+        """Propose nothing until the strategy has the scores that it waits for."""
         if holds():
             return
         if self._engine.is_over:
@@ -250,10 +239,7 @@ class NniStrategy:
         self._serve(holds)
 
     def _serve(self, may_go_on: Callable[[], bool]) -> None:
-        """Take requests until a subnet is asked for and the strategy may go on to propose it.
-
-        Or until nothing more will be asked for.
-        """
+        """Take requests until the strategy may go on and propose a subnet, or must end."""
         while True:
             what, subject = self._requests.get()
             if what == "end":

@@ -12,8 +12,8 @@ channels that the next layers are made for: each has a candidate per number.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -25,8 +25,7 @@ from torch import nn
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.user_code import users_code
-from naspipe.machine.determinism import kept_draws
-from naspipe.nni.library import Sample, call_open, labels_of, library, structure_in
+from naspipe.nni.library import Sample, labels_of, library, structure_in
 
 # Cells with loose ends
 
@@ -34,33 +33,33 @@ from naspipe.nni.library import Sample, call_open, labels_of, library, structure
 Ends = tuple[int, ...]
 """The nodes of a cell that are open, as the cell counts them."""
 
-_SIZED_BY: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
-"""Of modules that are made for the open ends of cells: these cells, one for each label."""
+SIZED_BY: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
+"""For modules that are made for the open ends of cells, these cells, one for each label."""
 
 
 def is_loose(module: nn.Module) -> bool:
-    """Whether it is such a cell, with inputs to choose."""
+    """Whether a module is a cell of this kind, with inputs to choose."""
     return isinstance(module, library().cell) and module.merge_op == "loose_end"
 
 
 def cells_that_size(module: nn.Module) -> tuple[Any, ...]:
-    """The cells whose number of open ends a module is made for."""
-    return _SIZED_BY.get(module, ())
+    """Return the cells whose number of open ends a module is made for."""
+    return SIZED_BY.get(module, ())
 
 
 def input_labels(cell: Any) -> tuple[str, ...]:
-    """The labels that say what its nodes read."""
+    """Return the labels that say what the nodes of a cell read."""
     return tuple(dict.fromkeys(each.label for node in cell.inputs for each in node))
 
 
 def open_ends(cell: Any, sample: Sample) -> Ends:
-    """The nodes that no other node reads, in an architecture."""
+    """Return the nodes that no other node reads, in an architecture."""
     used = {node for label in input_labels(cell) for node in sample[label]}
     return tuple(node for node in cell.output_node_indices if node not in used)
 
 
 def variants(cell: Any, *, by_number: bool) -> Iterator[Sample]:
-    """What the nodes read, for every set of open ends; or for every number of them, one of each."""
+    """Yield what the nodes read: for every set of open ends, or for every number of them, once."""
     *others, last = cell.output_node_indices
     for count in range(len(others) + 1):
         for some in combinations(others, count):
@@ -70,7 +69,7 @@ def variants(cell: Any, *, by_number: bool) -> Iterator[Sample]:
 
 
 def _reading(cell: Any, ends: Ends) -> Sample:
-    """Inputs that leave these nodes open, and no others.
+    """Return inputs that leave these nodes open, and no others.
 
     Every other node is read once, by the last one that has an input left: a node has all slots that
     an earlier one has but its own, so there is always one.
@@ -82,61 +81,6 @@ def _reading(cell: Any, ends: Ends) -> Sample:
             sample[slots.pop()] = [node]
         slots += [each.label for each in inputs if each.label not in slots]
     return {label: [0] for label in slots} | sample
-
-
-def find_sized(
-    space: nn.Module,
-    values: Mapping[str, Any],
-    model_of: Callable[[Sample], nn.Module],
-    modules_of: Callable[[Sample, nn.Module], Mapping[str, Mapping[str, nn.Module]]],
-) -> None:
-    """Note which modules of a space NNI makes for the open ends of which cells.
-
-    Args:
-        space: with such cells, or without.
-        values: of every label.
-        model_of: NNI's own model of an architecture.
-        modules_of: what stands in it for the modules at the space's paths.
-    """
-    cells = {cell.label: cell for cell in space.modules() if is_loose(cell)}
-    if not cells:
-        return
-    sample: Sample = {label: options[-1] for label, options in values.items()}
-    for cell in cells.values():
-        sample |= {label: [0] for label in input_labels(cell)}  # all are open, as in the space
-    with kept_draws():
-        model = model_of(sample)
-        places = {id(module): path for path, module in model.named_modules()}
-        found = modules_of(sample, model)
-        shapes = _shapes(model)
-        for cell in cells.values():
-            other = _shapes(model_of({**sample, **next(variants(cell, by_number=True))}))
-            differ = [name for name, shape in shapes.items() if other.get(name) != shape]
-            for path, parts in found.items():
-                outer = space.get_submodule(path.rpartition(".")[0])
-                if isinstance(outer, library().layer_choice):
-                    continue  # in a cell it is made for its input
-                module = space.get_submodule(path)
-                named = {part: places[id(theirs)] for part, theirs in parts.items()}
-                if sized := list(_sized(module, named, differ)):
-                    _SIZED_BY[module] = (*_SIZED_BY.get(module, ()), cell)
-                    for each in (module, *sized):
-                        call_open(each)
-
-
-def _sized(
-    module: nn.Module, parts: Mapping[str, str], differ: Sequence[str]
-) -> Iterator[nn.Module]:
-    """What of a module has tensors of other shapes; ``parts`` are at these places in NNI's."""
-    for part, place in parts.items():
-        for inner, each in module.get_submodule(part).named_modules():
-            prefix = f"{place}.{inner}." if inner else f"{place}."
-            if any(name.startswith(prefix) for name in differ):
-                yield each
-
-
-def _shapes(model: nn.Module) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 # The graph
@@ -154,7 +98,6 @@ class Region:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the depth depends on."""
         return labels_of(self.depth)
 
     def is_active(self, sample: Sample) -> bool:
@@ -163,16 +106,12 @@ class Region:
 
 
 def either(inside: Any, outside: Any) -> Any:
-    """Marks the end of a region: what comes out of it, or what went in.
-
-    Raises:
-        RuntimeError: always; candidates are made without it.
-    """
+    """Mark the end of a region: what comes out of it, or what went in. It is never called."""
     raise RuntimeError("a mark of the tracer was called")
 
 
 def arguments(node: fx.Node, sample: Sample) -> tuple[Any, Any]:
-    """What an architecture calls a node with: of a cell's nodes those that are open."""
+    """Return what an architecture calls a node with: of a cell's nodes those that are open."""
     if "cell" not in node.meta:
         return node.args, node.kwargs
     cell = node.meta["cell"]
@@ -180,6 +119,16 @@ def arguments(node: fx.Node, sample: Sample) -> tuple[Any, Any]:
     listed: Any = node.args[0]
     kept = [each for each, at in zip(listed, cell.output_node_indices, strict=True) if at in ends]
     return (kept, *node.args[1:]), node.kwargs
+
+
+def attribute(root: nn.Module, path: str) -> Any:
+    """Return what a forward reads of a module, without ``getattr``, which fails during a trace."""
+    path, _, name = path.rpartition(".")
+    owner = root.get_submodule(path)
+    for kept in (owner._parameters, owner._buffers, owner.__dict__):
+        if name in kept:
+            return kept[name]
+    return getattr(type(owner), name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,12 +150,11 @@ class Traced:
 
     @property
     def name(self) -> str:
-        """Of the space's class."""
         return type(self.space).__name__
 
 
 def trace(space: Any) -> Traced:
-    """What a model space computes, with every decision open.
+    """Trace what a model space computes, with every decision open.
 
     Raises:
         ConfigError: for a forward that cannot be traced, with the reason and the place.
@@ -221,7 +169,7 @@ def trace(space: Any) -> Traced:
                 f"space {name}: expected a forward that takes tensors alone, found the argument "
                 f"{str(parameter)!r}"
             )
-    tracer = _Tracer({id(module) for module in opened_in(space).values()})
+    tracer = _Tracer(_opened_in(space))
     training = space.training
     space.train()
     try:
@@ -233,17 +181,26 @@ def trace(space: Any) -> Traced:
 
 
 def traceable(name: str) -> AbstractContextManager[None]:
-    """Whatever is raised inside is the forward's fault."""
+    """Blame the user's forward for whatever is raised inside."""
     return users_code(f"space {name}: expected a forward that torch.fx can trace, found")
 
 
-def opened_in(space: nn.Module) -> dict[str, nn.Module]:
-    """By path, the modules whose forward is followed: those around a decision."""
-    around = {id(part) for _, module in structure_in(space) for part in _around(module)}
+def _opened_in(space: nn.Module) -> set[int]:
+    """Return the ids of the modules whose forward is followed: those around a decision.
+
+    Choices, and everything without a decision in it, are one node.
+    """
     known = library()
+    around = {  # what works on a cell's lists of tensors, which only Python can follow
+        id(part)
+        for _, module in structure_in(space)
+        if isinstance(module, known.cell)
+        for part in (module.preprocessor, module.postprocessor)
+        if isinstance(part, nn.Module)
+    }
     return {
-        path: module
-        for path, module in space.named_modules()
+        id(module)
+        for module in space.modules()
         if id(module) in around
         or (
             not isinstance(module, (known.layer_choice, known.input_choice))
@@ -261,13 +218,12 @@ class _Tracer(fx.Tracer):
         self._entered: list[nn.Module] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Choices and everything without a decision in it are one node."""
         return id(m) not in self._opened
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Unroll a ``Repeat``; anything else as torch.fx does."""
+        """Unroll a ``Repeat``; treat anything else as torch.fx does."""
         if isinstance(m, library().repeat) and id(m) in self._opened:
             return self._unroll(m, *args, **kwargs)
         if id(m) in self._opened:
@@ -279,7 +235,6 @@ class _Tracer(fx.Tracer):
             self._entered.pop()
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Note the regions around the node, its place in the order, and a cell's open ends."""
         node = super().create_node(*args, **kwargs)
         node.meta["regions"] = self._regions
         if node.target is torch.cat and self._entered and is_loose(self._entered[-1]):
@@ -298,19 +253,17 @@ class _Tracer(fx.Tracer):
             if index < repeat.min_depth:
                 x = block(x)
             else:
-                region = Region(repeat.depth_choice, index, _first_node(x))
-                with self._inside(region):
+                first = x
+                while isinstance(first, list | tuple):
+                    first = first[0]
+                region = Region(repeat.depth_choice, index, first.node)
+                outer, self._regions = self._regions, (*self._regions, region)
+                try:
                     inside = block(x)
+                finally:
+                    self._regions = outer
                 x = self._end(region, inside, x)
         return x
-
-    @contextmanager
-    def _inside(self, region: Region) -> Iterator[None]:
-        self._regions = (*self._regions, region)
-        try:
-            yield
-        finally:
-            self._regions = self._regions[:-1]
 
     def _end(self, region: Region, inside: Any, outside: Any) -> Any:
         if isinstance(inside, list | tuple) and isinstance(outside, list | tuple):
@@ -321,17 +274,3 @@ class _Tracer(fx.Tracer):
         proxy = self.create_proxy("call_function", either, (inside, outside), {})
         proxy.node.meta["ends"] = region
         return proxy
-
-
-def _around(module: nn.Module) -> list[nn.Module]:
-    """What works on a cell's lists of tensors, which only Python can follow."""
-    if not isinstance(module, library().cell):
-        return []
-    return [p for p in (module.preprocessor, module.postprocessor) if isinstance(p, nn.Module)]
-
-
-def _first_node(x: Any) -> fx.Node:
-    while isinstance(x, list | tuple):
-        x = x[0]
-    node: fx.Node = x.node
-    return node

@@ -157,7 +157,7 @@ def test_digits_that_are_damaged(
     refused: Refusal, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "digits.csv.gz").write_bytes(b"junk")
-    monkeypatch.setattr(digits, "_file", lambda: place / "digits.csv.gz")
+    monkeypatch.setattr(digits, "_digits_file", lambda: place / "digits.csv.gz")
     expect(refused(*DIGITS), "digits.csv.gz: expected lines of whole numbers", "install")
 
 

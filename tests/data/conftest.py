@@ -9,7 +9,7 @@ import pytest
 
 from naspipe.data import prepare
 from naspipe.data.fairseq import write_dictionary, write_mmap
-from naspipe.data.sentence_pairs import split_of
+from search_spaces.debian.help_pages import split_of
 
 HELP = {"libreoffice-help-en-us": "en-US", "libreoffice-help-de": "de"}
 ENGLISH = "The quick brown fox number {0} jumps over the lazy dog of page {1}."

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from naspipe.config.errors import DataError
-from naspipe.data import debian
-from naspipe.data.debian import unpacked
+from search_spaces.debian import packages
+from search_spaces.debian.packages import unpacked
 
 from .conftest import write_package
 
@@ -20,7 +20,7 @@ needs_dpkg = pytest.mark.skipif(
 )
 
 
-def fetch(work: Path, source: Path | None, *names: str) -> dict[str, debian.Package]:
+def fetch(work: Path, source: Path | None, *names: str) -> dict[str, packages.Package]:
     return unpacked(names or ("pack-a",), work, dataset="x", source=source)
 
 
@@ -112,8 +112,8 @@ def test_deadline_ends_all_that_was_started(
 ) -> None:
     mark = tmp_path / "mark"
     fake_apt(tmp_path, monkeypatch, f"(sleep 1.5; touch {mark}) & wait")
-    monkeypatch.setattr(debian, "UPDATE_SECONDS", 0.3)
-    monkeypatch.setattr(debian, "DOWNLOAD_SECONDS", 0.3)
+    monkeypatch.setattr(packages, "UPDATE_SECONDS", 0.3)
+    monkeypatch.setattr(packages, "DOWNLOAD_SECONDS", 0.3)
     with pytest.raises(DataError, match=r"apt-get was not done after 0\.3 s"):
         fetch(tmp_path / "work", None)
     time.sleep(1.5)
@@ -128,7 +128,7 @@ def test_apts_state_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         f'echo "$@" >> {log}; cd {tmp_path / "work"}/debs && touch pack-a_1_all.deb',
     )
     with pytest.raises(DataError):  # the empty file is no package: dpkg-deb gives no version
-        monkeypatch.setattr(debian, "_package_field", lambda deb, field: 1 / 0)
+        monkeypatch.setattr(packages, "_package_field", lambda deb, field: 1 / 0)
         try:
             fetch(tmp_path / "work", None)
         except ZeroDivisionError:

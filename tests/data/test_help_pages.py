@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 from naspipe.config.errors import DataError
-from naspipe.data.help_pages import pair_pages, read_paragraphs
-from naspipe.data.sentence_pairs import SPLITS, is_clean, split_of, split_pairs
-from naspipe.data.subwords import SubwordCutter, learn_merges, words_of
+from search_spaces.debian.help_pages import (
+    SPLITS,
+    is_clean,
+    pair_pages,
+    read_paragraphs,
+    split_of,
+    split_pairs,
+)
+from search_spaces.debian.libreoffice_help import SubwordCutter, learn_merges, words_of
 
 from .conftest import page, page_names
 

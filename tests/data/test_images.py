@@ -15,8 +15,8 @@ import torch
 from naspipe.config.errors import ConfigError, DataError
 from naspipe.data import images as digits
 from naspipe.data import images as image_folder
-from naspipe.data.idx import read_idx
 from naspipe.data.images import ArraySource, ImageData, keyed_random
+from search_spaces.debian.fashion_mnist import read_idx
 
 
 def small_data(size: int = 10, batch_size: int = 4, split: str = "train") -> ImageData:
@@ -73,7 +73,7 @@ def test_valid_keeps_its_order_and_bad_input_is_refused() -> None:
 def test_digits_are_scikit_learns() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     bunch = datasets.load_digits()
-    pixels, labels = digits._read(digits._file())
+    pixels, labels = digits._read_digits(digits._digits_file())
     assert np.array_equal(pixels, bunch.images)
     assert np.array_equal(labels, bunch.target)
     parts = [digits.open_digits(64, split) for split in ("train", "valid", "test")]
@@ -90,7 +90,7 @@ def test_damaged_digits(tmp_path: Path) -> None:
     for content in (b"junk", gzip.compress(b"1,2\n"), gzip.compress(row.encode())):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"digits\.csv\.gz: expected"):
-            digits._read(path)
+            digits._read_digits(path)
 
 
 def idx(shape: tuple[int, ...], content: bytes) -> bytes:

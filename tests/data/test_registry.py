@@ -14,8 +14,9 @@ import torch
 
 from naspipe.cli import data as data_cli
 from naspipe.config.errors import ConfigError, DataError
-from naspipe.data import ImageData, TranslationData, open_data, prepare
+from naspipe.data import Entry, ImageData, TranslationData, open_data, prepare, registry
 from naspipe.data.fairseq import read_dictionary
+from naspipe.data.images import ArraySource
 
 from .conftest import write_package
 
@@ -171,3 +172,36 @@ def test_real_fashion_mnist(real_fashion_mnist: Path) -> None:
     assert abs(float(images.std()) - 1) < 0.03
     seen = torch.cat([batch["target"] for batch in batches])
     assert np.bincount(seen.numpy(), minlength=10).min() > 400
+
+
+class Point:
+    value = "theirs:DATA"
+
+    def __init__(self, *entries: object) -> None:
+        self.load = lambda: entries
+
+
+def test_data_sets_of_other_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(*points: Point) -> None:
+        registry._table.cache_clear()
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+
+    def opened(place: Path, batch_size: int, split: str, record: dict[str, object]) -> ImageData:
+        record = {**record, "place": str(place)}
+        source = ArraySource(np.zeros((5, 2, 2), np.uint8), np.arange(5), 0.0, 1.0)
+        return ImageData(source, batch_size, info={}, record=record, split=split)
+
+    try:
+        found(Point(Entry("theirs:DIR", "images of theirs", "image", open=opened)))
+        assert open_data(f"theirs:{tmp_path}", batch_size=2).record["place"] == str(tmp_path)
+        assert command("list") == 0 and "images of theirs" in capsys.readouterr().out
+        found(Point(Entry("digits", "other digits", "image")))
+        with pytest.raises(ConfigError, match=r"theirs:DATA .* a data set 'digits' already"):
+            open_data("digits")
+        found(Point("digits"))
+        with pytest.raises(ConfigError, match=r"expected data sets \(Entry\), found 'digits'"):
+            open_data("digits")
+    finally:
+        registry._table.cache_clear()

@@ -8,8 +8,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.config.errors import ConfigError
-from naspipe.mixed import student
-from naspipe.mixed import student_space as operations
+from naspipe.mixed import operations, student
 
 
 def layers():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from naspipe.nni.candidates import running
-from naspipe.nni.counterparts import Counterparts
+from naspipe.nni.counterparts import Counterparts, running
 from naspipe.nni.library import library
 
 

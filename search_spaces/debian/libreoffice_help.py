@@ -1,15 +1,20 @@
-"""English-German sentence pairs out of LibreOffice's help, binarised as fairseq does it."""
+"""English-German sentence pairs from LibreOffice's help, binarised as fairseq does it.
+
+Words are cut into subwords by byte pair encoding, which subword-nmt learns on the training split.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from naspipe.config.errors import DataError
-from naspipe.data.cache import Description
-from naspipe.data.debian import Package, unpacked
+from naspipe.data.cache import Description, PreparationProgress
 from naspipe.data.fairseq import (
     EOS,
     SPECIAL_SYMBOLS,
@@ -18,10 +23,8 @@ from naspipe.data.fairseq import (
     write_dictionary,
     write_mmap,
 )
-from naspipe.data.help_pages import Pair, pair_pages
-from naspipe.data.images import PreparationProgress
-from naspipe.data.sentence_pairs import split_pairs
-from naspipe.data.subwords import SubwordCutter, learn_merges
+from search_spaces.debian.help_pages import Pair, pair_pages, split_pairs
+from search_spaces.debian.packages import Package, unpacked
 
 RECIPE = 1
 MERGES = {"en-de-2k": 2_000, "en-de-8k": 8_000}
@@ -29,6 +32,7 @@ _PACKAGES = ("libreoffice-help-en-us", "libreoffice-help-de")
 _FOLDERS = ("en-US", "de")
 _LANGUAGES = ("en", "de")
 _PAIR = "en-de"
+_WORD = re.compile(r"\w+|[^\w\s]")
 
 CutPair = tuple[list[str], list[str]]
 
@@ -113,3 +117,53 @@ def _write_split(
         sentences = [[*(tokens.get(word, UNKNOWN) for word in pair[side]), EOS] for pair in pairs]
         prefix = directory / f"{split}.{_PAIR}.{language}"
         write_mmap(prefix, sentences, len(SPECIAL_SYMBOLS) + len(tokens))
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words and punctuation marks of a text."""
+    return _WORD.findall(text)
+
+
+class _CodesFile(io.StringIO):
+    """Takes the merges, one per write, and counts them."""
+
+    def __init__(self, learned: Callable[[], None]) -> None:
+        super().__init__()
+        self._learned = learned
+
+    def write(self, text: str) -> int:
+        self._learned()
+        return super().write(text)
+
+
+def learn_merges(
+    texts: Iterable[str], merges: int, learned: Callable[[], None] = lambda: None
+) -> str:
+    """Return the text of a codes file with up to ``merges`` merges learned on ``texts``.
+
+    ``learned`` is called about once per merge. The result depends on the texts' word counts only.
+    """
+    from subword_nmt.learn_bpe import learn_bpe  # here: runs on other data need no subword-nmt
+
+    counts = Counter(word for text in texts for word in words_of(text))
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    vocabulary = [f"{word} {count}" for word, count in ordered]
+    codes = _CodesFile(learned)
+    # It draws a progress bar of its own and reports there that it stops early.
+    with contextlib.redirect_stderr(io.StringIO()):
+        learn_bpe(vocabulary, codes, merges, is_dict=True)
+    return codes.getvalue()
+
+
+class SubwordCutter:
+    """Cuts texts by learned merges; a subword that goes on in the next one ends in ``@@``."""
+
+    def __init__(self, codes: str) -> None:
+        from subword_nmt.apply_bpe import BPE
+
+        self._bpe = BPE(io.StringIO(codes))
+
+    def __call__(self, text: str) -> list[str]:
+        """Return the subwords of ``text``."""
+        subwords: list[str] = self._bpe.segment_tokens(words_of(text))
+        return subwords

@@ -1,10 +1,15 @@
-"""Read the paragraphs of LibreOffice's help pages, and pair those of two languages."""
+"""Sentence pairs from LibreOffice's help pages: read, paired, cleaned and split.
+
+Paragraphs of two languages are paired by the name of their page and by their identifier. The split
+of a pair follows from the name of its page.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +19,11 @@ from naspipe.config.errors import DataError
 _PARAGRAPH_TAGS = frozenset({"p", "h", "h1", "h2", "h3", "h4", "h5", "h6"})
 _PARAGRAPH_IDS = ("par_", "hd_")
 _SPACE = re.compile(r"\s+")
+MIN_WORDS = 4
+MAX_WORDS = 60
+MAX_LENGTH_RATIO = 2.0
+SPLITS = ("train", "valid", "test")
+_HELD_OUT_PERCENT = 2  # of the pages, for each of valid and test
 
 Pair = tuple[str, str]
 ParagraphId = tuple[str, int]
@@ -152,3 +162,50 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a page in UTF-8 ({error})") from None
+
+
+def is_clean(source: str, target: str) -> bool:
+    """Tell whether a pair looks like a sentence and its translation.
+
+    Both have `MIN_WORDS` to `MAX_WORDS` words, neither more than `MAX_LENGTH_RATIO` times the
+    other's, and they differ (equal ones are program text or not translated).
+    """
+    first, second = len(source.split()), len(target.split())
+    shorter, longer = min(first, second), max(first, second)
+    return (
+        shorter >= MIN_WORDS
+        and longer <= MAX_WORDS
+        and longer <= MAX_LENGTH_RATIO * shorter
+        and source != target
+    )
+
+
+def split_of(page: str) -> str:
+    """Return the split of all pairs of a page, by a hash of its path."""
+    digest = hashlib.sha256(page.encode()).digest()
+    percent = int.from_bytes(digest[:8], "big") % 100
+    if percent < _HELD_OUT_PERCENT:
+        return "valid"
+    return "test" if percent < 2 * _HELD_OUT_PERCENT else "train"
+
+
+def split_pairs(pages: Mapping[str, Sequence[Pair]]) -> dict[str, list[Pair]]:
+    """Return the clean pairs of each split, in the order of the pages, each pair once in all.
+
+    A pair that stands in several splits stays in the first of `SPLITS`, so that nothing of valid
+    or test was seen in training.
+    """
+    found: dict[str, list[Pair]] = {split: [] for split in SPLITS}
+    for page in sorted(pages):
+        found[split_of(page)] += [pair for pair in pages[page] if is_clean(*pair)]
+    seen: set[Pair] = set()
+    return {split: _unseen(found[split], seen) for split in SPLITS}
+
+
+def _unseen(pairs: Iterable[Pair], seen: set[Pair]) -> list[Pair]:
+    fresh = []
+    for pair in pairs:
+        if pair not in seen:
+            seen.add(pair)
+            fresh.append(pair)
+    return fresh
