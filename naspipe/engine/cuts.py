@@ -39,7 +39,6 @@ class _Cut:
     stream: StreamId
     cut: SequenceId
     unretired: set[SequenceId]
-    """Earlier subnets that are under way here."""
     patience: int
     """Later subnets that may still retire before captures wait for idle time no more."""
     uncaptured: int = 0
@@ -56,13 +55,7 @@ class _Capture(NamedTuple):
 
 
 class Cuts:
-    """The layers of one stage that belong to each checkpoint under way.
-
-    Args:
-        stage: which one.
-        book: holds the versions until they are captured.
-        whereabouts: which layers this stage wrote last.
-    """
+    """The layers of one stage that belong to each checkpoint under way."""
 
     def __init__(self, stage: StageId, book: VersionBook, whereabouts: Whereabouts) -> None:
         self._stage = stage
@@ -70,7 +63,6 @@ class Cuts:
         self._whereabouts = whereabouts
         self._open: list[_Cut] = []
         self._waiting: dict[LayerId, list[_Capture]] = {}
-        """Their version is not written yet."""
         self._ready: dict[LayerId, list[_Capture]] = {}
 
     def admit(
@@ -96,11 +88,9 @@ class Cuts:
 
     @property
     def is_idle_work(self) -> bool:
-        """Whether :meth:`use_idle_time` would do something."""
         return bool(self._ready)
 
     def use_idle_time(self) -> list[Command]:
-        """Captures that nothing waits for."""
         return self._capture_first(_AT_ONCE)
 
     def wrote(self, layer: LayerId, version: Version) -> None:

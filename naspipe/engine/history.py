@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Subnet, Version
@@ -136,9 +136,9 @@ class Whereabouts:
     share one of these.
 
     Args:
-        rules: of each stream, the rule of each block of its chain.
+        rules: see :mod:`naspipe.engine`.
         asking: the stages that will ask; nothing is kept for others. None for every stage.
-        steps: how passes form steps, in every stream.
+        steps: see :mod:`naspipe.engine`.
         has_buffers: whether forwards through a layer leave something for the next one.
     """
 
@@ -163,12 +163,10 @@ class Whereabouts:
         self._frozen: dict[LayerId, StageId] = {}
         """The stage of their first user."""
         self._kept: dict[LayerId, tuple[Version, StageId]] = {}
-        """Layers of a checkpoint that nobody has used since."""
         self._cuts: dict[tuple[StreamId, SequenceId], dict[StageId, AtCut]] = {}
         """What belongs to each stage at a cut, until it has asked: where several will."""
 
     def resume(self, layers: Iterable[KeptLayer]) -> None:
-        """Go on behind a checkpoint, from which every stage reads what it uses first."""
         self._kept |= {layer: (versions[-1], keeper) for layer, versions, keeper in layers}
 
     def cut(self, stage: StageId, stream: StreamId, cut: SequenceId) -> AtCut:
@@ -289,7 +287,6 @@ class History:
     """
 
     rules: Sequence[Sequence[BlockRule]]
-    """Of each stream, the rule of each block of its chain."""
     whereabouts: Whereabouts
     uses: Uses
 
@@ -298,19 +295,20 @@ class History:
         cls,
         rules: Sequence[Sequence[BlockRule]],
         asking: Collection[StageId] | None = None,
-        **how: Any,
+        steps: Steps = ONE_PASS,
+        buffered: Collection[LayerId] | None = None,
     ) -> History:
-        """A new one, for chains of these rules; see :class:`Whereabouts` for what else."""
+        """A new one, for chains of these rules; see :class:`Whereabouts`.
+
+        ``buffered`` holds the layers whose forwards leave something for the next one; None for all.
+        """
+        has_buffers = buffered.__contains__ if buffered is not None else lambda layer: True
         uses = Uses(is_shared=asking is None or len(asking) > 1)
-        return cls(rules, Whereabouts(rules, asking, **how), uses)
+        return cls(rules, Whereabouts(rules, asking, steps, has_buffers), uses)
 
 
 def check_groups(groups: int, policy: str, steps: Steps) -> None:
-    """Each group must have a pass of every step.
-
-    Raises:
-        ConfigError: when one has none, or where a step means nothing.
-    """
+    """Each group must have a pass of every step."""
     if groups == 1:
         return
     if not traits_of(policy).takes_steps:

@@ -75,11 +75,9 @@ class Conflicts:
         self._before.end((stream, sequence_id))
 
     def is_before(self, stream: StreamId, sequence_id: SequenceId) -> bool:
-        """Whether a subnet waits for another on the stages before this one."""
         return self._before.is_waiting((stream, sequence_id))
 
     def is_behind(self, stream: StreamId, sequence_id: SequenceId) -> bool:
-        """Whether a subnet waits for another on the stages behind this one."""
         return self._behind.is_waiting((stream, sequence_id))
 
 
@@ -88,12 +86,10 @@ class _Waits:
 
     def __init__(self) -> None:
         self._followers: dict[_Key, list[_Key]] = {}
-        """Of every subnet that has not ended."""
         self._counts: dict[_Key, int] = {}
         """How many others a subnet waits for; subnets that wait for none are left out."""
 
     def admit(self, subnet: _Key, others: Iterable[_Key]) -> None:
-        """A subnet begins; it waits for the others, each named once, that have not ended."""
         pending = [other for other in others if other in self._followers]
         for other in pending:
             self._followers[other].append(subnet)
@@ -109,7 +105,6 @@ class _Waits:
                 del self._counts[follower]
 
     def is_waiting(self, subnet: _Key) -> bool:
-        """Whether a subnet waits for any other."""
         return subnet in self._counts
 
 
@@ -209,12 +204,7 @@ _Ranked = list[tuple[tuple[Any, ...], Work]]
 
 
 class Predictor:
-    """Follows what a stage is told, and lists the layers that it is likely to use.
-
-    Args:
-        rules: of each stream, the rule of each block of its chain.
-        order: which of several clear tasks runs first.
-    """
+    """Follows what a stage is told, and lists the layers that it is likely to use."""
 
     def __init__(self, rules: Sequence[Sequence[BlockRule]], order: DispatchOrder) -> None:
         self._order = order
@@ -229,7 +219,6 @@ class Predictor:
         """How many of the subnets under way still have a block to run on it."""
 
     def admit(self, progress: Progress) -> None:
-        """A subnet may start."""
         here = progress.partition.blocks(progress.forward.task.stage)
         self._conflicts.admit(progress.subnet, here)
         for ticket in progress.tickets.values():
@@ -251,7 +240,6 @@ class Predictor:
             del self._needed[layer]
 
     def retire(self, progress: Progress) -> None:
-        """The stage has nothing left to do for a subnet."""
         self._conflicts.retire(progress.subnet.stream, progress.subnet.sequence_id)
 
     def forecast(
@@ -291,65 +279,37 @@ class Predictor:
         """The other tasks, the soonest of each kind first.
 
         Those that are queued, or will be when the running task ends; backwards and forwards
-        whose input has not arrived; those that wait for a WRITE.
+        whose input has not arrived; those that wait for a WRITE. Of the second and third kind, what
+        a neighbour announced comes first, then what waits for no other subnet; of those the oldest.
+        A pipeline hands subnets on in sequence order, but for those that have to wait.
         """
         queued: _Ranked = []
         unclear: _Ranked = []
-        returning = _Arrivals()
-        coming = _Arrivals()
+        returning: _Ranked = []
+        coming: _Ranked = []
+        announced, conflicts, order_key = self._announced, self._conflicts, self._order.key
         for progress in subnets:
             forward = progress.forward
             if forward.is_queued:
-                queued.append((self._dispatch_key(forward), forward))
+                queued.append((order_key(forward.task, forward.priority), forward))
             elif forward.todo and forward is not running:
+                task = forward.task
                 if CHAIN not in forward.missing:
-                    unclear.append((self._dispatch_key(forward), forward))
+                    unclear.append((order_key(task, forward.priority), forward))
                 else:
-                    coming.of(forward.task in self._announced, self._waits(forward)).append(forward)
+                    waits = conflicts.is_before(task.stream, task.sequence_id)
+                    coming.append(((task not in announced, waits), forward))
             for backward in progress.backwards.values():
+                task = backward.task
                 if backward.is_queued or (forward is running and backward.begins_here):
-                    queued.append((self._dispatch_key(backward), backward))
+                    queued.append((order_key(task, backward.priority), backward))
                 elif not forward.todo and CHAIN in backward.missing:
-                    is_announced = backward.task in self._announced
-                    returning.of(is_announced, self._waits(backward)).append(backward)
-        return [_in_order(queued), returning.in_order(), coming.in_order(), _in_order(unclear)]
-
-    def _dispatch_key(self, work: Work) -> tuple[Any, ...]:
-        return self._order.key(work.task, work.priority)
-
-    def _waits(self, work: Work) -> bool:
-        """Whether another subnet has to be done first, where the task's input comes from."""
-        task = work.task
-        if task.kind is TaskKind.BACKWARD:
-            return self._conflicts.is_behind(task.stream, task.sequence_id)
-        return self._conflicts.is_before(task.stream, task.sequence_id)
-
-
-class _Arrivals:
-    """Tasks whose input has not arrived, in the order in which it is likely to.
-
-    What a neighbour announced comes first, then what waits for no other subnet; of those the
-    oldest. A pipeline hands subnets on in sequence order, but for those that have to wait.
-    """
-
-    def __init__(self) -> None:
-        self._groups: tuple[list[Work], ...] = ([], [], [], [])
-
-    def of(self, is_announced: bool, is_waiting: bool) -> list[Work]:
-        """Where to append a task; the older subnets first."""
-        return self._groups[2 * (not is_announced) + is_waiting]
-
-    def in_order(self) -> list[Work]:
-        """All of them."""
-        return [work for group in self._groups for work in group]
-
-
-def _in_order(ranked: _Ranked) -> list[Work]:
-    return [work for _, work in sorted(ranked, key=_first)]
-
-
-def _first(pair: tuple[tuple[Any, ...], Work]) -> tuple[Any, ...]:
-    return pair[0]
+                    waits = conflicts.is_behind(task.stream, task.sequence_id)
+                    returning.append(((task not in announced, waits), backward))
+        return [
+            [work for _, work in sorted(ranked, key=lambda pair: pair[0])]
+            for ranked in (queued, returning, coming, unclear)
+        ]
 
 
 def _in_turn(*groups: Sequence[Work]) -> Iterator[Work]:

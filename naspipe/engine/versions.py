@@ -50,7 +50,7 @@ from naspipe.config.rules import BlockRule, Rule, rule_of
 from naspipe.config.steps import Steps
 from naspipe.engine.events import KeptLayer
 from naspipe.engine.history import Uses
-from naspipe.engine.ports import SyncPolicy
+from naspipe.engine.policies import SyncPolicy
 
 
 @dataclass(slots=True)
@@ -89,7 +89,6 @@ class LayerVersions:
 
 
 _NEVER = Version(sys.maxsize)
-"""Older than this: every version."""
 
 
 class Ticket(NamedTuple):
@@ -105,19 +104,12 @@ class Ticket(NamedTuple):
 
 
 class VersionBook:
-    """Versions of the layers of one stage, under one synchronisation policy.
-
-    Args:
-        rules: of each stream, the rule of each block of its chain.
-        policy: which version an access asks for.
-        uses: who uses each layer; stages of one process may share it.
-    """
+    """Versions of the layers of one stage, under one synchronisation policy."""
 
     def __init__(
         self, rules: Sequence[Sequence[BlockRule]], policy: SyncPolicy, uses: Uses | None = None
     ) -> None:
         self.rules = tuple(map(tuple, rules))
-        """Of each stream, of each block of its chain."""
         self._policy = policy
         self._uses = uses if uses is not None else Uses(is_shared=False)
         self._layers: dict[LayerId, LayerVersions] = {}
@@ -164,7 +156,6 @@ class VersionBook:
         return tickets
 
     def is_admitted(self, stream: StreamId, sequence_id: int) -> bool:
-        """Whether a subnet has its tickets here."""
         return sequence_id < self._next.get(stream, 0)
 
     def begin(self, tickets: dict[int, Ticket]) -> None:
@@ -187,15 +178,12 @@ class VersionBook:
         return ticket
 
     def is_clear(self, ticket: Ticket) -> bool:
-        """Whether what it reads can be read here now."""
         return ticket.reads == LATEST or self.exists(ticket.layer, ticket.reads)
 
     def exists(self, layer: LayerId, version: Version) -> bool:
-        """Whether a version can be read here now."""
         return version in self._state(layer).existing
 
     def newest(self, layer: LayerId) -> Version:
-        """The newest version that was written or arrived here."""
         return self._state(layer).newest
 
     def may_replace(self, layer: LayerId) -> bool:
@@ -246,11 +234,7 @@ class VersionBook:
         return self._drop(layer, state)
 
     def write(self, layer: LayerId, ticket: Ticket, version: Version) -> list[Version]:
-        """A WRITE was applied; returns the versions nobody will read again.
-
-        Raises:
-            InvariantError: when the WRITE was built on any but the newest version.
-        """
+        """A WRITE was applied; returns the versions nobody will read again."""
         state = self._state(layer)
         if state.newest != ticket.base:
             raise InvariantError(
@@ -268,9 +252,6 @@ class VersionBook:
         """Another stage handed its newest version over; what was here before is stale.
 
         Of a layer with copies, older versions are read on.
-
-        Raises:
-            InvariantError: when it is not newer than what is here, or that is still read.
         """
         state = self._state(layer)
         if version <= state.newest or not self.may_replace(layer):
@@ -311,7 +292,6 @@ class VersionBook:
         return Ticket(layer, reads, state.users[-1], is_writer)
 
     def _promise(self, layer: LayerId, state: LayerVersions, writers: Iterable[Version]) -> None:
-        """Note that subnets will write a layer."""
         if self._policy.is_writer(self.rule(layer)):
             state.promise(writers, self._policy.steps)
             oldest = self._floor(layer, state)
@@ -338,7 +318,6 @@ class VersionBook:
         return _NEVER if version == LATEST else version
 
     def rule(self, layer: LayerId) -> Rule:
-        """How a layer's READs follow its WRITEs."""
         return rule_of(self.rules[layer.stream], layer)
 
     def _drop(self, layer: LayerId, state: LayerVersions) -> list[Version]:

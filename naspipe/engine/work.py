@@ -41,7 +41,6 @@ class Work:
 
     @property
     def priority(self) -> int:
-        """Of the next block."""
         return self.priorities[self.todo[-1]] if self.priorities else 0
 
     def clear_reads(self, limit: int | None) -> list[tuple[LayerId, Version]]:
@@ -55,7 +54,6 @@ class Work:
         return reads
 
     def run(self, reads: tuple[tuple[LayerId, Version], ...]) -> RunTask:
-        """The command to compute some of its blocks."""
         return RunTask(self.task, reads, self.subnet.options(layer for layer, _ in reads))
 
     def clear_layers(self) -> list[LayerId]:
@@ -64,7 +62,6 @@ class Work:
         return [tickets[block].layer for block in reversed(self.todo) if block not in unclear]
 
     def explain(self) -> str:
-        """What it waits for, for error messages."""
         if CHAIN in self.missing:
             return f"{self.task} has no input"
         if self.unclear:
@@ -88,7 +85,6 @@ class Progress:
     """Tasks whose layers are still needed, WRITEs still owed, gates that hold it, outputs still
     to be taken: the last of them retires the subnet."""
     holds: int = 0
-    """Gates that its WRITEs wait for."""
     write_priorities: tuple[int, ...] = ()
     """By block of the chain; empty where each WRITE goes before all tasks."""
     writing: set[int] = field(default_factory=set)
@@ -96,7 +92,6 @@ class Progress:
 
     @property
     def is_trained(self) -> bool:
-        """Whether a backward follows the forward."""
         return bool(self.backwards)
 
     @property
@@ -111,11 +106,9 @@ class Progress:
         return found if found is not None and found.task == task else None
 
     def works(self) -> list[Work]:
-        """Its tasks, the forward first."""
         return [self.forward, *self.backwards.values()]
 
     def explain(self) -> str:
-        """What it waits for, for error messages."""
         for work in self.works():
             if work.todo:
                 return work.explain()

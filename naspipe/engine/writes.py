@@ -16,21 +16,18 @@ from naspipe.engine.commands import Command, DropVersion, JoinSum, WriteLayer
 from naspipe.engine.events import TaskKind, WriteFinished
 from naspipe.engine.gates import Gates
 from naspipe.engine.history import Moves
-from naspipe.engine.ports import DispatchOrder, Residency
+from naspipe.engine.ports import DispatchOrder
+from naspipe.engine.residency import Residency
 from naspipe.engine.versions import Ticket, VersionBook
 from naspipe.engine.work import Progress
 
 _Place = tuple[StreamId, int]
-"""A block of a stream."""
 
 
 class Followers:
     """The sources and followers among the layers of one stage.
 
-    Args:
-        rules: of each stream, the rule of each block of its chain.
-        ended: the last step whose WRITEs of a layer are all over on this stage.
-        steps: how passes form steps, in every stream.
+    ``ended`` tells the last step whose WRITEs of a layer are all over on this stage.
     """
 
     def __init__(
@@ -99,14 +96,8 @@ class Writes:
     Where another stage computes earlier passes of a step, their gradients come first, as a sum. In
     a tree they are added whenever they come, before the sum leaves or the step ends.
 
-    Args:
-        book: the versions of this stage.
-        residency: what of them is on the device.
-        gates: hold WRITEs back.
-        steps: how passes form steps, in every stream.
-        order: of tasks, and of WRITEs that have a priority among them.
-        splits: backwards may be split. Then a WRITE may take as long as a backward, so one begins
-            at a time, and tasks that become ready go before the next one.
+    If backwards may be split (``splits``), a WRITE may take as long as a backward, so one begins
+    at a time, and tasks that become ready go before the next one.
     """
 
     def __init__(
@@ -136,14 +127,12 @@ class Writes:
         self._due: dict[LayerId, tuple[Progress, int]] = {}
         """Nothing is in their way but a run, or that the layer is not on the device."""
         self._queue: list[tuple[tuple[Any, ...], int, LayerId]] = []
-        """A heap of those that are due: key, number, layer."""
         self._order, self._counter = order, count()
         self._splits, self._most_due = splits, MOST_OWED if splits else MOST_DUE
         self._num_under_way = 0
 
     @property
     def are_under_way(self) -> bool:
-        """Whether one was commanded and has not finished."""
         return self._num_under_way > 0
 
     @property
@@ -254,7 +243,6 @@ class Writes:
         return [JoinSum(layer, version, base, keeps_base), *drops]
 
     def release(self, progress: Progress) -> list[Command]:
-        """The WRITEs of a step are held back no longer: a pass's may be due; as ``follow``."""
         layers = [ticket.layer for ticket in progress.tickets.values() if ticket.is_writer]
         return [command for layer in layers for command in self.follow(layer)]
 
@@ -286,11 +274,7 @@ class Writes:
         return commands
 
     def finish(self, event: WriteFinished, progress: Progress) -> Ticket:
-        """A WRITE is over; returns its ticket.
-
-        Raises:
-            InvariantError: when it was not under way.
-        """
+        """A WRITE is over; returns its ticket."""
         layer = event.layer
         needs_layer = self._needs_layer(layer, event.sequence_id)
         ticket = progress.tickets.get(layer.block)

@@ -14,9 +14,9 @@ import numpy as np
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import AccessKind, LayerId, StageId, StreamId
+from naspipe.engine.admission import AdmissionWindow
 from naspipe.engine.builder import build_admission, build_controller, new_history
 from naspipe.engine.history import participants
-from naspipe.engine.ports import Admission
 from naspipe.plan.bounds import CausalBound, causal_bound, side_by_side
 from naspipe.plan.chains import Stream
 from naspipe.plan.costs import CostTable
@@ -129,7 +129,7 @@ def simulate_run(
     simulate_into(
         table.append, admitted, controllers, timing, lambda: next(admissions), clock, known
     )
-    peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
+    peaks = tuple(manager.ledger.peak_bytes for manager in managers if manager is not None)
     return SimulatedRun(plan, table, execution.workers, peaks)
 
 
@@ -143,7 +143,7 @@ def _taken_part(pipeline: Pipeline, plan: Plan, num_stages: int) -> list[list[in
     ]
 
 
-def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[Admission]:
+def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[AdmissionWindow]:
     """Which subnets of each stream may be under way on a stage that takes part in some."""
     return [
         build_admission(

@@ -12,6 +12,7 @@ from naspipe.config.ids import Access, AccessKind, LayerId, StageId, StreamId, S
 from naspipe.config.partition import Partition
 from naspipe.config.steps import Steps
 from naspipe.config.wiring import CHAIN, InputName, field_input
+from naspipe.engine.admission import AdmissionWindow
 from naspipe.engine.commands import (
     Command,
     Contribute,
@@ -40,7 +41,6 @@ from naspipe.engine.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.engine.ports import Admission
 from naspipe.plan.virtual_costs import Costs, Learner
 
 
@@ -159,7 +159,7 @@ class SimulatedStage:
         controller: StageController,
         clock: VirtualClock,
         costs: Costs,
-        admissions: Sequence[Admission],
+        admissions: Sequence[AdmissionWindow],
         admitted: Admit,
         record: Record,
     ) -> None:
@@ -319,7 +319,7 @@ def simulate(
     admitted: Admit,
     controllers: Sequence[StageController],
     costs: Costs,
-    admissions: Callable[[], Sequence[Admission]],
+    admissions: Callable[[], Sequence[AdmissionWindow]],
 ) -> list[list[Access]]:
     """As :func:`simulate_into`; returns each stage's accesses in the order of their ends."""
     stages: list[list[Access]] = [[] for _ in controllers]
@@ -336,7 +336,7 @@ def simulate_into(
     admitted: Admit,
     controllers: Sequence[StageController],
     costs: Costs,
-    admissions: Callable[[], Sequence[Admission]],
+    admissions: Callable[[], Sequence[AdmissionWindow]],
     clock: VirtualClock | None = None,
     known: KnownPasses | None = None,
 ) -> None:
