@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from naspipe.config.ids import AccessKind, LayerId, StreamId
+from naspipe.config.ids import AccessKind, LayerId
 from naspipe.engine.events import LAYER, Parcel, Task
 from naspipe.plan.costs import CostTable
 
@@ -19,15 +19,12 @@ class Costs(Protocol):
 
         Of a forward and a backward, the option stands in the place of the layer's candidate.
         """
-        ...
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
         """Of a WRITE that only adds a pass's gradients to its step's."""
-        ...
 
     def make_ns(self, layer: LayerId) -> int:
         """Making a layer, once on each stage that uses it, before the first block there."""
-        ...
 
     def between_ns(self, parcels: int = 0) -> int:
         """Before every access: what the stage itself takes, which counts as idle.
@@ -35,27 +32,15 @@ class Costs(Protocol):
         ``parcels`` (parts of) layers were sent to other stages or taken from them since the one
         before it.
         """
-        ...
 
     def message_ns(self, receiver: Task) -> int:
         """From the end of a task to the arrival of its output at the receiving stage."""
-        ...
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
         """From a push of (a part of) a layer to its arrival at its user's stage."""
-        ...
 
     def copy_ns(self, layer: LayerId) -> int:
         """One copy of a layer between host memory and the device."""
-        ...
-
-
-class Learner(Protocol):
-    """A stage, as the launcher sees it where steps begin with probes."""
-
-    def learn(self, stream: StreamId, known: int) -> None:
-        """So many subnets of a stream are known by now."""
-        ...
 
 
 LINK_NS_PER_BYTE = 0.4
@@ -94,7 +79,6 @@ class TableCosts:
     """Of a stage's own time, for each (part of a) layer that it sends or takes."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`Costs`."""
         cost = self.table.of(layer.block, layer.candidate)
         match kind:
             case AccessKind.FORWARD:
@@ -105,28 +89,22 @@ class TableCosts:
                 return cost.owed_ns + cost.write_ns
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`Costs`."""
         cost = self.table.of(layer.block, layer.candidate)
         return cost.owed_ns + int(ADDING * cost.write_ns)
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
         return self.table.of(layer.block, layer.candidate).make_ns
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`Costs`."""
         return self.pause_ns + parcels * self.parcel_ns
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`Costs`."""
         return self.link_ns
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`Costs`."""
         return self.link_ns + int(self.pushed_bytes(layer) * LINK_NS_PER_BYTE)
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
         return self.copy_latency_ns + int(self.state_bytes(layer) / self.bytes_per_ns)
 
 
@@ -135,32 +113,24 @@ class StreamCosts:
     """Costs of streams that train different spaces."""
 
     streams: Sequence[Costs]
-    """Of each stream."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].access_ns(layer, kind, sequence_id)
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].add_ns(layer, sequence_id)
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].make_ns(layer)
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`Costs`."""
         return max(costs.between_ns(parcels) for costs in self.streams)
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`Costs`."""
         return self.streams[receiver.stream].message_ns(receiver)
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].push_ns(layer, parcel)
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].copy_ns(layer)
