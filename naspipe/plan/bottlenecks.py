@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from naspipe.config.ids import Subnet
 from naspipe.config.rules import BlockRule, Every, Exact, Lag, rule_of
 from naspipe.config.steps import Steps
 from naspipe.plan.bounds import CausalBound, causal_bound, side_by_side
@@ -38,76 +37,70 @@ def bottlenecks(
     outcome: Outcome,
     groups: int = 1,
 ) -> list[Bottleneck]:
-    """What keeps the stages of one simulated run from being busy, the strictest first.
-
-    Args:
-        pipeline: streams of one space, with costs; the first stands for all.
-        labels: of the blocks of the chain, for the text.
-        bound: of the pipeline.
-        plan: under which it was run.
-        outcome: of that run.
-        groups: that the stages form.
-    """
+    """What keeps the stages of one simulated run from being busy, the strictest first."""
     stream, count = pipeline.streams[0], len(pipeline.streams)
-    if stream.costs is None:
+    costs, subnets = stream.costs, stream.subnets
+    if costs is None:
         return []
-    means = [
-        _mean_ns(stream.costs, stream.subnets, block) for block in range(len(stream.chain.rules))
+    means = [  # of one pass through each block, without the making of layers
+        sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
+        for block in range(len(stream.chain.rules))
     ]
-    work_ns = sum(means)
-    passes = pipeline.steps.passes
-    found = [_causal(bound, pipeline.steps.probes), _largest_block(means, labels, work_ns, groups)]
-    if not pipeline.steps.probes:  # otherwise the longest chain says it all
+    work_ns, passes, probes = sum(means), pipeline.steps.passes, pipeline.steps.probes
+    busy = bound.steady_parallelism
+    if probes:
+        text = (
+            f"probes: what a step trains waits for the losses of its {probes} probes, and they for "
+            f"the step before: at most {busy:.1f} stages are busy; more probes and passes of a "
+            f"step, lag(K), or several streams would help"
+        )
+    else:
+        text = (
+            f"causal order: the longest chain of subnets that use the same layers keeps at most "
+            f"{busy:.1f} stages busy; a sampler that spaces its choices, or several streams, would "
+            f"help"
+        )
+    found = [Bottleneck(busy, text)]
+    largest_ns, label = max(zip(means, labels, strict=True))
+    busy = groups * work_ns / largest_ns if largest_ns else float("inf")
+    text = (
+        f"largest block: {label} takes {largest_ns / work_ns:.1%} of a subnet and cannot be cut, "
+        f"so at most {busy:.1f} stages are busy"
+    )
+    found.append(Bottleneck(busy, text))
+    if not probes:  # otherwise the longest chain says it all
         found += _shared(stream.chain, labels, means, work_ns, count * passes)
         found += _entangled(stream, labels, means, passes * count, outcome.stages // groups, groups)
     if outcome.stages > groups:
-        found.append(_imbalance(stream.subnets, plan, stream.costs, outcome, groups))
-    found += _window(outcome, count)
-    found += _uneven(passes, groups, outcome)
-    if outcome.stall_ratio > _NOTABLE:
-        found.append(
-            Bottleneck(
-                outcome.stages * (1 - outcome.stall_ratio),
-                f"memory: stages wait {outcome.stall_ratio:.1%} of the time for layers to be "
-                f"loaded; a larger budget would help",
-            )
+        ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
+        mean = sum(ratios) / len(ratios) / groups  # the stages of the other groups are empty
+        text = (
+            f"imbalance: a subnet's dearest stage takes {mean:.2f} times the mean one, because a "
+            f"stage is a whole number of blocks"
         )
+        found.append(Bottleneck(outcome.stages / mean, text))
+    most = outcome.window * count
+    if most < outcome.stages:
+        text = (
+            f"window: at most {most} subnets are under way, each on one stage at a "
+            f"time; raise window or activation_memory"
+        )
+        found.append(Bottleneck(most, text))
+    if passes % groups:  # a step takes as long as the group with the most passes of it
+        most = -(-passes // groups)
+        text = (
+            f"groups: {passes} passes of a step on {groups} groups leave some with {most} and some "
+            f"with {passes // groups}; a multiple of {groups} would help"
+        )
+        found.append(Bottleneck(outcome.stages * passes / (most * groups), text))
+    if outcome.stall_ratio > _NOTABLE:
+        text = (
+            f"memory: stages wait {outcome.stall_ratio:.1%} of the time for layers to be "
+            f"loaded; a larger budget would help"
+        )
+        found.append(Bottleneck(outcome.stages * (1 - outcome.stall_ratio), text))
     biting = [limit for limit in found if limit.busy_stages < outcome.stages * (1 - _NOTABLE)]
     return sorted(biting, key=lambda limit: (limit.busy_stages, limit.text))
-
-
-def _mean_ns(costs: CostTable, subnets: Sequence[Subnet], block: int) -> float:
-    """Of one pass through a block, without the making of layers."""
-    return sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
-
-
-def _causal(bound: CausalBound, probes: int) -> Bottleneck:
-    busy = bound.steady_parallelism
-    if probes:
-        return Bottleneck(
-            busy,
-            f"probes: what a step trains waits for the losses of its {probes} probes, and they for "
-            f"the step before: at most {busy:.1f} stages are busy; more probes and passes of a "
-            f"step, lag(K), or several streams would help",
-        )
-    return Bottleneck(
-        busy,
-        f"causal order: the longest chain of subnets that use the same layers keeps at most "
-        f"{busy:.1f} stages busy; a sampler that spaces its choices, or several streams, would "
-        f"help",
-    )
-
-
-def _largest_block(
-    means: Sequence[float], labels: Sequence[str], work_ns: float, groups: int
-) -> Bottleneck:
-    largest_ns, label = max(zip(means, labels, strict=True))
-    busy = groups * work_ns / largest_ns if largest_ns else float("inf")
-    return Bottleneck(
-        busy,
-        f"largest block: {label} takes {largest_ns / work_ns:.1%} of a subnet and cannot be cut, "
-        f"so at most {busy:.1f} stages are busy",
-    )
 
 
 def _shared(
@@ -158,8 +151,15 @@ def _entangled(
     Nothing of a step starts there before the last step's WRITEs, so passes alone fill the stages:
     S · P / (P + S - 1) of S stages with P passes. Streams count as passes do.
     """
-    rules, elastic = stream.chain.rules, _settings_everywhere(stream)
-    exact = [block for block in elastic if isinstance(rules[block], Exact)]
+    rules = stream.chain.rules
+    used = [subnet for subnet in stream.subnets if subnet.candidates]
+    exact = [
+        block
+        for block in range(len(rules) if used else 0)
+        if len({subnet.layer(block) for subnet in used}) == 1
+        and len({subnet.chain[block] for subnet in used}) > 1
+        and isinstance(rules[block], Exact)
+    ]
     share = sum(means[exact[0] :]) / sum(means) if exact else 0.0
     if share < _MOST:
         return []
@@ -172,58 +172,6 @@ def _entangled(
             f"starts before the last one's WRITEs: S·P/(P + S - 1) = {busy:.1f} stages with P = "
             f"{passes}{f' in each of {groups} groups' if groups > 1 else ''}; more passes "
             f"(subnets:P), groups, streams or lag({stages - 1}) would help",
-        )
-    ]
-
-
-def _settings_everywhere(stream: Stream) -> list[int]:
-    """Blocks of which all subnets use one layer, and not by one option."""
-    used = [subnet for subnet in stream.subnets if subnet.candidates]
-    return [
-        block
-        for block in range(len(stream.chain.rules) if used else 0)
-        if len({subnet.layer(block) for subnet in used}) == 1
-        and len({subnet.chain[block] for subnet in used}) > 1
-    ]
-
-
-def _imbalance(
-    subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome, groups: int
-) -> Bottleneck:
-    ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
-    mean = sum(ratios) / len(ratios) / groups  # the stages of the other groups are empty
-    return Bottleneck(
-        outcome.stages / mean,
-        f"imbalance: a subnet's dearest stage takes {mean:.2f} times the mean one, because a "
-        f"stage is a whole number of blocks",
-    )
-
-
-def _uneven(passes: int, groups: int, outcome: Outcome) -> list[Bottleneck]:
-    """A step takes as long as the group with the most passes of it."""
-    most = -(-passes // groups)
-    busy = outcome.stages * passes / (most * groups)
-    if passes % groups == 0:
-        return []
-    return [
-        Bottleneck(
-            busy,
-            f"groups: {passes} passes of a step on {groups} groups leave some with {most} and some "
-            f"with {passes // groups}; a multiple of {groups} would help",
-        )
-    ]
-
-
-def _window(outcome: Outcome, streams: int) -> list[Bottleneck]:
-    """A subnet is on one stage at a time."""
-    most = outcome.window * streams
-    if most >= outcome.stages:
-        return []
-    return [
-        Bottleneck(
-            most,
-            f"window: at most {most} subnets are under way, each on one stage at a "
-            f"time; raise window or activation_memory",
         )
     ]
 
@@ -245,7 +193,7 @@ LEAST_STEPS = 10
 """Of a run that is worth a word."""
 
 _ALIKE = LayerCost(1, 2, 0)
-"""Of every layer, where costs are not known."""
+"""Of every layer, if costs are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +201,6 @@ class HeldBack:
     """Why a pipeline is hardly faster than one stage."""
 
     busy_stages: float
-    """That can be, however many there are."""
     lifted: float
     """The same with all that holds it back changed."""
     layers: tuple[int, ...] = ()
@@ -279,7 +226,8 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
     busy, wanted = _busy(pipeline, rules, steps), max(NEAR_ONE, min(2.0, workers / 2))
     if busy >= wanted:
         return None
-    fixed = [block for block in range(len(rules)) if _is_fixed(first.subnets, block)]
+    used = [subnet for subnet in first.subnets if subnet.chain]
+    fixed = [b for b in range(len(rules)) if len({subnet.layer(b) for subnet in used}) <= 1]
     if len(fixed) == len(rules):
         return HeldBack(busy, busy, is_chosen=False)
 
@@ -289,8 +237,7 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
         )
         return _busy(pipeline, changed, replace(steps, is_gated=steps.is_gated and not gate))
 
-    any_subnet = next(subnet for subnet in first.subnets if subnet.chain)
-    exact = [b for b in fixed if isinstance(rule_of(rules, any_subnet.layer(b)), Exact)]
+    exact = [b for b in fixed if isinstance(rule_of(rules, used[0].layer(b)), Exact)]
     enough = max(busy * LIFTS, min(wanted, lifted(exact, True)))
     found = _least(exact, steps.is_gated, lambda *change: lifted(*change) >= enough)
     if found is not None:
@@ -312,19 +259,11 @@ def _least(
     return kept, gate and not helps(kept, False)
 
 
-def _is_fixed(subnets: Sequence[Subnet], block: int) -> bool:
-    """Whether all subnets use the same layer there."""
-    return len({subnet.layer(block) for subnet in subnets if subnet.chain}) <= 1
-
-
 def _busy(pipeline: Pipeline, rules: Sequence[BlockRule], steps: Steps) -> float:
     """Stages that can be busy once the streams flow."""
     bounds = []
     for stream in pipeline.streams:
         subnets = stream.subnets[: steps.end(MOST_SUBNETS)]
-        bounds.append(causal_bound(subnets, rules, stream.costs or _alike(stream), steps))
+        alike = {(block, 0): _ALIKE for block in range(len(stream.chain.rules))}
+        bounds.append(causal_bound(subnets, rules, stream.costs or CostTable(alike), steps))
     return side_by_side(bounds).steady_parallelism
-
-
-def _alike(stream: Stream) -> CostTable:
-    return CostTable({(block, 0): _ALIKE for block in range(len(stream.chain.rules))})

@@ -39,7 +39,6 @@ class CausalBound:
 
     @property
     def parallelism(self) -> float:
-        """Work over the longest chain."""
         return self.work_ns / self.chain_ns if self.chain_ns else 1.0
 
     @property
@@ -99,13 +98,7 @@ def side_by_side(bounds: Sequence[CausalBound]) -> CausalBound:
 
 @dataclass(slots=True)
 class StreamChain:
-    """The longest causal chain of a stream's first subnets, one subnet at a time.
-
-    Args:
-        rules: the rule of each block of the chain.
-        costs: of every layer.
-        steps: how passes form steps.
-    """
+    """The longest causal chain of a stream's first subnets, one subnet at a time."""
 
     rules: Sequence[BlockRule]
     costs: CostTable
@@ -125,7 +118,6 @@ class StreamChain:
     """When the losses of the step's probes so far could be there: its other passes follow."""
 
     def extend(self, subnet: Subnet) -> None:
-        """Add the stream's next subnet."""
         layers = list(map(subnet.layer, range(len(subnet.chain))))
         chain = [self.costs.of(*place) for place in enumerate(subnet.chain)]
         is_probe, step = self.steps.is_probe(self.num_passes), self.steps.step(self.num_passes)
@@ -159,13 +151,11 @@ class StreamChain:
         self._step_ns = self._probed_ns = 0
 
     def _readable_ns(self, layer: LayerId, step: int) -> int:
-        """When the version that a step reads exists."""
         last = rule_of(self.rules, layer).last_read(step)
         written = reversed(self._written.get(layer, ()))
         return next((end_ns for number, end_ns in written if number <= last), 0)
 
     def _write(self, layer: LayerId, after_ns: int, write_ns: int) -> None:
-        """A WRITE follows its backward and the WRITE before it."""
         written = self._written.get(layer)
         if written is None:
             behind = steps_behind(rule_of(self.rules, layer)) or 0
@@ -247,10 +237,6 @@ def coarsened(priorities: Sequence[Priorities], grain_ns: int) -> list[Prioritie
 
     That rule is the paper's: backward first, then the older subnet. It finishes what was begun,
     which a small difference between long paths is not worth giving up.
-
-    Args:
-        priorities: nanoseconds.
-        grain_ns: 1 or more; see :data:`GRAIN`.
     """
     return [
         Priorities(*(tuple(level // grain_ns for level in row) for row in one))

@@ -26,7 +26,6 @@ class Chain:
     """What of a space a schedule depends on."""
 
     rules: tuple[BlockRule, ...]
-    """Of each block of the chain."""
     is_shared: tuple[bool, ...]
     """For each block, whether every subnet uses its only layer, which stays where it is."""
     buffered: frozenset[tuple[int, int]] | None = None
@@ -43,7 +42,6 @@ class Chain:
         buffered: frozenset[tuple[int, int]] | None = None,
         stateless: frozenset[tuple[int, int]] = frozenset(),
     ) -> Chain:
-        """The chain of a space."""
         counts = [len(block.candidates) for block in space.blocks]
         return cls(
             rules=with_stateless(space.rules, counts, stateless),
@@ -89,7 +87,6 @@ class Stream:
         return self.split_at(chosen)
 
     def split_at(self, chosen: Container[tuple[int, int]]) -> Stream:
-        """The same stream where the backwards of these options of blocks are split."""
         return replace(self, costs=self.costs and self.costs.split(chosen), split=chosen)
 
 
@@ -100,7 +97,6 @@ CutSteps = Callable[[Sequence[Subnet]], tuple[Partition, ...]]
 def cut_by_steps(
     streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
 ) -> list[CutSteps]:
-    """Of each stream; see :func:`make_cutters`."""
     cutters, groups = make_cutters(streams, execution, wiring, steps), execution.pipeline.groups
     if is_joint(execution):
         return [partial(_one_by_one, cutter) for cutter in cutters]

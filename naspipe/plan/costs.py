@@ -58,7 +58,6 @@ class LayerCost(NamedTuple):
 
 
 COLUMNS = ("block", "option", *LayerCost._fields)
-"""Of a table as rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,6 @@ class CostTable:
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[int]]) -> CostTable:
-        """The table whose :attr:`rows` these are."""
         return cls({(block, option): LayerCost(*cost) for block, option, *cost in rows})
 
     @property
@@ -149,7 +147,6 @@ class LayerSize(NamedTuple):
     state_bytes: int
     """Parameters, buffers and optimizer state: all that is there while the layer is resident."""
     parameter_bytes: int
-    """The parameters alone."""
     writes_forward: bool
     """Whether a forward may change the layer. It has buffers, such as the running statistics of
     a normalisation; which of them a forward writes is not asked."""
@@ -160,12 +157,10 @@ class SizeTable:
     """Sizes of every layer of a space, exact; blocks of one kind share their rows."""
 
     twins: tuple[int, ...]
-    """See :func:`naspipe.plan.costs.first_of_kind`."""
     rows: Mapping[int, tuple[LayerSize, ...]]
     """By the first block of each kind: one size per candidate."""
 
     def of(self, block: int, candidate: int) -> LayerSize:
-        """A layer's size."""
         return self.rows[self.twins[block]][candidate]
 
 
@@ -181,7 +176,6 @@ class Shape(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """Stages of all groups."""
         return self.groups * self.stages
 
     def __str__(self) -> str:
@@ -189,7 +183,6 @@ class Shape(NamedTuple):
 
 
 def counts(devices: int) -> list[int]:
-    """1, 2, 4, ... devices and all."""
     return sorted({devices, *(1 << power for power in range(devices.bit_length()))})
 
 
@@ -218,11 +211,6 @@ slower than with 16. ``nlp.c2`` with memory for 1.5 subnets on 2 stages: 8 % few
 
 def plan_window(execution: Execution, steps: Steps, kept_bytes: int) -> int:
     """The window of a stream's admission.
-
-    Args:
-        execution: the user's window, budgets and stages.
-        steps: how passes form steps.
-        kept_bytes: what one subnet of each stream keeps on one stage, at most.
 
     Raises:
         ConfigError: when one step alone does not fit ``activation_memory``.

@@ -53,11 +53,9 @@ class Fidelity:
 
     @property
     def bubble_error(self) -> float:
-        """Simulated less real bubble ratio."""
         return self.simulated_bubble - self.real_bubble
 
     def as_dict(self) -> dict[str, float]:
-        """Plain values."""
         return {**asdict(self), "bubble_error": self.bubble_error}
 
 
@@ -119,12 +117,10 @@ class LoggedCosts(TableCosts):
     durations_ns: Mapping[tuple[LayerId, AccessKind, int], int]
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         known = self.durations_ns.get((layer, kind, sequence_id))
         return TableCosts.access_ns(self, layer, kind) if known is None else known
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         known = self.durations_ns.get((layer, AccessKind.WRITE, sequence_id))
         return TableCosts.add_ns(self, layer, sequence_id) if known is None else known
 

@@ -38,11 +38,6 @@ def pack(costs: Sequence[float], links: Sequence[Link], num_stages: int) -> tupl
     The dearest piece goes to the cheapest stage first; pieces are then moved and exchanged for as
     long as that makes it better. From there all ways are gone through that may be better yet, up to
     :data:`MOST_STEPS`; so the answer for some 12 pieces is the best there is.
-
-    Args:
-        costs: of each piece, in any unit.
-        links: between pieces, by their places.
-        num_stages: 1 or more.
     """
     problem = _Problem(tuple(costs), tuple(links), num_stages)
     dealt = problem.improved(_dearest_first(costs, num_stages))
@@ -58,14 +53,12 @@ class _Problem(NamedTuple):
     num_stages: int
 
     def peak(self, dealt: Sequence[int]) -> float:
-        """Of the dearest stage."""
         loads = [0.0] * self.num_stages
         for cost, stage in zip(self.costs, dealt, strict=True):
             loads[stage] += cost
         return max(loads)
 
     def moved(self, dealt: Sequence[int]) -> int:
-        """Bytes that go from stage to stage."""
         return sum(each.num_bytes for each in self.links if dealt[each.source] != dealt[each.sink])
 
     def improved(self, dealt: list[int], limit: float = 0.0) -> list[int]:
@@ -155,7 +148,6 @@ class Pieces:
     output_bytes: tuple[int, ...]
     """Of each stream, what its last block hands to others in a pass."""
     passes: int = 1
-    """Of a step."""
 
     @property
     def pairs(self) -> list[list[int]]:
@@ -175,7 +167,6 @@ class Pieces:
         return found
 
     def cost(self, streams: Sequence[int]) -> float:
-        """Of whole streams together."""
         return sum(sum(self.costs[stream]) for stream in streams)
 
 
@@ -191,14 +182,12 @@ def pairs(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
 
 
 def packed(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Pairs on any stage."""
     units = pieces.pairs
     stages = pack([pieces.cost(unit) for unit in units], _links(pieces, units), num_stages)
     return _whole(pieces, units, stages, num_stages)
 
 
 def free(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Every stream on any stage."""
     units = [[stream] for stream in range(len(pieces.costs))]
     stages = pack([pieces.cost(unit) for unit in units], _links(pieces, units), num_stages)
     return _whole(pieces, units, stages, num_stages)
@@ -297,7 +286,6 @@ def _whole(
 
 
 def on_one_stage(stage: int, length: int, num_stages: int) -> Partition:
-    """A chain that is whole on one stage."""
     return make_partition((0,) * (stage + 1) + (length,) * (num_stages - stage))
 
 
@@ -326,7 +314,6 @@ JOINT_PLACEMENTS: dict[str, JointPlacement] = {
 
 
 def register_joint_placement(name: str, placement: JointPlacement) -> None:
-    """Let a placement of streams that belong together be chosen by a name."""
     JOINT_PLACEMENTS[name] = placement
     if name not in PARTITIONS:
         PARTITIONS.append(name)

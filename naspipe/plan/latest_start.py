@@ -40,9 +40,7 @@ class Way:
 
     stream: int
     number: int
-    """In its stream."""
     stages: Sequence[int]
-    """Of the chain."""
     durations: list[int]
     written: dict[int, int] = field(default_factory=dict)
     """By the place of a backward, that of its WRITE, where it is an access of its own."""
@@ -58,7 +56,6 @@ class Way:
 
     @property
     def numbers(self) -> range:
-        """Of all its accesses."""
         return range(self.first, self.first + len(self.durations))
 
     def ends(self) -> tuple[list[int], list[int]]:
@@ -102,7 +99,6 @@ class ListSchedule:
         self._before, self._behind = before, behind
 
     def _pairs(self) -> Iterable[tuple[int, int]]:
-        """Accesses that come one before the other."""
         for own in self._streams:
             for way in own:
                 end = way.first + len(way.stages)
@@ -162,14 +158,7 @@ class ListSchedule:
 
 
 class _Window:
-    """Which ways of a stream may run: so many steps from the oldest on that is not through.
-
-    Args:
-        own: all ways, in sequence order.
-        passes: of a step.
-        window: how many steps.
-        is_backwards: from the last way on, each from its last access on.
-    """
+    """Which ways of a stream may run: so many steps from the oldest on that is not through."""
 
     def __init__(self, own: Sequence[Way], passes: int, window: int, is_backwards: bool) -> None:
         ways = own[::-1] if is_backwards else own
@@ -219,11 +208,8 @@ class CutStream:
     subnets: Sequence[Subnet]
     """In sequence order, whole steps."""
     partitions: Sequence[Partition]
-    """Of every subnet."""
     rules: Sequence[BlockRule]
-    """Of each block of the chain."""
     costs: CostTable
-    """Of every layer."""
     ordered: Collection[LayerId] | None = None
     """Layers through which the passes of a step go in their order; None for every layer."""
     is_trained: bool = True
@@ -302,14 +288,7 @@ def _shifted(own: Priorities, later: int) -> Priorities:
 
 
 def shortest_ns(streams: Sequence[CutStream], steps: Steps, window: int, rounds: int) -> int:
-    """How long all streams take in the shortest schedule that was found; see above.
-
-    Args:
-        streams: which share the stages.
-        steps: how passes form steps, in every stream.
-        window: sequence IDs of a stream that are under way at a time.
-        rounds: how often the schedule is improved.
-    """
+    """How long all streams take in the shortest schedule that was found; see above."""
     return max(_scheduled(streams, steps, window, rounds)[1], default=0)
 
 

@@ -22,7 +22,6 @@ class DeviceSizes:
     rules: tuple[BlockRule, ...]
 
     def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
-        """A layer's size on the device, in any stream of the space."""
         size = self.table.of(block, candidate)
         layer = LayerId(StreamId(stream), block, candidate)
         copies = most_copies(rule_of(self.rules, layer)) * size.parameter_bytes
@@ -40,11 +39,9 @@ class StreamSizes:
     streams: tuple[DeviceSizes, ...]
 
     def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
-        """A layer's size on the device."""
         return self.streams[stream].of(block, candidate)
 
     def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
-        """A layer's bytes in host memory, where there are no copies."""
         return self.streams[stream].on_host(block, candidate)
 
 
@@ -58,7 +55,6 @@ class StageNeed:
     permanent_bytes: int
     """Its layers that stay on the device, the shared ones above all."""
     largest_bytes: int
-    """The largest of its other layers."""
     subnet_bytes: float
     """The other layers of one subnet, on average over those that have blocks there."""
     host_bytes: int
@@ -66,7 +62,6 @@ class StageNeed:
 
     @property
     def least_bytes(self) -> int:
-        """The least budget that the stage can run with."""
         return self.permanent_bytes + self.largest_bytes
 
 
@@ -132,11 +127,6 @@ def staying_blocks(
     so do layers whose older versions are read (those of a momentum teacher that lags): after a
     group has handed its part of a step on, its stage has no current version of the layer that
     could be loaded again, although subnets still read the older versions there.
-
-    Args:
-        rules: of each block of a chain.
-        is_shared: of each block, whether every subnet uses its only layer.
-        groups: copies of the pipeline.
     """
     return tuple(
         shared or (groups > 1 and bool(steps_behind(rule_with_state(rule))))
@@ -146,10 +136,6 @@ def staying_blocks(
 
 def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
     """Check that every layer of the stream has its place in host memory, on every stage.
-
-    Args:
-        limit: bytes as users write them, for each stage; empty for no limit.
-        needs: of every stage.
 
     Raises:
         ConfigError: when they are more than the limit on some stage.

@@ -174,12 +174,6 @@ class RotatedPlacement:
     parts take turns on the other stages. Without such layers the number of parts is that with the
     shortest list schedule of the first subnets (:mod:`naspipe.plan.latest_start`).
 
-    Args:
-        subnets: whose mean costs say where shared layers are, at least one.
-        is_shared: for each block of the chain, whether every subnet uses its only layer.
-        costs: of every layer.
-        num_stages: of every partition.
-
     Raises:
         ConfigError: for more stages than blocks.
     """
@@ -205,7 +199,6 @@ class RotatedPlacement:
             self._parts = self._fastest([each for each in subnets if each.chain][:first])
 
     def __call__(self, subnet: Subnet) -> Partition:
-        """The partition of a subnet."""
         own = self._cut(subnet, self._turn, self._parts)
         self._turn += 1
         return self._made.setdefault(own, own)
@@ -270,14 +263,6 @@ class Partitioner:
     the mean of all stages is its backlog and counts too, less and less: whole blocks divide
     no single subnet evenly, but a stage that got too much of one gets less of the next.
 
-    Args:
-        kind: ``balanced`` or ``static``.
-        subnets: whose mean costs are balanced, at least one: the stream, or what stands for it.
-        is_shared: for each block of the chain, whether every subnet uses its only layer.
-        costs: of every layer.
-        num_stages: of every partition.
-        slack: see :data:`NEAR`.
-
     Raises:
         ConfigError: for another kind, or more stages than blocks.
     """
@@ -305,7 +290,6 @@ class Partitioner:
         self._made = {static: static}
 
     def __call__(self, subnet: Subnet) -> Partition:
-        """The partition of a subnet."""
         if self._is_one:
             return self._static
         chain = _block_costs(subnet, self._costs)
@@ -335,7 +319,6 @@ PLACEMENTS: dict[str, Placement] = {
 
 
 def register_placement(name: str, placement: Placement) -> None:
-    """Let a placement be chosen by a name."""
     PLACEMENTS[name] = placement
     if name not in PARTITIONS:
         PARTITIONS.append(name)

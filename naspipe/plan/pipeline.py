@@ -43,11 +43,7 @@ def mean_lengths(streams: Sequence[Stream], steps: Steps) -> list[float]:
 
 
 def costs_of(stream: Stream) -> CostTable:
-    """Of a stream's layers.
-
-    Raises:
-        ConfigError: when they are not known.
-    """
+    """Of a stream's layers."""
     if stream.costs is None:
         raise ConfigError("dispatch order: expected layers of known costs, found none")
     return stream.costs
@@ -79,9 +75,7 @@ class Pipeline:
     bulk: int = 1
     """Subnets that ``bsp`` trains at the same versions."""
     steps: Steps = ONE_PASS
-    """How passes form steps, in every stream."""
     wiring: Wiring = PLAIN
-    """How the streams are joined."""
 
     def splitting(self, dearer: float) -> Pipeline:
         """The same with split backwards.
@@ -95,7 +89,6 @@ class Pipeline:
 
     @property
     def is_causal(self) -> bool:
-        """Whether results do not depend on how it is carried out."""
         return traits_of(self.policy).is_causal
 
     @property
@@ -113,7 +106,6 @@ class StreamPlan:
     """How the subnets of one stream are cut and ordered."""
 
     planned: tuple[Planned, ...] = field(repr=False)
-    """Every subnet."""
     cut: CutSteps | None = field(default=None, repr=False, compare=False)
     """Says where the passes of any other whole steps of the space are cut."""
     cuts: frozenset[Partition] = frozenset()
@@ -125,7 +117,6 @@ class StreamPlan:
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """Of every subnet."""
         return tuple(each.partition for each in self.planned)
 
 
@@ -150,11 +141,6 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     one static partition and the paper's order, as the systems do that they stand for. Steps with
     probes keep one static partition, as a probe's layers do not move. The order ``auto`` is planned
     as ``paper``, the partition as ``balanced``; ``plan.simulation.chosen_plan`` decides.
-
-    Args:
-        pipeline: what is to be run.
-        execution: how many stages, and every limit.
-        sizes: of every layer; needed where there is a memory budget.
 
     Raises:
         ConfigError: when the memory budget is below the least that works, or cannot be had.
@@ -219,13 +205,7 @@ def _check_known(pipeline: Pipeline, order: str) -> None:
 
 
 def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -> Plan:
-    """The same plan under the critical-path order.
-
-    Args:
-        plan: whose partitions, window and memory are kept.
-        pipeline: streams with costs.
-        known: how many of the next subnets a subnet's priorities may look at; None for all.
-    """
+    """The same plan under the critical-path order."""
     grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
     streams, steps = pipeline.streams, pipeline.steps
     usual = [] if known is None or grain == GRAIN else mean_lengths(streams, steps)
@@ -234,12 +214,7 @@ def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -
 
 
 def by_latest_start(plan: Plan, pipeline: Pipeline) -> Plan:
-    """The same plan under the order of latest starts.
-
-    Args:
-        plan: whose partitions, window and memory are kept.
-        pipeline: streams with costs, all of them known.
-    """
+    """The same plan under the order of latest starts."""
     streams = [
         CutStream(
             subnets=stream.subnets,

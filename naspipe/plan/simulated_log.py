@@ -33,7 +33,6 @@ class AccessTable(Sequence[Access]):
         self._cells = array("q")
 
     def append(self, access: Access) -> None:
-        """Add one row."""
         layer, sequence_id, kind, version, stage, start_ns, end_ns, stalled_ns, *_ = access
         self._cells.extend(
             (
@@ -47,7 +46,6 @@ class AccessTable(Sequence[Access]):
         return self._matrix()[:, COLUMNS.index(name)].copy()
 
     def of_stage(self, stage: int) -> Iterator[Access]:
-        """The accesses of one stage, in order."""
         for row in np.flatnonzero(self._matrix()[:, COLUMNS.index("stage")] == stage).tolist():
             yield self[row]
 

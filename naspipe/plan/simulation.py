@@ -44,7 +44,6 @@ WORTH = 1.03
 exact."""
 
 Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
-"""What everything takes, under a plan of the memory."""
 
 SPLIT_DEARER = 1.15
 """Candidates are split whose two parts of a backward take up to so many times as long as the whole
@@ -66,7 +65,6 @@ class SimulatedRun:
 
     @cached_property
     def summary(self) -> Summary:
-        """Throughput, bubble, hits and stalls."""
         return summarize_table(self.accesses, self.num_stages)
 
     @property
@@ -144,7 +142,6 @@ def _taken_part(pipeline: Pipeline, plan: Plan, num_stages: int) -> list[list[in
 
 
 def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[AdmissionWindow]:
-    """Which subnets of each stream may be under way on a stage that takes part in some."""
     return [
         build_admission(
             pipeline.policy,
@@ -169,12 +166,6 @@ def chosen_plan(
     with a memory budget it is ``balanced``, which keeps layers near their users. Lags count as
     grown: most of a stream comes behind that. Budgets are left out: they hardly change which order
     is the fastest, and simulating what they swap takes four times as long.
-
-    Args:
-        pipeline: what is to be run.
-        execution: what the user asked for.
-        sizes: of every layer; needed where there is a memory budget.
-        timing: what everything takes, under a plan of the memory.
 
     Raises:
         ConfigError: as :func:`naspipe.plan.pipeline.plan_pipeline` does.
@@ -320,12 +311,10 @@ class _Preview:
         self._execution, self._timing = execution, timing
 
     def beginning(self, plan: Plan) -> Plan:
-        """The same plan of these subnets."""
         streams = [replace(each, planned=each.planned[: self._shown]) for each in plan.streams]
         return replace(plan, streams=tuple(streams))
 
     def takes_ns(self, plan: Plan, order: str) -> int:
-        """How long they take, without a memory budget."""
         ranked = replace(_ranked(plan, order, self.pipeline), memory=None)
         return simulate_run(self.pipeline, ranked, self._execution, self._timing).makespan_ns
 
@@ -417,11 +406,7 @@ class Outcome:
 
 
 def bound_of(pipeline: Pipeline) -> CausalBound:
-    """The causal bound of a pipeline's streams together.
-
-    Raises:
-        ConfigError: where costs are not known.
-    """
+    """The causal bound of a pipeline's streams together."""
     parts = []
     for stream in pipeline.streams:
         if stream.costs is None:
@@ -458,7 +443,6 @@ def _knows_parts(stream: Stream) -> bool:
 
 
 def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Outcome:
-    """The figures of a pipeline's run; ``bound`` is :func:`bound_of` the pipeline."""
     summary = run.summary
     busy = _busy_shares(run.accesses, run.num_stages)
     held = _activation_peaks(run.accesses, run.num_stages, pipeline)

@@ -69,7 +69,6 @@ class TableCosts:
     state_bytes: Callable[[LayerId], int] = lambda layer: 0
     """What a copy between host and device moves."""
     bytes_per_ns: float = 12.0
-    """Bandwidth of such copies: PCIe 3.0 x16."""
     pushed_bytes: Callable[[LayerId], int] = lambda layer: 0
     """What a layer's parameters take on their way to another stage; its gradients are as large."""
     copy_latency_ns: int = 0

@@ -67,12 +67,7 @@ class VirtualClock:
 
 
 class KnownPasses:
-    """Follows the probes of every stream; a step's other passes are known behind the last one.
-
-    Args:
-        steps: what a step is made of, in every stream.
-        lengths: blocks of each stream's chain.
-    """
+    """Follows the probes of every stream; a step's other passes are known behind the last one."""
 
     def __init__(self, steps: Steps, lengths: Sequence[int]) -> None:
         self._steps = steps
@@ -82,7 +77,6 @@ class KnownPasses:
 
     @property
     def first(self) -> int:
-        """Passes of each stream that are known at the beginning."""
         return self._steps.probes
 
     def take(self, access: Access) -> int | None:
@@ -103,7 +97,6 @@ Admitted = tuple[Subnet, Partition, Priorities | None, bool]
 """What a stage is told of a subnet when it is admitted; last, whether it is trained."""
 
 Admit = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None] | Admitted]
-"""By stream and sequence ID."""
 
 Record = Callable[[Access], None]
 """Where the accesses of all stages go, in the order of their ends."""

@@ -32,11 +32,9 @@ class Part(NamedTuple):
 
     score: int
     places: tuple[int, ...]
-    """Of each block's path."""
     costs: tuple[int, ...]
 
     def and_then(self, other: Part) -> Part:
-        """Both together."""
         costs = tuple(map(int.__add__, self.costs, other.costs))
         return Part(self.score + other.score, (*self.places, *other.places), costs)
 
@@ -47,16 +45,10 @@ class Priced(NamedTuple):
     prices: tuple[int, ...]
     """Of a unit of each cost, in parts of a unit of the score (:data:`FINE`)."""
     known: Part | None
-    """A combination that keeps the limits."""
 
 
 def price_limits(blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> Priced:
-    """Prices by subgradients, the same for the same parts.
-
-    Args:
-        blocks: the paths of each.
-        most: what their costs may sum up to.
-    """
+    """Prices by subgradients, the same for the same parts."""
     top = max(abs(part.score) for parts in blocks for part in parts) or 1
     room = [max(limit, 1) for limit in most]
     scores = [np.array([part.score / top for part in parts]) for parts in blocks]
@@ -117,7 +109,6 @@ class RatedPath(NamedTuple):
     score: float
     """Less is better."""
     costs: Mapping[str, float]
-    """By name."""
 
 
 class Combination(NamedTuple):
@@ -193,12 +184,7 @@ def _whole(rows: Sequence[Sequence[float]]) -> tuple[list[list[int]], int]:
 
 
 class _Growth:
-    """Combinations that keep the limits, block by block.
-
-    Args:
-        blocks: the paths of each, none of them dominated.
-        most: what their costs may sum up to.
-    """
+    """Combinations that keep the limits, block by block."""
 
     def __init__(self, blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> None:
         self._most = most
@@ -211,7 +197,6 @@ class _Growth:
         )
 
     def _priced(self, part: Part) -> int:
-        """Its score, with what its costs are worth."""
         paid = sum(map(int.__mul__, self._prices, part.costs))
         return part.score * FINE + paid
 

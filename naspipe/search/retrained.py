@@ -19,7 +19,6 @@ from naspipe.store.files import writing
 _FILE = "retrained.jsonl"
 
 LEVEL = 0.9
-"""Of the interval of tau."""
 
 FEWEST = 4
 """Subnets that an order can be judged by."""
@@ -33,7 +32,6 @@ class Terms(NamedTuple):
 
     steps: int
     seed: int
-    """Of first weights and batches."""
     judged_by: str
     """The held-out data, and how many batches."""
 
@@ -54,9 +52,7 @@ class Confidence(NamedTuple):
     """How alike the order by inherited weights is to that alone."""
 
     subnets: int
-    """How many."""
     tau: float
-    """Kendall's."""
     low: float
     high: float
     """Ends of its interval, over subnets."""
@@ -65,11 +61,7 @@ class Confidence(NamedTuple):
 
 
 def read_retrained(search: Search) -> list[Retrained]:
-    """Those of a search, the oldest first; of the same subnet and terms, the newest.
-
-    Raises:
-        LogError: when the file is damaged.
-    """
+    """Those of a search, the oldest first; of the same subnet and terms, the newest."""
     path = search.path / _FILE
     if not path.is_file():
         return []
@@ -83,11 +75,7 @@ def read_retrained(search: Search) -> list[Retrained]:
 
 
 def append_retrained(search: Path, each: Retrained) -> None:
-    """Add a line to a search's directory.
-
-    Raises:
-        StorageError: when it cannot be written.
-    """
+    """Add a line to a search's directory."""
     scores = {name: getattr(each.scores, name) for name in COMPARED}
     known = {
         name: value if math.isfinite(value) else repr(value)
@@ -108,7 +96,6 @@ def _whole_lines(path: Path) -> int:
 
 
 def newest_alike(retrained: Sequence[Retrained]) -> list[Retrained]:
-    """Those with the terms of the newest one."""
     return [each for each in retrained if each.terms == retrained[-1].terms] if retrained else []
 
 

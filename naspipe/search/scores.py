@@ -68,11 +68,7 @@ class Scores(NamedTuple):
 
 
 def scores_of(sums: Sequence[float]) -> Scores:
-    """Means from sums.
-
-    Raises:
-        ConfigError: when the validation batches hold no target.
-    """
+    """Means from sums."""
     loss, targets, ranked, top1, top5 = sums
     if not targets:
         raise ConfigError("validation: expected batches with targets, found only padding")
@@ -82,11 +78,7 @@ def scores_of(sums: Sequence[float]) -> Scores:
 
 
 def told_merit(scores: Scores, score: str) -> float:
-    """What a strategy is told of a subnet that was judged: more is better.
-
-    Raises:
-        ConfigError: when subnets have no such score.
-    """
+    """What a strategy is told of a subnet that was judged: more is better."""
     value = merit(scores, score)
     if any(each in ("top1", "top5") and math.isnan(scores.of(each)) for each in parts_of(score)):
         raise ConfigError(
@@ -98,11 +90,7 @@ def told_merit(scores: Scores, score: str) -> float:
 
 
 def merit(scores: Scores, score: str) -> float:
-    """What a strategy is told: more is better.
-
-    Raises:
-        ConfigError: when there is no such score.
-    """
+    """What a strategy is told: more is better."""
     check_score(score)
     value = scores.of(score)
     return -value if score == "loss" else value
@@ -147,17 +135,11 @@ class Spread(NamedTuple):
     """The population's, above 0."""
 
     def of(self, value: float) -> float:
-        """A merit as a standard score."""
         return (value - self.mean) / self.deviation
 
 
 class StandardScores:
-    """Adds up the standard scores of each part of a sum of scores.
-
-    Args:
-        score: the sum, as in ``loss+naswot``.
-        spreads: of each part.
-    """
+    """Adds up the standard scores of each part of a sum of scores."""
 
     def __init__(self, score: str, spreads: Mapping[str, Spread]) -> None:
         self._score = score
@@ -178,7 +160,6 @@ class StandardScores:
         return scores._replace(combined=sum(parts))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest."""
         return {part: spread._asdict() for part, spread in self._spreads.items()}
 
 

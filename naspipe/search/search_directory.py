@@ -52,7 +52,6 @@ class Candidate(NamedTuple):
 
     sequence_id: int
     choices: tuple[int, ...]
-    """One per choice block."""
     scores: Scores
     cost: Cost
 
@@ -75,12 +74,10 @@ class Search(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Without the prefix of its directory."""
         return self.path.name.removeprefix(PREFIX)
 
     @property
     def score(self) -> str:
-        """What its subnets are ranked by."""
         return str(self.manifest["definition"]["score"])
 
     @property
@@ -90,7 +87,6 @@ class Search(NamedTuple):
 
     @property
     def ema(self) -> bool:
-        """Whether the moving averages of the weights were judged."""
         return bool(self.manifest["definition"].get("ema", False))
 
     def note(self, **found: Any) -> None:
@@ -99,11 +95,9 @@ class Search(NamedTuple):
         SearchDirectory(self.path).write_manifest({**manifest, **found})
 
     def ranked(self) -> list[Candidate]:
-        """Each subnet once, the best first; of equal ones the one that was proposed first."""
         return rank(self.candidates, self.score)
 
     def front(self, cost: str) -> list[Candidate]:
-        """Subnets that no other beats in both score and a cost, the cheapest first."""
         return front(self.candidates, self.score, cost)
 
 
@@ -142,11 +136,7 @@ class SearchDirectory:
         return self.path / "candidates.jsonl"
 
     def create(self) -> None:
-        """Make the directory.
-
-        Raises:
-            ConfigError: when it is there already, or cannot be made.
-        """
+        """Make the directory."""
         try:
             self.path.mkdir()
         except FileExistsError:
@@ -157,18 +147,13 @@ class SearchDirectory:
             raise ConfigError(f"{self.path} cannot be made: {error.strerror}") from error
 
     def append(self, candidate: Candidate) -> None:
-        """Add the next subnet's line.
-
-        Raises:
-            StorageError: when it cannot be written.
-        """
+        """Add the next subnet's line."""
         line = _line(candidate)
         path = self.candidates
         with writing(path, len(line)), path.open("a", encoding="utf-8") as file:
             file.write(line)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Replace the manifest, atomically."""
         write_json(self.manifest, {"format": FORMAT, **manifest})
 
     def read(self) -> Search:
@@ -268,22 +253,14 @@ def default_name(run: Path) -> str:
 
 
 def search_path(run: Path, name: str) -> Path:
-    """Where a search of a run is.
-
-    Raises:
-        ConfigError: for a name that is none.
-    """
+    """Where a search of a run is."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ConfigError(f"--name {name!r:.80}: expected letters, digits, points, - and _")
     return run / f"{PREFIX}{name}"
 
 
 def find_searches(run: Path) -> list[Search]:
-    """The searches of a run that came to their end, the newest first.
-
-    Raises:
-        LogError: when a file of one is damaged.
-    """
+    """The searches of a run that came to their end, the newest first."""
     found = [
         SearchDirectory(path).read()
         for path in sorted(run.glob(f"{PREFIX}*"))
@@ -294,12 +271,7 @@ def find_searches(run: Path) -> list[Search]:
 
 
 def find_best(run: Path) -> Candidate:
-    """The best subnet of a run's newest search.
-
-    Raises:
-        ConfigError: when there is none.
-        LogError: when a file of one is damaged.
-    """
+    """The best subnet of a run's newest search."""
     search = newest_search(run)
     if ranked := search.ranked():
         return ranked[0]
@@ -307,12 +279,7 @@ def find_best(run: Path) -> Candidate:
 
 
 def newest_search(run: Path) -> Search:
-    """A run's newest search that came to its end.
-
-    Raises:
-        ConfigError: when there is none.
-        LogError: when a file of one is damaged.
-    """
+    """A run's newest search that came to its end."""
     for search in find_searches(run)[:1]:
         return search
     raise ConfigError(f"{run}: expected a finished search, found none; start naspipe search {run}")
@@ -339,11 +306,8 @@ class SearchDefinition:
 
     strategy: str = "evolution"
     options: Mapping[str, float] = field(default_factory=dict)
-    """Of the strategy, such as ``population``."""
     budget: int = 100
-    """Subnets to evaluate."""
     seed: int = 0
-    """Of the strategy's draws."""
     delay: int = 8
     """Subnets from one to the first that knows its score; up to one more are under way."""
     score: str = "loss"
@@ -351,7 +315,6 @@ class SearchDefinition:
     calibration: int = 4
     """Batches of the training split that running statistics are taken from; 0 for the run's own."""
     validation: int = 8
-    """Batches of the held-out split."""
     ema: bool = False
     """Judge by the moving averages of the weights."""
     limits: Limits = field(default_factory=Limits)
@@ -375,5 +338,4 @@ class SearchDefinition:
         check_score(self.score)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest."""
         return asdict(self)

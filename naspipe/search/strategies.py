@@ -38,13 +38,7 @@ class Scored(NamedTuple):
 
 
 class RandomSearch:
-    """Uniform draws among the subnets that keep the limits.
-
-    Args:
-        candidate_counts: of each choice block.
-        seed: of the draws.
-        is_allowed: the limits.
-    """
+    """Uniform draws among the subnets that keep the limits."""
 
     def __init__(
         self,
@@ -57,26 +51,17 @@ class RandomSearch:
         self._is_allowed = is_allowed
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`.
-
-        Raises:
-            ConfigError: when no subnet that keeps the limits was found.
-        """
+        """See :class:`ExplorationStrategy`."""
         return self.first_allowed(self.draw)
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """Nothing is learnt."""
+        pass
 
     def draw(self) -> Choices:
-        """Any subnet."""
         return tuple(int(self.random.randint(count)) for count in self.counts)
 
     def first_allowed(self, draw: Callable[[], Choices]) -> Choices:
-        """The first draw that keeps the limits.
-
-        Raises:
-            ConfigError: when there was none.
-        """
+        """The first draw that keeps the limits."""
         for _ in range(_TRIES):
             choices = draw()
             if self._is_allowed(choices):
@@ -145,7 +130,6 @@ class GreedyPool(RandomSearch):
         return sorted(newest_first, key=lambda scored: -scored.score)
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`; raises as :meth:`RandomSearch.propose`."""
         chance = self._greed * min(1.0, sequence_id / self._growth)
         is_greedy = self.random.random_sample() < chance and self._pool
         choices = self._from_pool() if is_greedy else self.first_allowed(self.draw)
@@ -166,7 +150,6 @@ class GreedyPool(RandomSearch):
                 del self._pool[worst.choices]
 
     def _from_pool(self) -> Choices:
-        """Any path of the pool."""
         return list(self._pool)[self.random.randint(len(self._pool))]
 
 
@@ -210,7 +193,6 @@ class Evolution(RandomSearch):
         self._proposed: dict[int, Choices] = {}
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`; raises as :meth:`RandomSearch.propose`."""
         is_born = sequence_id >= self._population and self._alive
         choices = self.first_allowed(self._child if is_born else self.draw)
         self._proposed[sequence_id] = choices
@@ -248,11 +230,10 @@ class Listed:
         self._subnets = tuple(subnets)
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`."""
         return self._subnets[sequence_id]
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """Nothing is learnt."""
+        pass
 
 
 STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
@@ -277,11 +258,7 @@ def make_strategy(
     is_allowed: Allowed,
     options: Mapping[str, float] | None = None,
 ) -> ExplorationStrategy:
-    """A strategy by name; ``options`` are its own.
-
-    Raises:
-        ConfigError: for a name that is not registered, or an option that it does not have.
-    """
+    """A strategy by name; ``options`` are its own."""
     if name not in STRATEGIES:
         raise ConfigError(
             f"unknown strategy {name!r:.80}{did_you_mean(name, STRATEGIES)}: expected "
@@ -335,11 +312,7 @@ class Limits:
 
 
 def parse_count(text: str, what: str) -> float:
-    """A number such as ``25M``, ``1.5G`` or ``40000``; ``what`` it is the value of.
-
-    Raises:
-        ConfigError: for anything else, and for 0.
-    """
+    """A number such as ``25M``, ``1.5G`` or ``40000``; ``what`` it is the value of."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?)", text.strip().lower())
     value = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not value:

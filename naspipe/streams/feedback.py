@@ -20,9 +20,7 @@ Choices = tuple[int, ...]
 class Sampler(Protocol):
     """An endless iterator of subnets (``file:`` ends where its file does)."""
 
-    def draw(self) -> Choices:
-        """The next subnet."""
-        ...
+    def draw(self) -> Choices: ...
 
     def __iter__(self) -> Iterator[Choices]: ...
 
@@ -74,15 +72,10 @@ class FeedbackLoop:
         return self._observed == self._num_subnets
 
     def start(self) -> list[tuple[int, ...]]:
-        """The subnets that need no score."""
         return self._propose()
 
     def take(self, sequence_id: int, score: float) -> list[tuple[int, ...]]:
-        """A score is known; returns the subnets that can be proposed now, next ones in order.
-
-        Raises:
-            InvariantError: when the subnet was not proposed, or its score was told before.
-        """
+        """A score is known; returns the subnets that can be proposed now, next ones in order."""
         is_new = self._observed <= sequence_id < self._proposed
         if not is_new or sequence_id in self._waiting:
             raise InvariantError(
@@ -141,17 +134,12 @@ class KeptStrategy:
         return self
 
     def propose(self, sequence_id: int) -> Sequence[int] | None:
-        """See :class:`ExplorationStrategy`; raises as :meth:`observe`."""
         asked = f"asked for subnet {sequence_id}"
         found: Sequence[int] | None = self._call(asked, self._strategy.propose, sequence_id)
         return found
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """See :class:`ExplorationStrategy`.
-
-        Raises:
-            ConfigError: when it was told another score: this is another stream.
-        """
+        """See :class:`ExplorationStrategy`."""
         told = f"told {float(score)!r} of subnet {sequence_id}"
         self._call(told, self._strategy.observe, sequence_id, score)
 

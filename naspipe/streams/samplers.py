@@ -22,10 +22,8 @@ from naspipe.streams.feedback import Sampler
 from naspipe.streams.stream_file import ChoicesOf, FileSampler
 
 Subnet = tuple[int, ...]
-"""One choice per choice block."""
 
 SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH", "repeat:PATH", "only:CHOICES")
-"""What a sampler may be called."""
 
 FILES = ("file", "repeat")
 """Those that read a list, once or again and again."""
@@ -83,11 +81,7 @@ def draw_stream(
     count: int,
     choices_of: ChoicesOf | None = None,
 ) -> list[Subnet]:
-    """The first ``count`` subnets of a sampler.
-
-    Raises:
-        ConfigError: as :func:`make_sampler`, or when a file holds fewer subnets.
-    """
+    """The first ``count`` subnets of a sampler."""
     sampler = make_sampler(text, candidate_counts, seed, choices_of)
     if isinstance(sampler, FileSampler) and not sampler.repeats and len(sampler) < count:
         raise ConfigError(
@@ -101,9 +95,6 @@ def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]
     """The first ``count`` subnets of a space, drawn over its decisions.
 
     A file lists choices, or samples of NNI's where the space has labels.
-
-    Raises:
-        ConfigError: as :func:`draw_stream`.
     """
     decisions = space.decisions
     if decisions is None or text.partition(":")[0] in _GIVEN:
@@ -114,11 +105,7 @@ def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]
 
 
 def iterate_subnets(text: str, space: Space, seed: int) -> Iterator[Subnet]:
-    """The subnets that :func:`draw_subnets` draws, one at a time and without an end.
-
-    Raises:
-        ConfigError: as :func:`make_sampler`.
-    """
+    """The subnets that :func:`draw_subnets` draws, one at a time and without an end."""
     decisions = space.decisions
     if decisions is None or text.partition(":")[0] in _GIVEN:
         choices_of = decisions.choices_of if decisions else None

@@ -50,11 +50,7 @@ class FileSampler:
         return len(self._subnets)
 
     def draw(self) -> tuple[int, ...]:
-        """The next subnet of the file.
-
-        Raises:
-            ConfigError: when the file has no more.
-        """
+        """The next subnet of the file."""
         for subnet in self._left:
             return subnet
         raise ConfigError(f"{self.path} holds {len(self)} subnets, and one more was asked for")
