@@ -24,9 +24,10 @@ sys.path.insert(0, str(ROOT))
 import search_spaces  # noqa: E402
 from naspipe.api.simulate import table5_scenario  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
-from naspipe.plan.pipeline import by_critical_path, by_latest_start  # noqa: E402
+from naspipe.plan.pipeline import by_latest_start  # noqa: E402
 from naspipe.plan.simulated_log import AccessTable  # noqa: E402
 from naspipe.plan.simulation import bound_of  # noqa: E402
+from scripts.rolling_priorities import by_next_subnets  # noqa: E402
 
 KNOWN = 64
 GRID = {"uniform": (2, 4, 8), "spaced:16": (4, 8), "fair": (4, 8)}
@@ -102,7 +103,7 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
     pipeline = scenario.pipeline(sampler, seed * streams, steps, streams=streams)
     plan = scenario.plan(pipeline, execution)
     if order == "critical-path":
-        plan = by_critical_path(plan, pipeline, KNOWN)
+        plan = by_next_subnets(plan, pipeline, KNOWN)
     elif order == "latest-start":
         plan = by_latest_start(plan, pipeline)
     run = scenario.run(pipeline, execution, plan)

@@ -9,7 +9,7 @@ figure from a finished run's own times: :func:`naspipe.store.metrics.causal_boun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from naspipe.config.ids import LayerId, Subnet
@@ -165,18 +165,6 @@ class StreamChain:
         self.longest_ns = max(self.longest_ns, end_ns)
 
 
-def chain_lengths(
-    subnets: Iterable[Subnet], rules: Sequence[BlockRule], costs: CostTable, steps: Steps = ONE_PASS
-) -> list[int]:
-    """The longest chain of the first 1, 2, 3, ... subnets of one stream; nanoseconds."""
-    chain = StreamChain(rules, costs, steps)
-    lengths: list[int] = []
-    for subnet in subnets:
-        chain.extend(subnet)
-        lengths.append(chain.longest_ns)
-    return lengths
-
-
 GRAIN = 0.3
 """Of a subnet's mean work: differences below it are left to the paper's order. Chosen on seeds 0 to
 4 with the costs of Table 5: about 0.005 to 0.01 less bubble under uniform sampling at 2 and 4
@@ -184,52 +172,6 @@ stages, 0.003 more at 8."""
 
 STREAMS_GRAIN = 0.1
 """The same for several streams, which share the bubbles evenly only if small differences count."""
-
-LAG_KEPT = 0.9
-"""How much of what is thought of a stream's lag stays from round to round."""
-
-ROUND = 16
-"""Subnets whose priorities are worked out together where not all of the stream is known."""
-
-
-def rolling_priorities(
-    subnets: Sequence[Subnet],
-    rules: Sequence[BlockRule],
-    costs: CostTable,
-    known: int,
-    usual: Sequence[float] = (),
-    steps: Steps = ONE_PASS,
-) -> list[Priorities]:
-    """As :func:`critical_path_priorities`, when only the next subnets are known at each.
-
-    Args:
-        subnets: one stream in sequence order.
-        rules: the rule of each block of the chain.
-        costs: of every layer.
-        known: how many subnets, its own included, a subnet's priorities may look at; the rounds
-            look at fewer from all but their first, so 2 * ROUND or more are advisable.
-        usual: for each subnet, the longest chain up to its end in the mean of all streams that
-            share the stages; a stream whose chain grows faster has more left to do, and goes first.
-        steps: how passes form steps; a round is of whole ones.
-    """
-    lengths = chain_lengths(subnets, rules, costs, steps)
-    result: list[Priorities] = []
-    lag = 0.0
-    stride = max(1, min(ROUND, known) // steps.passes) * steps.passes
-    known = max(known, stride)
-    for first in range(0, len(subnets), stride):
-        horizon = min(first + known, len(subnets))
-        levels = critical_path_priorities(subnets[first:horizon], rules, costs, steps)
-        end = lengths[horizon - 1]
-        if usual:
-            now = end - usual[min(horizon, len(usual)) - 1]
-            lag = LAG_KEPT * lag + (1 - LAG_KEPT) * now
-            end -= int(lag)
-        result += [
-            Priorities(*(tuple(level - end for level in row) for row in priorities))
-            for priorities in levels[:stride]
-        ]
-    return result
 
 
 def coarsened(priorities: Sequence[Priorities], grain_ns: int) -> list[Priorities]:

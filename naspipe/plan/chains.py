@@ -121,8 +121,21 @@ def make_cutters(
     one whose wiring says so. Both then have one cut for all subnets, balanced for their costs
     together.
     """
+    name, stages = execution.pipeline.partition, execution.pipeline.stages
     if is_joint(execution):
-        return _jointly(streams, execution, wiring, steps)
+        if (groups := execution.pipeline.groups) > 1:
+            raise ConfigError(
+                f"partition {name}: expected groups=1, found groups={groups}; hybrid deals passes"
+            )
+        means = (
+            stream.costs.stream_means_ns(stream.subnets)
+            if stream.costs
+            else [1.0] * len(stream.chain.rules)
+            for stream in streams
+        )
+        outputs = tuple(stream.output_bytes for stream in streams)
+        pieces = Pieces(tuple(map(tuple, means)), wiring, outputs, steps.passes)
+        return [_by_pass(own, steps) for own in JOINT_PLACEMENTS[name](pieces, stages)]
     leaders = _leaders(streams, wiring)
     cutters = [
         _cutter(_together(number, streams, leaders), execution, number in leaders.values())
@@ -161,31 +174,6 @@ def is_joint(execution: Execution) -> bool:
     return execution.pipeline.partition in JOINT_PLACEMENTS
 
 
-def _jointly(
-    streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
-) -> list[Cutter]:
-    name, groups = execution.pipeline.partition, execution.pipeline.groups
-    if groups > 1:
-        raise ConfigError(
-            f"partition {name}: expected groups=1, found groups={groups}; hybrid deals passes"
-        )
-    pieces = Pieces(
-        tuple(tuple(_mean_costs(stream)) for stream in streams),
-        wiring,
-        tuple(stream.output_bytes for stream in streams),
-        steps.passes,
-    )
-    return [
-        _by_pass(own, steps) for own in JOINT_PLACEMENTS[name](pieces, execution.pipeline.stages)
-    ]
-
-
-def _mean_costs(stream: Stream) -> list[float]:
-    if stream.costs is None:
-        return [1.0] * len(stream.chain.rules)
-    return stream.costs.stream_means_ns(stream.subnets)
-
-
 def _by_pass(own: Sequence[Partition], steps: Steps) -> Cutter:
     return lambda subnet: own[steps.pass_of(subnet.sequence_id) % len(own)]
 
@@ -204,21 +192,13 @@ def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]
     for other, leader in leaders.items():
         follower = streams[other].costs
         if leader == number and stream.costs is not None and follower is not None:
-            costs = CostTable(
-                {
-                    (block, candidate): _sum(cost, follower, block, candidate)
-                    for (block, candidate), cost in stream.costs.costs.items()
-                }
-            )
-            stream = replace(stream, costs=costs)
+            costs, followed = dict(stream.costs.costs), {block for block, _ in follower.costs}
+            for (block, candidate), cost in costs.items():
+                if block in followed:
+                    pairs = zip(cost, follower.of(block, candidate), strict=True)
+                    costs[block, candidate] = LayerCost(*(mine + its for mine, its in pairs))
+            stream = replace(stream, costs=CostTable(costs))
     return stream
-
-
-def _sum(cost: LayerCost, follower: CostTable, block: int, candidate: int) -> LayerCost:
-    if all(block != other for other, _ in follower.costs):
-        return cost
-    other = follower.of(block, candidate)
-    return LayerCost(*(mine + its for mine, its in zip(cost, other, strict=True)))
 
 
 def _clipped(cutter: Cutter, num_blocks: int) -> Callable[[Subnet], Partition]:

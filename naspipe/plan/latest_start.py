@@ -49,15 +49,6 @@ class Way:
     first: int = 0
     """The number of its first access; the others have the next ones."""
 
-    def write(self, place: int, takes: int) -> None:
-        """The WRITE behind the backward at a place is an access of its own."""
-        self.written[place] = len(self.durations)
-        self.durations.append(takes)
-
-    @property
-    def numbers(self) -> range:
-        return range(self.first, self.first + len(self.durations))
-
     def ends(self) -> tuple[list[int], list[int]]:
         """The numbers of the accesses that nothing of it comes before, and behind."""
         last = len(self.stages) - 1
@@ -65,10 +56,6 @@ class Way:
             return [], []
         behind = [*self.written.values()] + [last] * (last not in self.written)
         return [self.first], [self.first + place for place in behind]
-
-    def follow(self, place: int, other: Way, its: int) -> None:
-        """The access at a place comes behind another way's."""
-        self.earlier.append((place, other, its))
 
 
 class ListSchedule:
@@ -237,73 +224,48 @@ def latest_start_priorities(
     """
     pieces = max(1, -(-max(len(each.subnets) for each in streams) // PIECE))
     look = -(-2 * window // steps.passes) * steps.passes
+
+    def begin_of(stream: CutStream, piece: int) -> int:
+        return len(stream.subnets) // steps.passes * piece // pieces * steps.passes
+
     found: list[list[Priorities]] = [[] for _ in streams]
     for piece in reversed(range(pieces)):
-        ends = [_cut(stream, piece + 1, pieces, steps) for stream in streams]
-        begins = [_cut(stream, piece, pieces, steps) for stream in streams]
-        own = _of_piece(
-            [
-                replace(
-                    stream,
-                    subnets=stream.subnets[begin : end + look],
-                    partitions=stream.partitions[begin : end + look],
-                )
-                for stream, begin, end in zip(streams, begins, ends, strict=True)
-            ],
-            steps, window, rounds, defers_writes,
-        )  # fmt: skip
+        ends = [begin_of(stream, piece + 1) for stream in streams]
+        begins = [begin_of(stream, piece) for stream in streams]
+        pieces_of = [
+            replace(
+                stream,
+                subnets=stream.subnets[begin : end + look],
+                partitions=stream.partitions[begin : end + look],
+            )
+            for stream, begin, end in zip(streams, begins, ends, strict=True)
+        ]
+        ways, starts = _scheduled(pieces_of, steps, window, rounds, defers_writes)
+        own = [
+            [_priorities(way, starts, len(stream.rules), defers_writes) for way in mine]
+            for mine, stream in zip(ways, streams, strict=True)
+        ]
         sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
-        later = _apart(own, sizes, found, window)
+        levels = [  # how much later the streams end than the piece, by subnets that both have
+            later.forward[0] - mine.forward[0]
+            for each, size, behind in zip(own, sizes, found, strict=True)
+            for mine, later in zip(each[size : size + window], behind, strict=False)
+        ]
+        later = int(fmean(levels)) if levels else 0
         found = [
-            [_shifted(each, later) for each in mine[:size]] + behind
+            [
+                Priorities(*(tuple(level + later for level in row) for row in each))
+                for each in mine[:size]
+            ]
+            + behind
             for mine, size, behind in zip(own, sizes, found, strict=True)
         ]
     return found
 
 
-def _cut(stream: CutStream, piece: int, pieces: int, steps: Steps) -> int:
-    """Where a piece begins."""
-    return len(stream.subnets) // steps.passes * piece // pieces * steps.passes
-
-
-def _apart(
-    own: Sequence[Sequence[Priorities]],
-    sizes: Sequence[int],
-    found: Sequence[Sequence[Priorities]],
-    window: int,
-) -> int:
-    """How much later the streams end than a piece does, by the subnets that both have."""
-    levels = [
-        later.forward[0] - mine.forward[0]
-        for each, size, behind in zip(own, sizes, found, strict=True)
-        for mine, later in zip(each[size : size + window], behind, strict=False)
-    ]
-    return int(fmean(levels)) if levels else 0
-
-
-def _shifted(own: Priorities, later: int) -> Priorities:
-    if not later:
-        return own
-    return Priorities(*(tuple(level + later for level in levels) for levels in own))
-
-
 def shortest_ns(streams: Sequence[CutStream], steps: Steps, window: int, rounds: int) -> int:
     """How long all streams take in the shortest schedule that was found; see above."""
     return max(_scheduled(streams, steps, window, rounds)[1], default=0)
-
-
-def _of_piece(
-    streams: Sequence[CutStream],
-    steps: Steps,
-    window: int,
-    rounds: int | None,
-    defers_writes: bool,
-) -> list[list[Priorities]]:
-    ways, ends = _scheduled(streams, steps, window, rounds, defers_writes)
-    return [
-        [_priorities(way, ends, len(stream.rules), defers_writes) for way in own]
-        for own, stream in zip(ways, streams, strict=True)
-    ]
 
 
 def _scheduled(
@@ -320,7 +282,7 @@ def _scheduled(
     ]
     schedule = ListSchedule(ways, steps.passes, max(1, window // steps.passes))
     ends = shortest = schedule.run(_paper_backwards(ways), is_backwards=True)
-    numbers = [way.number for own in ways for way in own for _ in way.numbers]
+    numbers = [way.number for own in ways for way in own for _ in way.durations]
     for _ in range(_rounds(ways) if rounds is None else rounds):
         latest = schedule.run(_last_first(ends, numbers), is_backwards=False)
         ends = schedule.run(_last_first(latest, numbers), is_backwards=True)
@@ -384,23 +346,30 @@ class _StreamWays:
             yield from self._step(cut[first : first + size])
 
     def _step(self, cut: Sequence[tuple[Subnet, Partition]]) -> list[Way]:
-        step = [subnet for subnet, _ in cut]
+        rules, step = self._stream.rules, [subnet for subnet, _ in cut]
         number = self._steps.step(step[0].sequence_id)
         ways = [self._begin(*each) for each in cut]
         users: dict[LayerId, list[Way]] = {}
         for subnet, way in zip(step, ways, strict=True):
             for layer in self._layers(subnet):
                 self._follow_writers(way, layer, number)
-                self._follow_pass(way, layer, users.get(layer, ()))
-                users.setdefault(layer, []).append(way)
+                before = users.setdefault(layer, [])
+                is_ordered = self._stream.ordered is None or layer in self._stream.ordered
+                if before and is_ordered and isinstance(rule_of(rules, layer), Exact):
+                    way.earlier.append((layer.block, before[-1], layer.block))
+                before.append(way)
         for layer, own in users.items():
-            backward = self._backward(own[-1], layer)
-            takes = self._write_ns(step, ways.index(own[-1]), layer)
+            backward = len(own[-1].stages) - 1 - layer.block
+            last = step[ways.index(own[-1])]
+            cost = self._stream.costs.of(layer.block, last.chain[layer.block])
+            # Where WRITEs wait, so does what the backward leaves to them.
+            takes = cost.write_ns + (cost.owed_ns if self._defers_writes else 0)
             if self._defers_writes and takes:
-                own[-1].write(backward, takes)
+                own[-1].written[backward] = len(own[-1].durations)  # an access of its own
+                own[-1].durations.append(takes)
             else:
                 own[-1].durations[backward] += takes
-            reach = steps_behind(rule_of(self._stream.rules, layer)) or 0
+            reach = steps_behind(rule_of(rules, layer)) or 0
             writers = ways if self._steps.is_gated else own
             kept = self._writers.setdefault(layer, deque(maxlen=reach + 1))
             kept.append((number, writers))
@@ -427,21 +396,6 @@ class _StreamWays:
             durations.append(cost.backward_ns + later * cost.owed_ns)
         return Way(self._number, subnet.sequence_id, self._stages[partition], durations)
 
-    def _write_ns(self, step: Sequence[Subnet], place: int, layer: LayerId) -> int:
-        """Of the last pass; where WRITEs wait, so does what the backward leaves to them."""
-        cost = self._stream.costs.of(layer.block, step[place].chain[layer.block])
-        return cost.write_ns + (cost.owed_ns if self._defers_writes else 0)
-
-    def _backward(self, way: Way, layer: LayerId) -> int:
-        return len(way.stages) - 1 - layer.block
-
-    def _follow_pass(self, way: Way, layer: LayerId, before: Sequence[Way]) -> None:
-        """Behind the pass before of the step, where passes go through a layer in their order."""
-        if not before or not isinstance(rule_of(self._stream.rules, layer), Exact):
-            return
-        if self._stream.ordered is None or layer in self._stream.ordered:
-            way.follow(layer.block, before[-1], layer.block)
-
     def _follow_writers(self, way: Way, layer: LayerId, step: int) -> None:
         """The forward behind the backwards of the step whose WRITE it reads."""
         newest = rule_of(self._stream.rules, layer).last_read(step)
@@ -450,5 +404,5 @@ class _StreamWays:
         for writer in writers:
             if writer.stages:
                 end = len(writer.stages) - 1
-                place = end if self._steps.is_gated else self._backward(writer, layer)
-                way.follow(layer.block, writer, writer.written.get(place, place))
+                place = end if self._steps.is_gated else end - layer.block
+                way.earlier.append((layer.block, writer, writer.written.get(place, place)))

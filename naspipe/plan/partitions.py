@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,30 +56,23 @@ def balanced_partition(
     stages = _stage_costs(costs, spans, backlog or (0,) * num_stages)
     peak, cuts = _least_peak(stages, spans)
     if preferred is not None:
-        _check_preference(preferred, slack, spans)
+        if (preferred.num_stages, preferred.num_blocks) != (num_stages, num_blocks):
+            raise InvariantError(
+                f"preferred partition {preferred}: expected {num_stages} stages and {num_blocks} "
+                f"blocks"
+            )
+        if slack < 0:
+            raise InvariantError(f"slack of a partition: expected 0 or more, found {slack}")
         limit = max(peak, peak * (1 + slack)) if slack else peak
         cuts = _nearest(stages, spans, limit, preferred.bounds)
     return make_partition((0, *cuts, num_blocks))
 
 
-def _check_preference(preferred: Partition, slack: float, spans: Sequence[_Span]) -> None:
-    num_stages, num_blocks = len(spans) - 1, spans[-1].last
-    if (preferred.num_stages, preferred.num_blocks) != (num_stages, num_blocks):
-        raise InvariantError(
-            f"preferred partition {preferred}: expected {num_stages} stages and {num_blocks} blocks"
-        )
-    if slack < 0:
-        raise InvariantError(f"slack of a partition: expected 0 or more, found {slack}")
-
-
 _Costs = npt.NDArray[np.float64]
 
 
-class _Span(NamedTuple):
-    """The places where a cut may be, both ends included."""
-
-    first: int
-    last: int
+_Span = tuple[int, int]
+"""The first and the last place where a cut may be."""
 
 
 def _cut_spans(num_blocks: int, num_stages: int, homes: Mapping[int, int]) -> list[_Span]:
@@ -90,27 +82,24 @@ def _cut_spans(num_blocks: int, num_stages: int, homes: Mapping[int, int]) -> li
     """
     first = [*range(num_stages), num_blocks]
     last = [0, *range(num_blocks - num_stages + 1, num_blocks + 1)]
-    for block, stage in homes.items():
-        if not (0 <= block < num_blocks and 0 <= stage < num_stages):
-            raise _impossible(homes, num_blocks, num_stages)
+    blocks, stages = range(num_blocks), range(num_stages)
+    is_possible = all(block in blocks and stage in stages for block, stage in homes.items())
+    for block, stage in homes.items() if is_possible else ():
         first[stage + 1] = max(first[stage + 1], block + 1)
         last[stage] = min(last[stage], block)
     for cut in range(num_stages):
         first[cut + 1] = max(first[cut + 1], first[cut] + 1)
     for cut in reversed(range(num_stages)):
         last[cut] = min(last[cut], last[cut + 1] - 1)
-    spans = [_Span(*ends) for ends in zip(first, last, strict=True)]
-    if any(span.first > span.last for span in spans):
-        raise _impossible(homes, num_blocks, num_stages)
+    spans = list(zip(first, last, strict=True))
+    if not is_possible or any(begin > end for begin, end in spans):
+        found = [f"block {block} on stage {stage}" for block, stage in sorted(homes.items())]
+        raise ConfigError(
+            f"{num_stages} stages for {num_blocks} blocks: expected home stages that rise with the "
+            f"blocks and leave a block to every stage, found {', '.join(found)}; choose fewer "
+            f"stages"
+        )
     return spans
-
-
-def _impossible(homes: Mapping[int, int], num_blocks: int, num_stages: int) -> ConfigError:
-    found = ", ".join(f"block {block} on stage {stage}" for block, stage in sorted(homes.items()))
-    return ConfigError(
-        f"{num_stages} stages for {num_blocks} blocks: expected home stages that rise with the "
-        f"blocks and leave a block to every stage, found {found}; choose fewer stages"
-    )
 
 
 def _stage_costs(
@@ -121,8 +110,10 @@ def _stage_costs(
     places = np.arange(len(sums))
     whole = np.where(places[:, None] < places, sums - sums[:, None], np.inf)
     return [
-        whole[start.first : start.last + 1, stop.first : stop.last + 1] + before
-        for start, stop, before in zip(spans, spans[1:], backlog, strict=False)
+        whole[first : last + 1, next_first : next_last + 1] + before
+        for (first, last), (next_first, next_last), before in zip(
+            spans, spans[1:], backlog, strict=False
+        )
     ]
 
 
@@ -136,9 +127,9 @@ def _least_peak(stages: Sequence[_Costs], spans: Sequence[_Span]) -> tuple[float
         peaks = ways.min(axis=0)
     cuts: list[int] = []
     place = 0
-    for starts, span in zip(reversed(chosen), spans[-2::-1], strict=False):
+    for starts, (first, _) in zip(reversed(chosen), spans[-2::-1], strict=False):
         place = int(starts[place])
-        cuts.append(span.first + place)
+        cuts.append(first + place)
     return float(peaks[0]), cuts[::-1]
 
 
@@ -148,15 +139,17 @@ def _nearest(
     """The cuts nearest to the preferred ones, of those that keep every stage within the limit."""
     distances = np.zeros(1)
     followers = []
-    for cost, span, wanted in zip(reversed(stages), spans[-2::-1], preferred[-2::-1], strict=True):
+    for cost, (first, last), wanted in zip(
+        reversed(stages), spans[-2::-1], preferred[-2::-1], strict=True
+    ):
         ways = np.where(cost <= limit, distances, np.inf)
         followers.append(ways.argmin(axis=1))
-        distances = np.abs(np.arange(span.first, span.last + 1) - wanted) + ways.min(axis=1)
+        distances = np.abs(np.arange(first, last + 1) - wanted) + ways.min(axis=1)
     cuts: list[int] = []
     place = 0
-    for follower, span in zip(reversed(followers), spans[1:-1], strict=False):
+    for follower, (first, _) in zip(reversed(followers), spans[1:-1], strict=False):
         place = int(follower[place])
-        cuts.append(span.first + place)
+        cuts.append(first + place)
     return cuts
 
 
@@ -215,18 +208,19 @@ class RotatedPlacement:
 
     def _fastest(self, subnets: Sequence[Subnet]) -> int:
         """How many parts are the fastest; of equal numbers the largest."""
+
+        def takes_ns(parts: int) -> int:
+            stream = CutStream(
+                subnets=subnets,
+                partitions=[self._cut(subnet, turn, parts) for turn, subnet in enumerate(subnets)],
+                rules=[Exact()] * len(subnets[0].chain),
+                costs=self._costs,
+            )
+            return shortest_ns([stream], ONE_PASS, _WINDOW, _ROUNDS)
+
         some = (self._num_stages, -(-self._num_stages // 2), min(FEW, self._num_stages))
         tried = sorted(set(some) - {1}, reverse=True)
-        return min(tried, key=lambda parts: self._takes_ns(subnets, parts)) if tried else 1
-
-    def _takes_ns(self, subnets: Sequence[Subnet], parts: int) -> int:
-        stream = CutStream(
-            subnets=subnets,
-            partitions=[self._cut(subnet, turn, parts) for turn, subnet in enumerate(subnets)],
-            rules=[Exact()] * len(subnets[0].chain),
-            costs=self._costs,
-        )
-        return shortest_ns([stream], ONE_PASS, _WINDOW, _ROUNDS)
+        return min(tried, key=takes_ns) if tried else 1
 
 
 def _few_parts(own: Partition, turn: int, num_stages: int) -> Partition:

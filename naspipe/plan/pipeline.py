@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.config.ids import LayerId, StageId, StreamId, Subnet
+from naspipe.config.ids import LayerId, StageId, StreamId
 from naspipe.config.partition import Partition
 from naspipe.config.rules import grown_up
 from naspipe.config.steps import ONE_PASS, Steps
@@ -24,10 +24,8 @@ from naspipe.engine.residency import check_budget
 from naspipe.plan.bounds import (
     GRAIN,
     STREAMS_GRAIN,
-    chain_lengths,
     coarsened,
     critical_path_priorities,
-    rolling_priorities,
 )
 from naspipe.plan.chains import CutSteps, Stream, are_cut_alike, cut_by_steps
 from naspipe.plan.costs import CostTable, plan_window
@@ -35,35 +33,11 @@ from naspipe.plan.latest_start import CutStream, latest_start_priorities
 from naspipe.plan.memory import MemoryPlan, Sizes, check_host_memory, plan_memory, staying_blocks
 
 
-def mean_lengths(streams: Sequence[Stream], steps: Steps) -> list[float]:
-    """The longest chain up to the end of each subnet, in the mean of streams."""
-    chains = ((each.subnets, each.chain.rules, costs_of(each)) for each in streams)
-    lengths = (chain_lengths(*each, steps) for each in chains)
-    return [sum(each) / len(each) for each in zip(*lengths, strict=False)]
-
-
 def costs_of(stream: Stream) -> CostTable:
     """Of a stream's layers."""
     if stream.costs is None:
         raise ConfigError("dispatch order: expected layers of known costs, found none")
     return stream.costs
-
-
-def longest_paths(
-    stream: Stream, steps: Steps, grain: float, known: int | None, usual: Sequence[float]
-) -> list[Priorities]:
-    """The priorities of the critical-path order, in whole grains: parts of a subnet's mean work.
-
-    ``known`` and ``usual`` as :func:`naspipe.plan.bounds.rolling_priorities` has them.
-    """
-    subnets, rules, costs = stream.subnets, stream.chain.rules, costs_of(stream)
-    if known is None:
-        levels = critical_path_priorities(subnets, rules, costs, steps)
-    else:
-        levels = rolling_priorities(subnets, rules, costs, known, usual, steps)
-    places = (place for subnet in subnets for place in enumerate(subnet.chain))
-    work_ns = sum(costs.of(*place).total_ns for place in places)
-    return coarsened(levels, max(1, int(grain * work_ns / len(subnets))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +154,11 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     plan = Plan(streams, order, window, memory, pipeline.buffered)
     if asked not in RANKINGS:
         return plan
-    _check_known(pipeline, asked)
+    if any(stream.is_sample for stream in pipeline.streams):
+        raise ConfigError(
+            f"order {asked}: expected a stream that is known from the beginning, found "
+            f"one that follows from losses; use --order paper or auto"
+        )
     return RANKINGS[asked](plan, pipeline) if has_choice(pipeline, execution) else plan
 
 
@@ -196,20 +174,25 @@ def as_planned(pipeline: Pipeline, plan: Plan) -> Pipeline:
     return replace(pipeline, streams=tuple(each.split_at(own.split) for each, own in pairs))
 
 
-def _check_known(pipeline: Pipeline, order: str) -> None:
-    if any(stream.is_sample for stream in pipeline.streams):
-        raise ConfigError(
-            f"order {order}: expected a stream that is known from the beginning, found "
-            f"one that follows from losses; use --order paper or auto"
-        )
-
-
-def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -> Plan:
+def by_critical_path(plan: Plan, pipeline: Pipeline) -> Plan:
     """The same plan under the critical-path order."""
+    steps = pipeline.steps
+    levels = [
+        critical_path_priorities(stream.subnets, stream.chain.rules, costs_of(stream), steps)
+        for stream in pipeline.streams
+    ]
+    return in_grains(plan, pipeline, levels)
+
+
+def in_grains(plan: Plan, pipeline: Pipeline, levels: Sequence[list[Priorities]]) -> Plan:
+    """The same plan with the longest paths of each subnet, in parts of a subnet's mean work."""
     grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
-    streams, steps = pipeline.streams, pipeline.steps
-    usual = [] if known is None or grain == GRAIN else mean_lengths(streams, steps)
-    priorities = [longest_paths(stream, steps, grain, known, usual) for stream in streams]
+    priorities = []
+    for stream, own in zip(pipeline.streams, levels, strict=True):
+        costs, subnets = costs_of(stream), stream.subnets
+        places = (place for subnet in subnets for place in enumerate(subnet.chain))
+        work_ns = sum(costs.of(*place).total_ns for place in places)
+        priorities.append(coarsened(own, max(1, int(grain * work_ns / len(subnets)))))
     return _ranked(plan, pipeline, "critical-path", priorities)
 
 
@@ -253,13 +236,16 @@ def _defers_writes(plan: Plan, pipeline: Pipeline) -> bool:
 def _ranked(
     plan: Plan, pipeline: Pipeline, order: str, priorities: Sequence[Sequence[Priorities]]
 ) -> Plan:
-    defers_writes = _defers_writes(plan, pipeline)
-
-    def ranked(planned: Planned, own: Priorities) -> Planned:
-        return planned._replace(priorities=own if defers_writes else own._replace(write=()))
-
+    if not _defers_writes(plan, pipeline):
+        priorities = [[each._replace(write=()) for each in own] for own in priorities]
     streams = tuple(
-        replace(each, planned=tuple(map(ranked, each.planned, own)))
+        replace(
+            each,
+            planned=tuple(
+                planned._replace(priorities=ranked)
+                for planned, ranked in zip(each.planned, own, strict=False)
+            ),
+        )
         for each, own in zip(plan.streams, priorities, strict=True)
     )
     return replace(plan, order=order, streams=streams)
@@ -301,29 +287,23 @@ def _memory(
 def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution: Execution) -> int:
     """How many subnets of a stream may be under way, so that what all keep fits every stage."""
     kept_bytes = 0
-    if execution.memory.activations:
-        kept_bytes = sum(
-            _dearest(stream.subnets, cut, stream.costs)
-            for stream, cut in zip(pipeline.streams, cuts, strict=True)
-            if stream.costs is not None
-        )
+    for stream, cut in zip(pipeline.streams, cuts, strict=True):
+        if execution.memory.activations and (costs := stream.costs) is not None:
+            kept_bytes += max(  # by one subnet on one stage
+                sum(
+                    costs.of(block, subnet.chain[block]).activation_bytes
+                    for block in partition.blocks(StageId(stage))
+                )
+                for subnet, partition in zip(stream.subnets, cut, strict=True)
+                for stage in range(partition.num_stages)
+            )
     return plan_window(execution, pipeline.steps, kept_bytes)
-
-
-def _dearest(subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable) -> int:
-    """The most bytes that one subnet keeps on one stage."""
-    return max(
-        sum(costs.of(b, subnet.chain[b]).activation_bytes for b in partition.blocks(StageId(stage)))
-        for subnet, partition in zip(subnets, partitions, strict=True)
-        for stage in range(partition.num_stages)
-    )
 
 
 def with_grown_lags(pipeline: Pipeline) -> Pipeline:
     """The same streams, without the beginning in which lags grow."""
-    return replace(pipeline, streams=tuple(map(_grown, pipeline.streams)))
-
-
-def _grown(stream: Stream) -> Stream:
-    rules = tuple(map(grown_up, stream.chain.rules))
-    return replace(stream, chain=replace(stream.chain, rules=rules))
+    streams = tuple(
+        replace(each, chain=replace(each.chain, rules=tuple(map(grown_up, each.chain.rules))))
+        for each in pipeline.streams
+    )
+    return replace(pipeline, streams=streams)

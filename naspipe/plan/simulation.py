@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,11 +14,9 @@ import numpy as np
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import AccessKind, LayerId, StageId, StreamId
-from naspipe.engine.admission import AdmissionWindow
 from naspipe.engine.builder import build_admission, build_controller, new_history
 from naspipe.engine.history import participants
 from naspipe.plan.bounds import CausalBound, causal_bound, side_by_side
-from naspipe.plan.chains import Stream
 from naspipe.plan.costs import CostTable
 from naspipe.plan.memory import MemoryPlan, Sizes, residency_of
 from naspipe.plan.pipeline import (
@@ -95,8 +93,12 @@ def simulate_run(
     stages = [StageId(stage) for stage in range(execution.workers)]
     rules = [stream.chain.rules for stream in pipeline.streams]
     steps, lengths = pipeline.steps, list(map(len, rules))
-    history = new_history(rules, pipeline.wiring, steps=pipeline.steps, buffered=plan.buffered)
-    taken_part = _taken_part(pipeline, plan, execution.workers)
+    history = new_history(rules, pipeline.wiring, steps=steps, buffered=plan.buffered)
+    partitions = [{each.partition for each in stream.planned} for stream in plan.streams]
+    takers = participants(partitions, pipeline.wiring, execution.workers)
+    taken_part = [
+        [number for number, taking in enumerate(takers) if stage in taking] for stage in stages
+    ]
     managers = [residency_of(plan.memory, stage, execution) for stage in stages]
     controllers = [
         build_controller(
@@ -108,7 +110,7 @@ def simulate_run(
             residency=manager,
             starts_partly_clear=execution.pipeline.partly_clear,
             history=history,
-            steps=pipeline.steps,
+            steps=steps,
             wiring=pipeline.wiring,
             streams=streams,
             reduction_launch=execution.pipeline.reduction_launch,
@@ -122,38 +124,27 @@ def simulate_run(
         return *plan.streams[stream].planned[number], is_trained
 
     table = AccessTable()
-    admissions = (_admissions(pipeline, plan, streams) for streams in taken_part)
+    admissions = (
+        [
+            build_admission(
+                pipeline.policy,
+                len(stream.subnets),
+                window=pipeline.wiring.of(number).window or plan.window,
+                bulk=pipeline.bulk,
+                stages=plan.streams[number].partitions[0].num_stages,
+                steps=steps,
+                takes_part=number in streams,
+            )
+            for number, stream in enumerate(pipeline.streams)
+        ]
+        for streams in taken_part
+    )
     known = KnownPasses(steps, lengths) if steps.probes else None
     simulate_into(
         table.append, admitted, controllers, timing, lambda: next(admissions), clock, known
     )
     peaks = tuple(manager.ledger.peak_bytes for manager in managers if manager is not None)
     return SimulatedRun(plan, table, execution.workers, peaks)
-
-
-def _taken_part(pipeline: Pipeline, plan: Plan, num_stages: int) -> list[list[int]]:
-    """Of each stage, the streams that it takes part in."""
-    partitions = [{each.partition for each in stream.planned} for stream in plan.streams]
-    taking_part = participants(partitions, pipeline.wiring, num_stages)
-    return [
-        [number for number, stages in enumerate(taking_part) if stage in stages]
-        for stage in range(num_stages)
-    ]
-
-
-def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[AdmissionWindow]:
-    return [
-        build_admission(
-            pipeline.policy,
-            len(stream.subnets),
-            window=pipeline.wiring.of(number).window or plan.window,
-            bulk=pipeline.bulk,
-            stages=plan.streams[number].partitions[0].num_stages,
-            steps=pipeline.steps,
-            takes_part=number in streams,
-        )
-        for number, stream in enumerate(pipeline.streams)
-    ]
 
 
 def chosen_plan(
@@ -170,7 +161,10 @@ def chosen_plan(
     Raises:
         ConfigError: as :func:`naspipe.plan.pipeline.plan_pipeline` does.
     """
-    backward = _backward(pipeline, execution)
+    backward = execution.pipeline.backward
+    # The simulations that decide for ``auto`` leave memory budgets out.
+    if not pipeline.is_causal or (backward == AUTO and execution.memory.budget):
+        backward = "whole"
     if backward == "split":
         pipeline = pipeline.splitting(math.inf)
     best = _chosen(pipeline, execution, sizes, timing)
@@ -188,16 +182,6 @@ def chosen_plan(
     found = _chosen(split, settled, sizes, timing)
     is_faster = found.takes_ns is not None and found.takes_ns < wanted_ns
     return found.plan if is_faster else best.plan
-
-
-def _backward(pipeline: Pipeline, execution: Execution) -> str:
-    """The backward that the user asked for, or ``whole`` where it does not apply.
-
-    The simulations that decide for ``auto`` leave memory budgets out.
-    """
-    backward = execution.pipeline.backward
-    is_undecided = backward == AUTO and execution.memory.budget
-    return backward if pipeline.is_causal and not is_undecided else "whole"
 
 
 def _share_of_proofs(pipeline: Pipeline, split: Pipeline, workers: int) -> float:
@@ -239,23 +223,39 @@ def _chosen(
     """See :func:`chosen_plan`; backwards are as the pipeline says."""
     plan = plan_pipeline(pipeline, execution, sizes)
     way = execution.pipeline
-    may_rotate = _may_rotate(pipeline, execution)
+    # Orders for comparison stand for systems in which the first block is on the first stage.
+    may_rotate = (
+        way.partition == AUTO
+        and way.order in (AUTO, "paper", *RANKINGS)
+        and not execution.memory.budget
+        and not pipeline.steps.probes
+    )
     is_open = AUTO in (way.order, way.backward) or may_rotate
     if not is_open or not has_choice(pipeline, execution):
         return _Chosen(plan, way.partition, None)
-    preview = _Preview(pipeline, execution, timing(pipeline, plan.memory))
-    first = preview.beginning(plan)
+    beginning, costs = _beginning(pipeline), timing(pipeline, plan.memory)
+
+    def takes_ns(plan: Plan, order: str) -> int:
+        """How long the beginning takes, as if the streams ended there; memory is not limited."""
+        ranked = replace(_ranked(plan, order, beginning), memory=None)
+        return simulate_run(beginning, ranked, execution, costs).makespan_ns
+
+    streams = [
+        replace(own, planned=own.planned[: len(stream.subnets)])
+        for own, stream in zip(plan.streams, beginning.streams, strict=True)
+    ]
+    first = replace(plan, streams=tuple(streams))
     orders = (plan.order, *RANKINGS) if way.order == AUTO else (plan.order,)
-    took = {order: preview.takes_ns(first, order) for order in orders}
+    took = {order: takes_ns(first, order) for order in orders}
     best = min(orders, key=took.__getitem__)
     partition, fastest = way.partition, took[best]
     if may_rotate:
         partition = "balanced"
         asked = execution.changed(partition=ROTATED)
         order = LATEST_START if way.order == AUTO else best
-        rotated = plan_pipeline(preview.pipeline, asked, sizes)
+        rotated = plan_pipeline(beginning, asked, sizes)
         goes_round = any(cut.stages for each in rotated.streams for cut in each.partitions)
-        turning = preview.takes_ns(rotated, order) if goes_round else 0
+        turning = takes_ns(rotated, order) if goes_round else 0
         if turning and (gain := fastest / turning) > WORTH:
             partition, fastest = ROTATED, turning
             note = f"partition=auto: rotated, simulated {gain:.2f} times as fast as balanced"
@@ -263,29 +263,14 @@ def _chosen(
     return _Chosen(_ranked(plan, best, pipeline), partition, fastest)
 
 
-def _may_rotate(pipeline: Pipeline, execution: Execution) -> bool:
-    """Whether layers may go round, if that is faster.
-
-    Orders for comparison stand for systems in which the first block is on the first stage.
-    """
-    way = execution.pipeline
-    is_asked = way.partition == AUTO and way.order in (AUTO, "paper", *RANKINGS)
-    return is_asked and not execution.memory.budget and not pipeline.steps.probes
-
-
 def _ranked(plan: Plan, order: str, pipeline: Pipeline) -> Plan:
     return plan if order == plan.order else RANKINGS[order](plan, pipeline)
 
 
-def _num_shown(pipeline: Pipeline) -> int:
-    """Subnets of each stream that are simulated: whole steps."""
-    size = pipeline.steps.passes
-    return max(1, PREVIEW_SUBNETS // size) * size
-
-
 def _beginning(pipeline: Pipeline) -> Pipeline:
     """The first subnets of all streams, with the lags that they have later on."""
-    shown = _num_shown(pipeline)
+    size = pipeline.steps.passes
+    shown = max(1, PREVIEW_SUBNETS // size) * size  # whole steps
     streams = with_grown_lags(pipeline).streams
     return replace(
         pipeline, streams=tuple(replace(each, subnets=each.subnets[:shown]) for each in streams)
@@ -300,23 +285,6 @@ def _least_ns(pipeline: Pipeline, workers: int) -> float:
         if stream.costs is not None and pipeline.wiring.of(number).is_trained
     ]
     return side_by_side(bounds).least_makespan_ns(workers) if bounds else 0.0
-
-
-class _Preview:
-    """Simulates the beginning of all streams, as if they ended there."""
-
-    def __init__(self, pipeline: Pipeline, execution: Execution, timing: Costs) -> None:
-        self.pipeline = _beginning(pipeline)
-        self._shown = _num_shown(pipeline)
-        self._execution, self._timing = execution, timing
-
-    def beginning(self, plan: Plan) -> Plan:
-        streams = [replace(each, planned=each.planned[: self._shown]) for each in plan.streams]
-        return replace(plan, streams=tuple(streams))
-
-    def takes_ns(self, plan: Plan, order: str) -> int:
-        ranked = replace(_ranked(plan, order, self.pipeline), memory=None)
-        return simulate_run(self.pipeline, ranked, self._execution, self._timing).makespan_ns
 
 
 def measured_timing(
@@ -424,27 +392,23 @@ class BackwardBounds(NamedTuple):
 
 
 def backward_bounds(pipeline: Pipeline) -> BackwardBounds | None:
-    """The bounds with whole backwards and with ``backward=split``.
+    """The bounds of a pipeline with whole backwards, and the same with ``backward=split``.
 
-    Args:
-        pipeline: whose backwards are whole.
-
-    Returns:
-        None where no run splits backwards, or where it is not known what their parts take.
+    None if no run splits backwards, or if it is not known what their parts take.
     """
-    if not pipeline.is_causal or not any(map(_knows_parts, pipeline.streams)):
+    tables = [stream.costs.costs for stream in pipeline.streams if stream.costs]
+    knows_parts = any(cost.split != cost for table in tables for cost in table.values())
+    if not pipeline.is_causal or not knows_parts:
         return None
     return BackwardBounds(bound_of(pipeline), bound_of(pipeline.splitting(math.inf)))
 
 
-def _knows_parts(stream: Stream) -> bool:
-    costs = stream.costs.costs.values() if stream.costs else ()
-    return any(cost.split != cost for cost in costs)
-
-
 def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Outcome:
     summary = run.summary
-    busy = _busy_shares(run.accesses, run.num_stages)
+    start, end, stage = map(run.accesses.column, ("start_ns", "end_ns", "stage"))
+    makespan = int(end.max()) - int(start.min())
+    sums = np.bincount(stage, weights=end - start, minlength=run.num_stages)
+    busy = [float(value) / makespan if makespan else 0.0 for value in sums]
     held = _activation_peaks(run.accesses, run.num_stages, pipeline)
     layers = run.layer_bytes or (0,) * run.num_stages
     return Outcome(
@@ -459,13 +423,6 @@ def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Out
         makespan_seconds=summary.seconds,
         uses=tuple(map(StageUse, busy, layers, held)),
     )
-
-
-def _busy_shares(table: AccessTable, num_stages: int) -> list[float]:
-    start, end, stage = map(table.column, ("start_ns", "end_ns", "stage"))
-    makespan = int(end.max()) - int(start.min())
-    sums = np.bincount(stage, weights=end - start, minlength=num_stages)
-    return [float(value) / makespan if makespan else 0.0 for value in sums]
 
 
 def _activation_peaks(table: AccessTable, num_stages: int, pipeline: Pipeline) -> list[int]:
@@ -487,24 +444,16 @@ def _activation_peaks(table: AccessTable, num_stages: int, pipeline: Pipeline) -
     return peaks
 
 
-def _options(
-    table: AccessTable, columns: Sequence[Integers], number: int, stream: Stream
-) -> Integers:
-    """The column of candidates, with a stream's options in their place."""
-    blocks = len(stream.chain.rules)
-    chains = np.array([each.chain or (0,) * blocks for each in stream.subnets], dtype=np.int64)
-    here = columns[0] == number
-    found = columns[2].astype(np.int64)
-    found[here] = chains[table.column("sequence_id")[here], columns[1][here]]
-    return found
-
-
 def _activation_bytes(table: AccessTable, pipeline: Pipeline) -> Integers:
     """Of each access's block and subnet."""
     columns = list(map(table.column, ("stream", "block", "candidate")))
     for number, stream in enumerate(pipeline.streams):
         if any(subnet.candidates for subnet in stream.subnets):
-            columns[2] = _options(table, columns, number, stream)
+            # A stream's options stand in the place of its layers' candidates.
+            blocks, here = len(stream.chain.rules), columns[0] == number
+            chains = np.array([each.chain or (0,) * blocks for each in stream.subnets], np.int64)
+            columns[2] = columns[2].astype(np.int64)
+            columns[2][here] = chains[table.column("sequence_id")[here], columns[1][here]]
     places = np.stack(columns)
     known, inverse = np.unique(places, axis=1, return_inverse=True)
     held = []
