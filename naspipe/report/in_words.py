@@ -137,7 +137,7 @@ def limits(run: Recorded) -> Limits:
     if not window or definition.get("sampler") not in _DRAWN or steps.passes > 1:
         return Limits(found)
     drawn = make_sampler(f"spaced:{window}", run.labels.options, int(definition.get("seed", 0)))
-    spaced = tuple(_subnet(number, drawn.draw(), run) for number in range(len(subnets)))
+    spaced = tuple(_subnet(number, next(drawn), run) for number in range(len(subnets)))
     now, then = bound, causal_bound(spaced, run.labels.rules, table, steps)
     busy, better = (min(each.steady_parallelism, run.num_stages) for each in (now, then))
     return (

@@ -8,23 +8,13 @@ all attempts of a run: what it answered before is repeated, and it is never aske
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from naspipe.config.errors import ConfigError, InvariantError
 
 Choices = tuple[int, ...]
 """One choice per choice block."""
-
-
-class Sampler(Protocol):
-    """An endless iterator of subnets (``file:`` ends where its file does)."""
-
-    def draw(self) -> Choices: ...
-
-    def __iter__(self) -> Iterator[Choices]: ...
-
-    def __next__(self) -> Choices: ...
 
 
 class ExplorationStrategy(Protocol):
@@ -36,11 +26,9 @@ class ExplorationStrategy(Protocol):
         None when it waits for the score of a subnet that is under way; it is asked again after
         the next score.
         """
-        ...
 
     def observe(self, sequence_id: int, score: float) -> None:
         """How a subnet did; told in sequence order, ``delay`` subnets later."""
-        ...
 
 
 class FeedbackLoop:
@@ -71,9 +59,6 @@ class FeedbackLoop:
         """Whether every subnet was proposed and every score observed."""
         return self._observed == self._num_subnets
 
-    def start(self) -> list[tuple[int, ...]]:
-        return self._propose()
-
     def take(self, sequence_id: int, score: float) -> list[tuple[int, ...]]:
         """A score is known; returns the subnets that can be proposed now, next ones in order."""
         is_new = self._observed <= sequence_id < self._proposed
@@ -88,26 +73,25 @@ class FeedbackLoop:
             observed = self._observed
             self._strategy.observe(observed, self._waiting.pop(observed))
             self._observed += 1
-            found += self._propose()
+            found += self.start()
         return found
 
-    def _propose(self) -> list[tuple[int, ...]]:
+    def start(self) -> list[tuple[int, ...]]:
+        """The subnets that can be proposed now; at the beginning, those that need no score."""
         found: list[tuple[int, ...]] = []
         while self._proposed < min(self._num_subnets, self._observed + self._delay + 1):
             subnet = self._strategy.propose(self._proposed)
             if subnet is None:
-                self._check_waiting()
+                if self._observed == self._proposed:
+                    raise ConfigError(
+                        f"strategy {type(self._strategy).__name__}: expected subnet "
+                        f"{self._proposed} of {self._num_subnets}, found it waiting although it "
+                        f"was told every score"
+                    )
                 break
             found.append(tuple(subnet))
             self._proposed += 1
         return found
-
-    def _check_waiting(self) -> None:
-        if self._observed == self._proposed:
-            raise ConfigError(
-                f"strategy {type(self._strategy).__name__}: expected subnet {self._proposed} of "
-                f"{self._num_subnets}, found it waiting although it was told every score"
-            )
 
 
 class KeptStrategy:
