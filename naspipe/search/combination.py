@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -39,16 +40,14 @@ class Part(NamedTuple):
         return Part(self.score + other.score, (*self.places, *other.places), costs)
 
 
-class Priced(NamedTuple):
-    """What is known before combinations are looked at one after the other."""
+def price_limits(
+    blocks: Sequence[Sequence[Part]], most: Sequence[int]
+) -> tuple[tuple[int, ...], Part | None]:
+    """Prices by subgradients, the same for the same parts.
 
-    prices: tuple[int, ...]
-    """Of a unit of each cost, in parts of a unit of the score (:data:`FINE`)."""
-    known: Part | None
-
-
-def price_limits(blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> Priced:
-    """Prices by subgradients, the same for the same parts."""
+    Returns the price of a unit of each cost, in parts of a unit of the score (:data:`FINE`), and
+    a combination that keeps the limits, if one was found.
+    """
     top = max(abs(part.score) for parts in blocks for part in parts) or 1
     room = [max(limit, 1) for limit in most]
     scores = [np.array([part.score / top for part in parts]) for parts in blocks]
@@ -60,8 +59,14 @@ def price_limits(blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> Price
     highest, prices, pace = -np.inf, best, 1.0
     spread = sum(float(np.ptp(each)) for each in scores)
     for number in range(_ROUNDS):
-        bound, chosen, excess = _choose(scores, costs, prices)
-        joined = _joined_parts([options[at] for options, at in zip(blocks, chosen, strict=True)])
+        priced = [score + cost @ prices for score, cost in zip(scores, costs, strict=True)]
+        chosen = [int(each.argmin()) for each in priced]
+        paid = sum(float(each[at]) for each, at in zip(priced, chosen, strict=True))
+        bound = paid - float(prices.sum())
+        own = (each[at] for each, at in zip(costs, chosen, strict=True))
+        excess = sum(own, -np.ones_like(prices))  # how far the limits are exceeded
+        parts = (options[at] for options, at in zip(blocks, chosen, strict=True))
+        joined = reduce(Part.and_then, parts)
         if all(map(int.__le__, joined.costs, most)):
             known = min(filter(None, (known, joined)))
         if bound > highest:
@@ -77,25 +82,7 @@ def price_limits(blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> Price
         int(Fraction(float(price)) * top * FINE / limit)
         for price, limit in zip(best, room, strict=True)
     )
-    return Priced(tuple(whole), known)
-
-
-def _choose(
-    scores: Sequence[np.ndarray], costs: Sequence[np.ndarray], prices: np.ndarray
-) -> tuple[float, list[int], np.ndarray]:
-    """The bound that prices give, what the blocks choose, and how far that exceeds the limits."""
-    priced = [score + cost @ prices for score, cost in zip(scores, costs, strict=True)]
-    chosen = [int(each.argmin()) for each in priced]
-    paid = sum(float(each[at]) for each, at in zip(priced, chosen, strict=True))
-    excess = sum((each[at] for each, at in zip(costs, chosen, strict=True)), -np.ones_like(prices))
-    return paid - float(prices.sum()), chosen, excess
-
-
-def _joined_parts(parts: Sequence[Part]) -> Part:
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.and_then(part)
-    return whole
+    return tuple(whole), known
 
 
 _WIDTHS = (30, 300, 3000)
@@ -264,18 +251,13 @@ def _nothing_fits(blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, fl
         )
         said.append((name, cheapest))
     too_dear = [each for each in said if each[1].costs[each[0]] > limits[each[0]]]
-    found = [
-        f"{cheapest.costs[name]:g} {name} ({_text(cheapest.choices)})"
-        for name, cheapest in too_dear or said
-    ]
+    found = []
+    for name, cheapest in too_dear or said:  # choices as ``naspipe export --subnet`` takes them
+        text = ";".join(",".join(map(str, each)) for each in cheapest.choices)
+        found.append(f"{cheapest.costs[name]:g} {name} ({text})")
     asked = " and ".join(f"{limits[name]:g} {name}" for name, _ in too_dear or said)
     together = "" if too_dear else ", but not together"
     return (
         f"combination: expected one within {asked}, found the cheapest at {' and '.join(found)}"
         f"{together}; raise the limits"
     )
-
-
-def _text(choices: Sequence[Sequence[int]]) -> str:
-    """As ``naspipe export --subnet`` takes it."""
-    return ";".join(",".join(map(str, each)) for each in choices)

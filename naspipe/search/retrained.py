@@ -86,13 +86,8 @@ def append_retrained(search: Path, each: Retrained) -> None:
     line = json.dumps(fields, allow_nan=False).encode() + b"\n"
     path = search / _FILE
     with writing(path, len(line)), path.open("ab") as file:
-        file.truncate(_whole_lines(path))
+        file.truncate(path.read_bytes().rfind(b"\n") + 1)  # without what a full disk cut off
         file.write(line)
-
-
-def _whole_lines(path: Path) -> int:
-    """The bytes of a file up to its last line's end: what a full disk cut off is left out."""
-    return path.read_bytes().rfind(b"\n") + 1
 
 
 def newest_alike(retrained: Sequence[Retrained]) -> list[Retrained]:

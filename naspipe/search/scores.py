@@ -134,15 +134,11 @@ class Spread(NamedTuple):
     deviation: float
     """The population's, above 0."""
 
-    def of(self, value: float) -> float:
-        return (value - self.mean) / self.deviation
-
 
 class StandardScores:
     """Adds up the standard scores of each part of a sum of scores."""
 
-    def __init__(self, score: str, spreads: Mapping[str, Spread]) -> None:
-        self._score = score
+    def __init__(self, spreads: Mapping[str, Spread]) -> None:
         self._spreads = spreads
 
     @classmethod
@@ -152,26 +148,29 @@ class StandardScores:
         Raises:
             ConfigError: when a part is the same for all of the sample, so that it ranks nothing.
         """
-        return cls(score, {part: _spread(score, part, sample) for part in parts_of(score)})
+        spreads = {}
+        for part in parts_of(score):
+            merits = (merit(scores, part) for scores in sample)
+            values = [each for each in merits if math.isfinite(each)]
+            if len(set(values)) < 2:
+                found = f"{values[0]:.6g} for each" if values else "none"
+                raise ConfigError(
+                    f"score {score}: expected {part} to differ among {len(sample)} subnets drawn "
+                    f"at random, found {found}; leave {part} out of the sum"
+                )
+            spreads[part] = Spread(statistics.fmean(values), statistics.pstdev(values))
+        return cls(spreads)
 
     def added(self, scores: Scores) -> Scores:
         """The same scores with their sum; it is NaN where a part is."""
-        parts = [spread.of(merit(scores, part)) for part, spread in self._spreads.items()]
+        parts = [
+            (merit(scores, part) - spread.mean) / spread.deviation
+            for part, spread in self._spreads.items()
+        ]
         return scores._replace(combined=sum(parts))
 
     def as_dict(self) -> dict[str, Any]:
         return {part: spread._asdict() for part, spread in self._spreads.items()}
-
-
-def _spread(score: str, part: str, sample: Sequence[Scores]) -> Spread:
-    values = [each for each in (merit(scores, part) for scores in sample) if math.isfinite(each)]
-    if len(set(values)) < 2:
-        found = f"{values[0]:.6g} for each" if values else "none"
-        raise ConfigError(
-            f"score {score}: expected {part} to differ among {len(sample)} subnets drawn at "
-            f"random, found {found}; leave {part} out of the sum"
-        )
-    return Spread(statistics.fmean(values), statistics.pstdev(values))
 
 
 RESAMPLES = 2000

@@ -148,7 +148,18 @@ class SearchDirectory:
 
     def append(self, candidate: Candidate) -> None:
         """Add the next subnet's line."""
-        line = _line(candidate)
+        scores = {  # of proxies, and sums, only where they were asked for
+            name: value
+            for name, value in candidate.scores._asdict().items()
+            if name in JUDGED or not math.isnan(value)
+        }
+        fields = {
+            "subnet": candidate.sequence_id,
+            "choices": list(candidate.choices),
+            **{name: _plain(value) for name, value in scores.items()},
+            **{name: _plain(value) for name, value in candidate.cost._asdict().items()},
+        }
+        line = json.dumps(fields, allow_nan=False) + "\n"
         path = self.candidates
         with writing(path, len(line)), path.open("a", encoding="utf-8") as file:
             file.write(line)
@@ -172,41 +183,20 @@ class SearchDirectory:
             raise LogError(f"{self.manifest} is damaged: {error}") from error
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ConfigError(f"{self.manifest}: expected a search of format {FORMAT}")
-        _check(self.manifest, manifest)
+        definition, finished = manifest.get("definition"), manifest.get("finished", 0)
+        if (
+            not isinstance(definition, dict)
+            or not is_score(definition.get("score"))
+            or not isinstance(finished, int | float)
+            or not isinstance(manifest.get("status"), str)
+        ):
+            raise LogError(
+                f"{self.manifest} is damaged: expected a definition with a score, and a status"
+            )
         found = tuple(
             _candidate(line, number, self.candidates) for number, line in enumerate(lines[:-1])
         )
         return Search(self.path, manifest, found)
-
-
-def _check(path: Path, manifest: Mapping[str, Any]) -> None:
-    definition, finished = manifest.get("definition"), manifest.get("finished", 0)
-    if (
-        not isinstance(definition, dict)
-        or not is_score(definition.get("score"))
-        or not isinstance(finished, int | float)
-        or not isinstance(manifest.get("status"), str)
-    ):
-        raise LogError(f"{path} is damaged: expected a definition with a score, and a status")
-
-
-def _line(candidate: Candidate) -> str:
-    fields = {
-        "subnet": candidate.sequence_id,
-        "choices": list(candidate.choices),
-        **{name: _plain(value) for name, value in _known(candidate.scores).items()},
-        **{name: _plain(value) for name, value in candidate.cost._asdict().items()},
-    }
-    return json.dumps(fields, allow_nan=False) + "\n"
-
-
-def _known(scores: Scores) -> dict[str, float]:
-    """Scores of proxies, and sums, stand in a line only where they were asked for."""
-    return {
-        name: value
-        for name, value in scores._asdict().items()
-        if name in JUDGED or not math.isnan(value)
-    }
 
 
 def _plain(value: float) -> float | str:
@@ -217,24 +207,20 @@ def _candidate(line: bytes, number: int, path: Path) -> Candidate:
     try:
         fields = parse_json(line)
         choices = fields["choices"]
-        if fields["subnet"] != number or any(type(c) is not int or c < 0 for c in choices):
+        is_sound = all(type(choice) is int and choice >= 0 for choice in choices)
+        if fields["subnet"] != number or not is_sound or not all(map(fields.__contains__, JUDGED)):
             raise ValueError
+        scores = {name: _number(fields[name]) for name in Scores._fields if name in fields}
         return Candidate(
             number,
             tuple(choices),
-            _scores(fields),
+            Scores(**scores),
             Cost(*(_number(fields[name]) for name in COSTS)),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise LogError(f"{path}:{number + 1}: expected subnet {number}, found {line!r:.120}") from (
             error
         )
-
-
-def _scores(fields: Mapping[str, Any]) -> Scores:
-    if missing := [name for name in JUDGED if name not in fields]:
-        raise KeyError(*missing)
-    return Scores(**{name: _number(fields[name]) for name in Scores._fields if name in fields})
 
 
 def _number(value: object) -> float:

@@ -55,7 +55,7 @@ class RandomSearch:
         return self.first_allowed(self.draw)
 
     def observe(self, sequence_id: int, score: float) -> None:
-        pass
+        pass  # nothing is learnt
 
     def draw(self) -> Choices:
         return tuple(int(self.random.randint(count)) for count in self.counts)
@@ -87,9 +87,9 @@ class GreedyPool(RandomSearch):
     fall of the losses out of it.
 
     Args:
-        candidate_counts: of each choice block.
-        seed: of every draw.
-        is_allowed: the limits.
+        candidate_counts: as for :class:`RandomSearch`.
+        seed: see there.
+        is_allowed: see there.
         size: paths in the pool (1,000 in the paper).
         group: subnets that are compared (10).
         keep: of them, those that go into the pool (5).
@@ -132,7 +132,10 @@ class GreedyPool(RandomSearch):
     def propose(self, sequence_id: int) -> Choices:
         chance = self._greed * min(1.0, sequence_id / self._growth)
         is_greedy = self.random.random_sample() < chance and self._pool
-        choices = self._from_pool() if is_greedy else self.first_allowed(self.draw)
+        if is_greedy:
+            choices = list(self._pool)[self.random.randint(len(self._pool))]
+        else:
+            choices = self.first_allowed(self.draw)
         self._proposed[sequence_id] = choices
         return choices
 
@@ -148,9 +151,6 @@ class GreedyPool(RandomSearch):
                 self._pool[choices] = value
             for worst in self.pool[self._size :]:
                 del self._pool[worst.choices]
-
-    def _from_pool(self) -> Choices:
-        return list(self._pool)[self.random.randint(len(self._pool))]
 
 
 class Evolution(RandomSearch):
@@ -233,7 +233,7 @@ class Listed:
         return self._subnets[sequence_id]
 
     def observe(self, sequence_id: int, score: float) -> None:
-        pass
+        pass  # nothing is learnt
 
 
 STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
