@@ -116,11 +116,10 @@ def _share_of_hits(run: SimulatedRun, scenario: Scenario) -> float:
     if scenario.sizes is None:
         return 1.0
     sizes = scenario.sizes.table
-    names = ("block", "candidate", "kind", "stalled_ns")
-    block, candidate, kind, stalled_ns = map(run.accesses.column, names)
-    places = zip(block.tolist(), candidate.tolist(), strict=True)
+    columns = run.columns
+    places = zip(columns.block.tolist(), columns.candidate.tolist(), strict=True)
     has_bytes = np.array([sizes.of(*place).state_bytes > 0 for place in places])
-    reads = stalled_ns[(kind != WRITE) & has_bytes]
+    reads = columns.stalled_ns[(columns.kind != WRITE) & has_bytes]
     return float((reads == 0).mean()) if len(reads) else 1.0
 
 

@@ -25,8 +25,8 @@ import search_spaces  # noqa: E402
 from naspipe.api.simulate import table5_scenario  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.plan.pipeline import by_latest_start  # noqa: E402
-from naspipe.plan.simulated_log import AccessTable  # noqa: E402
 from naspipe.plan.simulation import bound_of  # noqa: E402
+from naspipe.store.access_columns import AccessColumns  # noqa: E402
 from scripts.rolling_priorities import by_next_subnets  # noqa: E402
 
 KNOWN = 64
@@ -114,17 +114,16 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
         "bound": bound.bubble(stages),
         "steady_bound": bound.steady_bubble(stages),
         "steps_per_second": run.summary.passes_per_second,
-        "flowing_bubble": flowing_bubble(run.accesses, stages),
+        "flowing_bubble": flowing_bubble(run.columns, stages),
     }
 
 
-def flowing_bubble(table: AccessTable, stages: int) -> float:
+def flowing_bubble(table: AccessColumns, stages: int) -> float:
     """The bubble from the warm-up's end until one stream has let its last subnet in.
 
     A finite stream drains at its end, and streams side by side do not end together.
     """
-    names = ("stream", "sequence_id", "start_ns", "end_ns")
-    stream, subnet, start, end = (table.column(name) for name in names)
+    stream, subnet, start, end = table.stream, table.sequence_id, table.start_ns, table.end_ns
     last = {number: subnet[stream == number].max() for number in set(stream.tolist())}
     begin = end[subnet < (min(last.values()) + 1) // 10].max()
     until = min(start[(stream == n) & (subnet == y)].min() for n, y in last.items())

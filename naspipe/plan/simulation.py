@@ -13,7 +13,7 @@ import numpy as np
 
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.config.ids import AccessKind, LayerId, StageId, StreamId
+from naspipe.config.ids import Access, LayerId, StageId, StreamId
 from naspipe.engine.builder import build_admission, build_controller, new_history
 from naspipe.engine.history import participants
 from naspipe.plan.bounds import CausalBound, causal_bound, side_by_side
@@ -27,10 +27,17 @@ from naspipe.plan.pipeline import (
     plan_pipeline,
     with_grown_lags,
 )
-from naspipe.plan.simulated_log import AccessTable, Integers, summarize_table
 from naspipe.plan.virtual_costs import PARCEL_NS, PAUSE_NS, Costs, StreamCosts, TableCosts
 from naspipe.plan.virtual_driver import Admitted, KnownPasses, VirtualClock, simulate_into
-from naspipe.store.metrics import Summary
+from naspipe.store.access_columns import (
+    BACKWARD,
+    FORWARD,
+    AccessColumns,
+    Integers,
+    from_accesses,
+    joined,
+)
+from naspipe.store.metrics import Summary, summarize
 
 PREVIEW_SUBNETS = 100
 """How much of each stream is simulated to choose what is left to ``auto``."""
@@ -40,6 +47,9 @@ AUTO, ROTATED, LATEST_START = "auto", "rotated", "latest-start"
 WORTH = 1.03
 """Layers move from stage to stage where that is so many times as fast: simulations are not more
 exact."""
+
+_PART = 4096
+"""Accesses that are held as tuples at a time."""
 
 Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
 
@@ -56,19 +66,25 @@ class SimulatedRun:
     """What a simulation leaves."""
 
     plan: Plan
-    accesses: AccessTable = field(repr=False)
+    columns: AccessColumns = field(repr=False)
+    """In the order in which accesses ended; without digests."""
     num_stages: int
     layer_bytes: tuple[int, ...]
     """The most that each stage's layers occupied; empty without a memory budget."""
 
     @cached_property
     def summary(self) -> Summary:
-        return summarize_table(self.accesses, self.num_stages)
+        return summarize(self.columns, self.num_stages)
 
     @property
     def makespan_ns(self) -> int:
         """From the first access to the end of the last."""
-        return int(self.accesses.column("end_ns").max())
+        return int(self.columns.end_ns.max())
+
+    @cached_property
+    def accesses(self) -> list[Access]:
+        """The same as tuples, which take five times as much memory."""
+        return list(self.columns.accesses())
 
 
 def simulate_run(
@@ -123,7 +139,15 @@ def simulate_run(
         is_trained = pipeline.wiring.of(stream).is_trained and not steps.is_probe(number)
         return *plan.streams[stream].planned[number], is_trained
 
-    table = AccessTable()
+    parts: list[AccessColumns] = []
+    latest: list[Access] = []
+
+    def record(access: Access) -> None:
+        latest.append(access)
+        if len(latest) == _PART:
+            parts.append(from_accesses(latest))
+            latest.clear()
+
     admissions = (
         [
             build_admission(
@@ -140,11 +164,10 @@ def simulate_run(
         for streams in taken_part
     )
     known = KnownPasses(steps, lengths) if steps.probes else None
-    simulate_into(
-        table.append, admitted, controllers, timing, lambda: next(admissions), clock, known
-    )
+    simulate_into(record, admitted, controllers, timing, lambda: next(admissions), clock, known)
     peaks = tuple(manager.ledger.peak_bytes for manager in managers if manager is not None)
-    return SimulatedRun(plan, table, execution.workers, peaks)
+    columns = joined([*parts, from_accesses(latest)])
+    return SimulatedRun(plan, columns, execution.workers, peaks)
 
 
 def chosen_plan(
@@ -327,11 +350,6 @@ def table_timing(
     )
 
 
-_FORWARD, _BACKWARD = (
-    tuple(AccessKind).index(k) for k in (AccessKind.FORWARD, AccessKind.BACKWARD)
-)
-
-
 @dataclass(frozen=True, slots=True)
 class StageUse:
     """What one stage did and held."""
@@ -405,11 +423,12 @@ def backward_bounds(pipeline: Pipeline) -> BackwardBounds | None:
 
 def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Outcome:
     summary = run.summary
-    start, end, stage = map(run.accesses.column, ("start_ns", "end_ns", "stage"))
-    makespan = int(end.max()) - int(start.min())
-    sums = np.bincount(stage, weights=end - start, minlength=run.num_stages)
+    columns = run.columns
+    makespan = int(columns.end_ns.max()) - int(columns.start_ns.min())
+    worked = columns.end_ns - columns.start_ns
+    sums = np.bincount(columns.stage, weights=worked, minlength=run.num_stages)
     busy = [float(value) / makespan if makespan else 0.0 for value in sums]
-    held = _activation_peaks(run.accesses, run.num_stages, pipeline)
+    held = _activation_peaks(columns, run.num_stages, pipeline)
     layers = run.layer_bytes or (0,) * run.num_stages
     return Outcome(
         stages=run.num_stages,
@@ -425,39 +444,39 @@ def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Out
     )
 
 
-def _activation_peaks(table: AccessTable, num_stages: int, pipeline: Pipeline) -> list[int]:
+def _activation_peaks(columns: AccessColumns, num_stages: int, pipeline: Pipeline) -> list[int]:
     """The most bytes held between a block's forward and its backward, on each stage.
 
     A pass without a backward holds nothing.
     """
-    stage, kind = table.column("stage"), table.column("kind")
-    passes = table.column("stream").astype(np.int64) << 40 | table.column("sequence_id")
-    is_trained = np.isin(passes, passes[kind == _BACKWARD])
-    held = np.where(is_trained, _activation_bytes(table, pipeline), 0)
-    changes = np.where(kind == _FORWARD, held, np.where(kind == _BACKWARD, -held, 0))
-    times = np.where(kind == _FORWARD, table.column("start_ns"), table.column("end_ns"))
+    kind = columns.kind
+    passes = columns.stream.astype(np.int64) << 40 | columns.sequence_id
+    is_trained = np.isin(passes, passes[kind == BACKWARD])
+    held = np.where(is_trained, _activation_bytes(columns, pipeline), 0)
+    changes = np.where(kind == FORWARD, held, np.where(kind == BACKWARD, -held, 0))
+    times = np.where(kind == FORWARD, columns.start_ns, columns.end_ns)
     peaks = []
     for number in range(num_stages):
-        mine = np.flatnonzero(stage == number)
+        mine = np.flatnonzero(columns.stage == number)
         order = mine[np.lexsort((changes[mine], times[mine]))]
         peaks.append(int(np.cumsum(changes[order]).max(initial=0)))
     return peaks
 
 
-def _activation_bytes(table: AccessTable, pipeline: Pipeline) -> Integers:
+def _activation_bytes(columns: AccessColumns, pipeline: Pipeline) -> Integers:
     """Of each access's block and subnet."""
-    columns = list(map(table.column, ("stream", "block", "candidate")))
+    streams, blocks, options = columns.stream, columns.block, columns.candidate.astype(np.int64)
     for number, stream in enumerate(pipeline.streams):
         if any(subnet.candidates for subnet in stream.subnets):
             # A stream's options stand in the place of its layers' candidates.
-            blocks, here = len(stream.chain.rules), columns[0] == number
-            chains = np.array([each.chain or (0,) * blocks for each in stream.subnets], np.int64)
-            columns[2] = columns[2].astype(np.int64)
-            columns[2][here] = chains[table.column("sequence_id")[here], columns[1][here]]
-    places = np.stack(columns)
+            empty, here = (0,) * len(stream.chain.rules), streams == number
+            chains = np.array([each.chain or empty for each in stream.subnets], np.int64)
+            options[here] = chains[columns.sequence_id[here], blocks[here]]
+    places = np.stack((streams, blocks, options))
     known, inverse = np.unique(places, axis=1, return_inverse=True)
     held = []
     for stream, block, candidate in known.T.tolist():
         costs = pipeline.streams[stream].costs
         held.append(costs.of(block, candidate).activation_bytes if costs else 0)
-    return np.array(held, dtype=np.int64)[inverse.reshape(-1)]
+    found: Integers = np.array(held, dtype=np.int64)[inverse.reshape(-1)]
+    return found
