@@ -52,7 +52,14 @@ from typing import Any
 from naspipe.config.errors import InvariantError
 from naspipe.config.ids import Access, AccessKind, LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.config.wiring import CHAIN, CREDIT, PLAIN, InputName, Wiring
-from naspipe.engine.commands import Command, DropVersion, RecordAccess, RetireSubnet, SendOutput
+from naspipe.engine.commands import (
+    Command,
+    DropVersion,
+    RecordAccess,
+    RetireSubnet,
+    RunTask,
+    SendOutput,
+)
 from naspipe.engine.cuts import Cuts
 from naspipe.engine.events import (
     BlockFinished,
@@ -271,7 +278,8 @@ class StageController:
         self._stalls.end(now_ns)
         reads = tuple(self._run.popleft() for _ in range(commanded))
         self._commanded = commanded
-        commands.append(work.run(reads))
+        options = work.subnet.options(layer for layer, _ in reads)
+        commands.append(RunTask(work.task, reads, options))
 
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)

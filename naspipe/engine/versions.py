@@ -47,7 +47,6 @@ from typing import NamedTuple
 from naspipe.config.errors import InvariantError
 from naspipe.config.ids import INITIAL, LATEST, LayerId, SequenceId, StreamId, Subnet, Version
 from naspipe.config.rules import BlockRule, Rule, rule_of
-from naspipe.config.steps import Steps
 from naspipe.engine.events import KeptLayer
 from naspipe.engine.history import Uses
 from naspipe.engine.policies import SyncPolicy
@@ -70,22 +69,6 @@ class LayerVersions:
     """Promised WRITEs behind which another pass of their step writes too: nobody reads them."""
     num_owed: int = 0
     """WRITEs of this stage that are promised and not applied."""
-
-    def promise(self, writers: Iterable[Version], steps: Steps) -> None:
-        """Note that subnets will write it.
-
-        Where this stage owes no WRITE, nobody asks for parts of earlier steps any more.
-        """
-        if steps.passes == 1:
-            self.users.extend(writers)
-            return
-        if self.parts and not self.num_owed:
-            first = steps.first(self.users[-1])
-            self.parts = {part for part in self.parts if part >= first or part == self.newest}
-        for writer in writers:
-            if self.users[-1] >= steps.first(writer):
-                self.parts.add(self.users.pop())
-            self.users.append(writer)
 
 
 _NEVER = Version(sys.maxsize)
@@ -139,17 +122,24 @@ class VersionBook:
                 f"subnet {subnet.stream}.{subnet.sequence_id} admitted out of order: "
                 f"expected sequence ID {expected}"
             )
-        rules = self.rules[subnet.stream]
         if self._policy.binds_late:
             self._next[subnet.stream] = expected + 1
             layers = {block: subnet.layer(block) for block in blocks}
             return {
-                block: Ticket(layer, LATEST, LATEST, self._policy.is_writer(rule_of(rules, layer)))
+                block: Ticket(layer, LATEST, LATEST, self._policy.is_writer(self.rule(layer)))
                 for block, layer in layers.items()
             }
         is_probe = self._policy.steps.is_probe(subnet.sequence_id)
         self._uses.note(subnet, writes=not is_probe)
-        tickets = {block: self._ticket(subnet, block) for block in blocks}
+        tickets = {}
+        for block in blocks:
+            layer = subnet.layer(block)
+            state, rule = self._state(layer), self.rule(layer)
+            is_writer = self._policy.is_writer(rule) and not is_probe
+            state.num_owed += is_writer
+            reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
+            state.readers[reads] = state.readers.get(reads, 0) + 1
+            tickets[block] = Ticket(layer, reads, state.users[-1], is_writer)
         self._next[subnet.stream] = expected + 1
         for layer in self._uses.unread():
             self._state(layer)
@@ -280,22 +270,23 @@ class VersionBook:
         state.existing.add(version)
         return self._drop(layer, state)
 
-    def _ticket(self, subnet: Subnet, block: int) -> Ticket:
-        layer = subnet.layer(block)
-        state = self._state(layer)
-        rule = self.rule(layer)
-        is_probe = self._policy.steps.is_probe(subnet.sequence_id)
-        is_writer = self._policy.is_writer(rule) and not is_probe
-        state.num_owed += is_writer
-        reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
-        state.readers[reads] = state.readers.get(reads, 0) + 1
-        return Ticket(layer, reads, state.users[-1], is_writer)
-
     def _promise(self, layer: LayerId, state: LayerVersions, writers: Iterable[Version]) -> None:
-        if self._policy.is_writer(self.rule(layer)):
-            state.promise(writers, self._policy.steps)
-            oldest = self._floor(layer, state)
-            del state.users[: min(bisect_left(state.users, oldest), len(state.users) - 1)]
+        """Note that subnets will write a layer."""
+        if not self._policy.is_writer(self.rule(layer)):
+            return
+        steps, users = self._policy.steps, state.users
+        if steps.passes == 1:
+            users.extend(writers)
+        else:
+            if state.parts and not state.num_owed:  # nobody asks for parts of earlier steps
+                first = steps.first(users[-1])
+                state.parts = {p for p in state.parts if p >= first or p == state.newest}
+            for writer in writers:
+                if users[-1] >= steps.first(writer):
+                    state.parts.add(users.pop())
+                users.append(writer)
+        oldest = self._floor(layer, state)
+        del users[: min(bisect_left(users, oldest), len(users) - 1)]
 
     def _state(self, layer: LayerId) -> LayerVersions:
         """A layer's state, with every use by a subnet that was admitted here."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from naspipe.config.ids import LayerId, StageId, Subnet, Version
 from naspipe.config.partition import Partition
 from naspipe.config.wiring import CHAIN, InputName
-from naspipe.engine.commands import RunTask
 from naspipe.engine.events import SubnetAdmitted, Task, TaskKind
 from naspipe.engine.versions import Ticket
 
@@ -53,9 +52,6 @@ class Work:
             reads.append((ticket.layer, ticket.reads))
         return reads
 
-    def run(self, reads: tuple[tuple[LayerId, Version], ...]) -> RunTask:
-        return RunTask(self.task, reads, self.subnet.options(layer for layer, _ in reads))
-
     def clear_layers(self) -> list[LayerId]:
         """Layers of all its blocks that are clear, in the order in which they will run."""
         tickets, unclear = self.tickets, self.unclear
@@ -89,15 +85,6 @@ class Progress:
     """By block of the chain; empty where each WRITE goes before all tasks."""
     writing: set[int] = field(default_factory=set)
     """Blocks whose WRITE was commanded and has not finished."""
-
-    @property
-    def is_trained(self) -> bool:
-        return bool(self.backwards)
-
-    @property
-    def is_released(self) -> bool:
-        """Whether its WRITEs may begin as soon as nothing else is in their way."""
-        return not self.holds
 
     def work(self, task: Task) -> Work | None:
         """What is kept of one of its tasks on this stage; None for any other."""

@@ -186,7 +186,7 @@ class Writes:
         progress, _ = self._owed[key]
         version = Version(progress.subnet.sequence_id)
         if self._book.ends_step(layer, version) and not (
-            progress.is_released
+            not progress.holds
             and self._followers.may_end_step(layer, version)
             and not self.lacks_sum(layer, version)
         ):
@@ -219,28 +219,26 @@ class Writes:
 
     def _join(self, layer: LayerId) -> list[Command]:
         """Let sums, the oldest first, be joined by this stage's own gradients, when it is time."""
-        versions, commands = self._sums[layer], []
+        versions, commands = self._sums[layer], list[Command]()
         while versions and (layer, versions[0]) in self._bases:
-            joined = self._join_one(layer, versions[0], self._bases[layer, versions[0]])
-            if not joined:
-                break
-            version = versions.popleft()
+            version, book = versions[0], self._book
+            base = self._bases[layer, version]
+            if base is None:
+                self._lacking[layer].remove(version)
+                commands.append(JoinSum(layer, version))
+            else:
+                keeps_base = book.has_copies(layer) and book.keeps(layer, base)
+                dropped = book.join(layer, base, version)
+                if dropped is None:
+                    break
+                commands.append(JoinSum(layer, version, base, keeps_base))
+                commands += [DropVersion(layer, each) for each in dropped if each != base]
+            versions.popleft()
             del self._bases[layer, version]
-            commands += [*joined, *self._gates.joined(layer, version)]
+            commands += self._gates.joined(layer, version)
         if not versions:
             del self._sums[layer]
         return commands
-
-    def _join_one(self, layer: LayerId, version: Version, base: Version | None) -> list[Command]:
-        if base is None:
-            self._lacking[layer].remove(version)
-            return [JoinSum(layer, version)]
-        keeps_base = self._book.has_copies(layer) and self._book.keeps(layer, base)
-        dropped = self._book.join(layer, base, version)
-        if dropped is None:
-            return []
-        drops = [DropVersion(layer, each) for each in dropped if each != base]
-        return [JoinSum(layer, version, base, keeps_base), *drops]
 
     def release(self, progress: Progress) -> list[Command]:
         layers = [ticket.layer for ticket in progress.tickets.values() if ticket.is_writer]
@@ -265,10 +263,19 @@ class Writes:
             if key and (are_under_way or (is_behind and len(self._queue) <= self._most_due)):
                 break
             first = heapq.heappop(self._queue)
-            begun = self._begin(layer)
-            commands += begun
-            if not begun:
+            progress, block = self._due[layer]
+            sequence_id, book = progress.subnet.sequence_id, self._book
+            ends_step = book.ends_step(layer, Version(sequence_id))
+            needs_layer = ends_step or book.has_copies(layer)
+            if needs_layer and not self._residency.acquire((layer,)):
                 absent.append(first)
+                continue
+            del self._due[layer]
+            base = progress.tickets[block].base
+            self._num_under_way += 1
+            progress.writing.add(block)
+            keeps_base = book.has_copies(layer) and book.keeps(layer, base)
+            commands.append(WriteLayer(layer, sequence_id, base, keeps_base, ends_step))
         for each in absent:
             heapq.heappush(self._queue, each)
         return commands
@@ -276,7 +283,9 @@ class Writes:
     def finish(self, event: WriteFinished, progress: Progress) -> Ticket:
         """A WRITE is over; returns its ticket."""
         layer = event.layer
-        needs_layer = self._needs_layer(layer, event.sequence_id)
+        # Whether the WRITE changed or copied the layer; others only add gradients up.
+        ends_step = self._book.ends_step(layer, Version(event.sequence_id))
+        needs_layer = ends_step or self._book.has_copies(layer)
         ticket = progress.tickets.get(layer.block)
         if ticket is None or ticket.layer != layer or layer.block not in progress.writing:
             raise InvariantError(
@@ -287,21 +296,3 @@ class Writes:
         if needs_layer:
             self._residency.release(layer, AccessKind.WRITE)
         return ticket
-
-    def _begin(self, layer: LayerId) -> list[Command]:
-        progress, block = self._due[layer]
-        needs_layer = self._needs_layer(layer, progress.subnet.sequence_id)
-        if needs_layer and not self._residency.acquire((layer,)):
-            return []
-        del self._due[layer]
-        ticket = progress.tickets[block]
-        self._num_under_way += 1
-        progress.writing.add(block)
-        keeps_base = self._book.has_copies(layer) and self._book.keeps(layer, ticket.base)
-        sequence_id = progress.subnet.sequence_id
-        ends_step = self._book.ends_step(layer, Version(sequence_id))
-        return [WriteLayer(layer, sequence_id, ticket.base, keeps_base, ends_step)]
-
-    def _needs_layer(self, layer: LayerId, sequence_id: int) -> bool:
-        """Whether a WRITE changes or copies the layer; others only add gradients up."""
-        return self._book.has_copies(layer) or self._book.ends_step(layer, Version(sequence_id))
