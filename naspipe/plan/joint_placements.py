@@ -40,11 +40,15 @@ def pack(costs: Sequence[float], links: Sequence[Link], num_stages: int) -> tupl
     :data:`MOST_STEPS`; so the answer for some 12 pieces is the best there is.
     """
     problem = _Problem(tuple(costs), tuple(links), num_stages)
-    dealt = problem.improved(_dearest_first(costs, num_stages))
-    dealt = problem.searched(dealt)
+    loads, dealt = [0.0] * num_stages, [0] * len(costs)
+    for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
+        dealt[piece] = loads.index(min(loads))
+        loads[dealt[piece]] += costs[piece]
+    dealt = problem.searched(problem.improved(dealt))
     limit = problem.peak(dealt) * (1 + NEAR)
-    dealt = problem.improved(dealt, limit)
-    return _numbered(problem.searched(dealt, limit))
+    dealt = problem.searched(problem.improved(dealt, limit), limit)
+    names: dict[int, int] = {}  # stages are numbered by the first piece of each
+    return tuple(names.setdefault(stage, len(names)) for stage in dealt)
 
 
 class _Problem(NamedTuple):
@@ -79,7 +83,13 @@ class _Problem(NamedTuple):
         """The best of all ways: by the peak, or by what is moved, the peak being below a limit."""
         order = sorted(range(len(self.costs)), key=lambda n: n if limit else -self.costs[n])
         best, least = dealt, self.moved(dealt) if limit else self.peak(dealt)
-        linked = self._linked(order)
+        place = {piece: number for number, piece in enumerate(order)}
+        # Of each piece, those before it in this order that it is linked with, and the bytes.
+        linked: dict[int, list[tuple[int, int]]] = {piece: [] for piece in order}
+        for source, sink, num_bytes in self.links:
+            if source != sink:
+                first, last = sorted((source, sink), key=place.__getitem__)
+                linked[last].append((first, num_bytes))
         loads, places, left = [0.0] * self.num_stages, dict[int, int](), MOST_STEPS
 
         def go_on(depth: int, used: int, badness: float) -> None:
@@ -102,23 +112,6 @@ class _Problem(NamedTuple):
         go_on(0, 0, 0.0)
         return best
 
-    def _linked(self, order: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-        """For each piece, those before it in this order that it is linked with."""
-        place = {piece: number for number, piece in enumerate(order)}
-        found: dict[int, list[tuple[int, int]]] = {piece: [] for piece in order}
-        for source, sink, num_bytes in (each for each in self.links if each.source != each.sink):
-            first, last = sorted((source, sink), key=place.__getitem__)
-            found[last].append((first, num_bytes))
-        return found
-
-
-def _dearest_first(costs: Sequence[float], num_stages: int) -> list[int]:
-    loads, dealt = [0.0] * num_stages, [0] * len(costs)
-    for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
-        dealt[piece] = loads.index(min(loads))
-        loads[dealt[piece]] += costs[piece]
-    return dealt
-
 
 def _neighbours(dealt: list[int], num_stages: int) -> Iterator[list[int]]:
     for piece, own in enumerate(dealt):
@@ -130,12 +123,6 @@ def _neighbours(dealt: list[int], num_stages: int) -> Iterator[list[int]]:
             changed = list(dealt)
             changed[one], changed[other] = dealt[other], dealt[one]
             yield changed
-
-
-def _numbered(dealt: Sequence[int]) -> tuple[int, ...]:
-    """Stages numbered by the first piece of each."""
-    names: dict[int, int] = {}
-    return tuple(names.setdefault(stage, len(names)) for stage in dealt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +169,24 @@ def pairs(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
 
 
 def packed(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    units = pieces.pairs
-    stages = pack([pieces.cost(unit) for unit in units], _links(pieces, units), num_stages)
-    return _whole(pieces, units, stages, num_stages)
+    """Pairs on any stage."""
+    return _packed(pieces, pieces.pairs, num_stages)
 
 
 def free(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    units = [[stream] for stream in range(len(pieces.costs))]
-    stages = pack([pieces.cost(unit) for unit in units], _links(pieces, units), num_stages)
+    """Every stream on any stage."""
+    return _packed(pieces, [[stream] for stream in range(len(pieces.costs))], num_stages)
+
+
+def _packed(
+    pieces: Pieces, units: Sequence[Sequence[int]], num_stages: int
+) -> list[list[Partition]]:
+    unit_of = {stream: number for number, unit in enumerate(units) for stream in unit}
+    links = [
+        Link(unit_of[tap.source[0]], unit_of[tap.sink[0]], pieces.output_bytes[tap.source[0]])
+        for tap in pieces.wiring.taps
+    ]
+    stages = pack([pieces.cost(unit) for unit in units], links, num_stages)
     return _whole(pieces, units, stages, num_stages)
 
 
@@ -259,14 +256,6 @@ def _share(size: int, passes: int) -> float:
     """What part of a step's passes the busiest of a group's stages has."""
     bounds = [-(-stage * passes // size) for stage in range(size + 1)]
     return max(high - low for low, high in pairwise(bounds)) / passes
-
-
-def _links(pieces: Pieces, units: Sequence[Sequence[int]]) -> list[Link]:
-    unit_of = {stream: number for number, unit in enumerate(units) for stream in unit}
-    return [
-        Link(unit_of[tap.source[0]], unit_of[tap.sink[0]], pieces.output_bytes[tap.source[0]])
-        for tap in pieces.wiring.taps
-    ]
 
 
 def _whole(

@@ -95,10 +95,25 @@ def plan_memory(
     never less than the stage can run with, and a byte where it has no layers; ``512MiB`` is the
     same for every stage.
     """
-    needs = tuple(
-        _stage_need(StageId(stage), subnets, partitions, sizes, stays)
-        for stage in range(partitions[0].num_stages)
-    )
+    found = []
+    for stage in map(StageId, range(partitions[0].num_stages)):
+        staying: dict[LayerId, int] = {}
+        on_host: dict[LayerId, int] = {}
+        largest = total = num_there = 0
+        for subnet, partition in zip(subnets, partitions, strict=True):
+            num_there += bool(partition.blocks(stage))
+            for block in partition.blocks(stage):
+                layer = subnet.layer(block)
+                size_bytes = sizes.of(block, layer.candidate, subnet.stream).state_bytes
+                on_host[layer] = sizes.on_host(block, layer.candidate, subnet.stream)
+                if stays[subnet.stream][block]:
+                    staying[layer] = size_bytes
+                else:
+                    largest = max(largest, size_bytes)
+                    total += size_bytes
+        mean = total / max(1, num_there)
+        found.append(StageNeed(sum(staying.values()), largest, mean, sum(on_host.values())))
+    needs = tuple(found)
     if is_sample:
         largest = max(need.largest_bytes for need in needs)
         needs = tuple(replace(need, largest_bytes=largest) for need in needs)
@@ -148,35 +163,6 @@ def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
             f"stream take on stage {stage} with their optimizer state, found {limit_bytes}; raise "
             f"the limit, or choose more stages, a smaller scale or an optimizer with less state"
         )
-
-
-def _stage_need(
-    stage: StageId,
-    subnets: Sequence[Subnet],
-    partitions: Sequence[Partition],
-    sizes: Sizes,
-    stays: Sequence[Sequence[bool]],
-) -> StageNeed:
-    permanent: dict[LayerId, int] = {}
-    on_host: dict[LayerId, int] = {}
-    largest = total = count = 0
-    for subnet, partition in zip(subnets, partitions, strict=True):
-        count += bool(partition.blocks(stage))
-        for block in partition.blocks(stage):
-            layer = subnet.layer(block)
-            size_bytes = sizes.of(block, layer.candidate, subnet.stream).state_bytes
-            on_host[layer] = sizes.on_host(block, layer.candidate, subnet.stream)
-            if stays[subnet.stream][block]:
-                permanent[layer] = size_bytes
-            else:
-                largest = max(largest, size_bytes)
-                total += size_bytes
-    return StageNeed(
-        permanent_bytes=sum(permanent.values()),
-        largest_bytes=largest,
-        subnet_bytes=total / max(1, count),
-        host_bytes=sum(on_host.values()),
-    )
 
 
 def residency_of(
