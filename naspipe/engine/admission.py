@@ -1,4 +1,8 @@
-"""Which subnets may be under way on a stage: a window over sequence IDs or steps, or a bulk."""
+"""Admission: which subnets may be under way on a stage, and in which order it is handed them.
+
+The admission of a stream is a window over sequence IDs or steps, or a bulk; ``Intake`` turns it
+into the subnets that a stage admits, also while the stream is still growing.
+"""
 
 from __future__ import annotations
 

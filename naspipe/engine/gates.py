@@ -1,7 +1,8 @@
-"""When the WRITEs of a step may begin, and when its sums may leave for the next group.
+"""Gates: when the WRITEs of a step may begin, and when its sums may leave for the next group.
 
-WRITEs: when every stage has told what it knows of the step. Sums: with their layer, as a rule;
-later ones are there to be compared with.
+WRITEs that end a step may have to wait until every stage has contributed what it knows of the
+step. A sum of gradients usually leaves together with its layer; the other launches exist for
+comparison.
 """
 
 from __future__ import annotations

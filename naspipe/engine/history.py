@@ -1,4 +1,8 @@
-"""What is known of a pipeline's subnets from their admissions alone, the same for every stage."""
+"""What is known of a pipeline's subnets from their admissions alone, the same for every stage.
+
+``Uses`` lists the users of each layer, ``Whereabouts`` derives where layers, copies, sums and
+buffers have to go, and ``participants`` says which stages take part in a stream at all.
+"""
 
 from __future__ import annotations
 

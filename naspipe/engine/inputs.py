@@ -1,4 +1,8 @@
-"""The named inputs of the tasks on one stage: who waits for which, and who has it by now."""
+"""What tasks wait for (versions, passes, named inputs), and outputs that are tapped for others.
+
+``Clearance`` keeps track of what each forward on a stage still waits for. ``Taps`` decides when
+the output of a block goes to another stream, and how long both subnets stay under way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch orders, with every tie-break spelled out."""
+"""Dispatch orders, with every tie-break spelled out, and the queue of tasks that could run now."""
 
 from __future__ import annotations
 

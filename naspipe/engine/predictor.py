@@ -1,8 +1,9 @@
 """The predictor: which layers a stage will use next, the most urgent first.
 
-It runs the scheduler ahead (NASPipe, section 3.2, Algorithm 3): on the work that is queued, on
-what the running task will hand on, and on what the neighbours will hand over, as they said or as
-the causal order tells. It never changes the schedule, only what is loaded before it is needed.
+It runs the scheduler ahead (NASPipe, section 3.2, Algorithm 3): on the work that is queued, on what
+the running task will hand on, and on what the neighbours will hand over, as they announced or as
+the causal order tells (``Conflicts``). It never changes the schedule, only what is loaded before it
+is needed. The result is a ``Forecast``, which is computed only as far as it is looked at.
 """
 
 from __future__ import annotations

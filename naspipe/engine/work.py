@@ -1,4 +1,4 @@
-"""What a controller keeps of each subnet that is under way on its stage."""
+"""What a controller keeps of each subnet under way on its stage: its tasks and their progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""WRITEs that are owed: each follows the one before it, when nothing is in its way."""
+"""WRITEs that are owed: each follows the one before it, when nothing is in its way.
+
+``Writes`` puts the WRITEs of a stage in order. ``Followers`` makes layers that follow others, as
+those of a momentum teacher do, take turns with their sources.
+"""
 
 from __future__ import annotations
 

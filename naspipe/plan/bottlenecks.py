@@ -1,4 +1,8 @@
-"""Why more stages stop helping: what limits a stream on a chain, in words and figures."""
+"""Why more stages stop helping: what limits a stream on a chain, in words and figures.
+
+``bottlenecks`` explains a simulated run; ``held_back`` warns before a run that hardly anything
+can be done at the same time, and names the least change that would help.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a run a schedule depends on: the chain of its space, its subnets and their costs."""
+"""Streams as far as a schedule depends on them, and what places their blocks on stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Measured time per layer."""
+"""Costs and sizes of layers, and what follows from the figures of the machine alone.
+
+``CostTable`` holds measured times, ``SizeTable`` exact sizes. ``shapes`` lists how many groups of
+how many stages a number of devices admits, and ``plan_window`` how many subnets may be under way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A partition for every subnet of a stream."""
+"""A partition for every subnet of a stream: balanced, static or rotated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A whole run on the virtual clock, from streams and costs to its access log and its numbers."""
+"""A whole run on the virtual clock, from streams and costs to its access log and its figures.
+
+``simulate_run`` carries a plan out. ``chosen_plan`` simulates the beginning of the streams to
+decide what the user left to ``auto``, and ``outcome_of`` computes the figures that commands
+print.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What things take on the virtual clock."""
+"""What things take on the virtual clock: computing, writing, sending, copying and making layers."""
 
 from __future__ import annotations
 

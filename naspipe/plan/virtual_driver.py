@@ -1,4 +1,4 @@
-"""Carries a controller's commands out on the virtual clock."""
+"""The virtual driver: carries the commands of all controllers out on a virtual clock."""
 
 from __future__ import annotations
 

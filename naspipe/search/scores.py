@@ -1,4 +1,4 @@
-"""What a subnet is judged by: loss and hit rates over the validation batches, as sums."""
+"""What a subnet is judged by: scores, sums of standard scores, and how alike two rankings are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A search on disk: a manifest and one line per subnet, inside the run that it searched.
 
-Its front is the subnets that no other beats in both score and cost.
+Its front is the subnets that no other beats in both score and cost. ``SearchDefinition`` is what
+the manifest says of how subnets are proposed and judged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Search strategies of naspipe's own, by name.
+"""Search strategies of naspipe's own, by name, and the limits that they keep.
 
 Each is an :class:`naspipe.streams.feedback.ExplorationStrategy`: seeded, and told scores in
 sequence order, so the same seed proposes the same subnets on any number of stages.
