@@ -13,7 +13,7 @@ from naspipe.config.wiring import PLAIN, Wiring
 from naspipe.engine.admission import Absence, AdmissionWindow, BulkAdmission, StepAdmission
 from naspipe.engine.controller import StageController
 from naspipe.engine.gates import NORMS, EndLaunch, PartitionLaunch, StepGate, WriteGate
-from naspipe.engine.history import History
+from naspipe.engine.history import History, Uses, Whereabouts
 from naspipe.engine.orders import (
     CriticalPathOrder,
     LatestStartOrder,
@@ -162,20 +162,23 @@ def build_controller(
 
 def new_history(
     rules: Sequence[Sequence[BlockRule]],
-    wiring: Wiring,
+    wiring: Wiring = PLAIN,
     asking: Collection[StageId] | None = None,
     steps: Steps = ONE_PASS,
     buffered: Collection[LayerId] | None = None,
 ) -> History:
-    """What stages share of streams of these rules.
+    """What stages share of streams of these rules; ``asking`` as of ``Whereabouts``.
 
-    Of a stream that is not trained, nothing changes but layers that follow others.
+    Of a stream that is not trained, nothing changes but layers that follow others. ``buffered``
+    holds the layers whose forwards leave something for the next one; None for all.
     """
     own = [
         [rule if wiring.of(stream).is_trained else untrained(rule) for rule in chain]
         for stream, chain in enumerate(rules)
     ]
-    return History.of(own, asking, steps, buffered)
+    has_buffers = buffered.__contains__ if buffered is not None else lambda layer: True
+    uses = Uses(is_shared=asking is None or len(asking) > 1)
+    return History(own, Whereabouts(own, asking, steps, has_buffers), uses)
 
 
 def build_admission(

@@ -294,22 +294,6 @@ class History:
     whereabouts: Whereabouts
     uses: Uses
 
-    @classmethod
-    def of(
-        cls,
-        rules: Sequence[Sequence[BlockRule]],
-        asking: Collection[StageId] | None = None,
-        steps: Steps = ONE_PASS,
-        buffered: Collection[LayerId] | None = None,
-    ) -> History:
-        """A new one, for chains of these rules; see :class:`Whereabouts`.
-
-        ``buffered`` holds the layers whose forwards leave something for the next one; None for all.
-        """
-        has_buffers = buffered.__contains__ if buffered is not None else lambda layer: True
-        uses = Uses(is_shared=asking is None or len(asking) > 1)
-        return cls(rules, Whereabouts(rules, asking, steps, has_buffers), uses)
-
 
 def check_groups(groups: int, policy: str, steps: Steps) -> None:
     """Each group must have a pass of every step."""
