@@ -52,12 +52,13 @@ class AdmissionWindow:
         return self.next
 
     def stop(self, num_subnets: int) -> range:
-        """Cut the stream short; returns what is left to admit. Nothing behind that was admitted."""
+        """Cut the stream short; returns what is left to admit. Nothing beyond the cut was
+        admitted."""
         self._num_subnets, self._is_stopped = num_subnets, True
         return self.reach(num_subnets - 1)
 
     def learn(self, num_known: int) -> range:
-        """So many subnets are known so far; returns the sequence IDs to admit now."""
+        """``num_known`` subnets are known so far; returns the sequence IDs to admit now."""
         self._num_known = num_known
         return self.reach(self._num_subnets - 1) if self._is_stopped else self.open()
 
@@ -67,7 +68,8 @@ class AdmissionWindow:
         return self.reach(last - 1)
 
     def reach(self, sequence_id: int) -> range:
-        """Sequence IDs to admit so that this one is: a peer with an older view sent work for it."""
+        """Sequence IDs to admit so that this one is: a peer whose view is older sent work for
+        it."""
         limit = min(self._num_known, self._num_subnets)
         first, self.next = self.next, max(self.next, min(sequence_id + 1, limit))
         return range(first, self.next)
@@ -120,7 +122,7 @@ class StepAdmission(AdmissionWindow):
 
 
 class Absence(AdmissionWindow):
-    """Of a stream that a stage has nothing to do with: it never hears of a subnet."""
+    """The admission of a stream that a stage takes no part in: no subnet is ever admitted."""
 
     def __init__(self, num_subnets: int) -> None:
         super().__init__(1, num_subnets, num_subnets)
@@ -149,12 +151,12 @@ class Intake:
         self._admission = admission
         self._steps = steps
         self._ahead: deque[Planned] = deque()
-        """Known and not admitted."""
+        """Subnets that are known and not yet admitted."""
         self._num_known = first
         self._done = admission.next
         self._end: int | None = None
         self.homes: dict[LayerId, StageId] = {}
-        """Of each layer of the subnets so far, but for probes, the stage that uses it first."""
+        """For each layer of the trained subnets so far, the stage that uses it first."""
         self._waiting = self.learn(first, tuple(known))
 
     @property
@@ -163,7 +165,6 @@ class Intake:
 
     @property
     def next(self) -> int:
-        """The first sequence ID that was not admitted."""
         return self._admission.next
 
     @property
@@ -190,12 +191,10 @@ class Intake:
         return self._take(self._admission.learn(self._num_known))
 
     def open(self) -> list[Planned]:
-        """What to admit at the beginning."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def hold(self) -> int:
-        """See :meth:`AdmissionWindow.hold`."""
         return self._admission.hold()
 
     def stop(self, cut: int) -> list[Planned]:
@@ -204,7 +203,7 @@ class Intake:
         return self._take(self._admission.stop(cut))
 
     def take_end(self) -> int | None:
-        """Where the stream was cut short, once: when all before it is admitted."""
+        """Where the stream was cut short, returned once, when everything before it is admitted."""
         if self._end is None or self._admission.next < self._end:
             return None
         end, self._end = self._end, None

@@ -81,7 +81,6 @@ def register_order(
 
 
 def build_policy(policy: str, bulk: int = 1, steps: Steps = ONE_PASS) -> SyncPolicy:
-    """A synchronisation policy by name."""
     if policy not in POLICIES:
         raise ConfigError(f"unknown policy {policy!r}: expected {' or '.join(POLICIES)}")
     if steps != ONE_PASS and not traits_of(policy).takes_steps:

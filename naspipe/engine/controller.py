@@ -90,7 +90,7 @@ from naspipe.engine.work import Progress, Work, begin_subnet
 from naspipe.engine.writes import Writes
 
 _ANNOUNCED = 2
-"""Tasks that a stage announces to another one with each output."""
+"""Number of its next tasks that a stage announces to another one with each output."""
 
 
 def hand_on(work: Work, queue: Sequence[tuple[tuple[Any, ...], Work]]) -> SendOutput | None:
@@ -113,7 +113,7 @@ def hand_on(work: Work, queue: Sequence[tuple[tuple[Any, ...], Work]]) -> SendOu
 
 
 class Stalls:
-    """Measures the time from a stage's wish to begin until it can."""
+    """Measures the time from when a stage wants to begin until it can."""
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -133,7 +133,7 @@ class Stalls:
             self._since_ns = None
 
     def take(self) -> int:
-        """How long the last wait took, told once; 0 for none."""
+        """Duration of the last wait, returned once; 0 if there was none."""
         last_ns, self._last_ns = self._last_ns, 0
         return last_ns
 
@@ -178,9 +178,14 @@ class StageController:
             self._book, policy, self._whereabouts.has_buffers, wiring, self._taps
         )
         self._transfers = Transfers(
-            stage, self._whereabouts, self._book, residency, self._writes, self._gates,
+            stage,
+            self._whereabouts,
+            self._book,
+            residency,
+            self._writes,
+            self._gates,
             self._clearance,
-        )  # fmt: skip
+        )
         self._wiring = wiring
         self._predictor = Predictor(history.rules, ready.order)
         self._joins = bool(wiring.taps) or policy.steps.passes > 1  # whether others wait for blocks
@@ -188,7 +193,7 @@ class StageController:
         """Whether a block leads to something before its run is over. WRITEs come behind it, else:
         others wait for what a run hands on."""
         self._run: deque[tuple[LayerId, Version]] = deque()
-        """What is left of the run, from the first block that was not commanded yet."""
+        """The rest of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
         self._changes = 0  # counts what may change the forecast
         self._last: Work | None = None  # the one that ran last
@@ -241,12 +246,12 @@ class StageController:
 
     @property
     def is_idle_work(self) -> bool:
-        """Whether :class:`StageIdle` would lead to something."""
+        """Whether :class:`StageIdle` would have any effect."""
         return self._cuts.is_idle_work
 
     @property
     def owes_layers(self) -> bool:
-        """Whether another stage is to get something of a layer that is not saved yet."""
+        """Whether something that another stage needs has not left yet."""
         return self._transfers.are_pending
 
     @property
@@ -259,7 +264,7 @@ class StageController:
         return self._predictor.forecast(self._writes.due, subnets, running, self._changes)
 
     def _advance(self, now_ns: int, commands: list[Command]) -> None:
-        """Go on with the run, or begin the next one, as far as its layers are on the device."""
+        """Continue the run, or begin the next one, as far as its layers are on the device."""
         work = self._ready.running
         if work is None:
             work = self._ready.begin()
@@ -380,7 +385,7 @@ class StageController:
             self._changes += 1
 
     def _settle(self, progress: Progress, commands: list[Command]) -> None:
-        """Count one thing done; the last of them retires the subnet."""
+        """Count one thing as done; the last one retires the subnet."""
         progress.unsettled -= 1
         if progress.unsettled == 0:
             subnet = progress.subnet

@@ -30,7 +30,7 @@ from naspipe.engine.history import Whereabouts
 from naspipe.engine.versions import VersionBook
 
 _AT_ONCE = 4
-"""Layers that are captured with one event, where it is time, so that no event takes long."""
+"""Maximum number of layers captured with one event, so that no event takes long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Cut:
     cut: SequenceId
     unretired: set[SequenceId]
     patience: int
-    """Later subnets that may still retire before captures wait for idle time no more."""
+    """Number of later subnets that may still retire before captures stop waiting for idle time."""
     uncaptured: int = 0
 
 
@@ -87,14 +87,14 @@ class Cuts:
         return self._capture_first(_AT_ONCE)
 
     def wrote(self, layer: LayerId, version: Version) -> None:
-        """A WRITE was applied: what waits for this version can be captured."""
+        """A WRITE was applied: whatever waits for this version can be captured."""
         waiting = self._waiting.pop(layer, ())
         for cut, versions in waiting:
             place = self._ready if versions[-1] == version else self._waiting
             place.setdefault(layer, []).append((cut, versions))
 
     def guard(self, commands: list[Command]) -> list[Command]:
-        """The commands, and before each of them the captures that it would come too late for."""
+        """The commands, each preceded by the captures that would otherwise come too late."""
         if not self._open:
             return commands
         guarded: list[Command] = []
@@ -126,7 +126,6 @@ class Cuts:
         return [command for layer in layers for command in self._capture(layer)]
 
     def _finish(self) -> list[Command]:
-        """End the cuts that are captured whole, and whose earlier subnets are all retired."""
         ended = [each for each in self._open if not each.unretired and each.uncaptured == 0]
         for each in ended:
             self._open.remove(each)

@@ -23,7 +23,7 @@ NORMS = "norms"
 """The exchange of ``clip_global_norm``: the norms of a step's gradients, by layer."""
 
 LAUNCH = "launch"
-"""The exchange of sums that leave at the end: nothing is told but that a stage is through."""
+"""The exchange of sums that leave at the end: stages only report that they are through."""
 
 
 class WriteGate:
@@ -81,7 +81,7 @@ class _Step:
     members: list[Progress] = field(default_factory=list)
     """Its passes that have blocks on this stage, in sequence order."""
     stages: set[StageId] = field(default_factory=set)
-    """Those that contribute: that compute a part of it, in any group."""
+    """The stages that contribute, because they compute a part of the step, in any group."""
     num_open: int = 0
     """Passes whose backwards are not through here, and sums that have not joined."""
     lent: tuple[LayerId, ...] = ()
@@ -233,7 +233,6 @@ class Gates:
                 gate.admit(progress, moves)
 
     def passed(self, progress: Progress) -> list[Command]:
-        """The backwards of a subnet are through here: every gate is told."""
         return [command for gate in self._gates.values() for command in gate.finish(progress)]
 
     def joined(self, layer: LayerId, version: Version) -> list[Command]:

@@ -22,7 +22,7 @@ from naspipe.engine.events import BUFFERS, COPY, LAYER, STATE, SUM, KeptLayer, P
 from naspipe.engine.policies import causal_policies, traits_of
 
 _LONG = 64
-"""Users of a layer that a single reader may leave unread."""
+"""Number of users of a layer that a single reader may leave unread."""
 
 
 class Uses:
@@ -62,7 +62,8 @@ class Uses:
                     self._long.append(layer)
 
     def of(self, layer: LayerId) -> Sequence[Version]:
-        """The users of a layer, a list that grows; not all need to be admitted where one asks."""
+        """The users of a layer, a list that grows; not all of them need be admitted on a stage
+        that asks."""
         return self._users.setdefault(layer, [])
 
     def take(self, layer: LayerId, count: int) -> int:
@@ -73,7 +74,7 @@ class Uses:
         return 0
 
     def unread(self) -> list[LayerId]:
-        """Layers that a single reader should read now: nobody did for many of their users."""
+        """Layers that a single reader should read now, because many of their users are unread."""
         long, self._long = self._long, []
         return long
 
@@ -102,18 +103,19 @@ class ExpectedSum(NamedTuple):
 
 
 class Preceded(NamedTuple):
-    """Other stages compute a layer's passes of a step up to ``version``, this one those behind."""
+    """Other stages compute a layer's passes of a step up to ``version``, this stage the later
+    ones."""
 
     layer: LayerId
     version: Version
     base: Version | None
     """In a tree: what this stage's gradients follow instead, the version from before the step."""
     has_buffers: bool
-    """Whether what the earlier forwards left comes."""
+    """Whether the buffers that the earlier forwards left are sent here."""
 
 
 class Moves(NamedTuple):
-    """What leaves a stage, and what comes to it, for a step that was admitted whole."""
+    """What leaves a stage and what comes to it, for a step whose passes are all admitted."""
 
     departures: list[Departure]
     sums: list[ExpectedSum]
@@ -165,7 +167,6 @@ class Whereabouts:
         self._users: dict[LayerId, dict[StageId, Version]] = {}
         """Of the step that is being followed: where a layer is used, and the last pass there."""
         self._frozen: dict[LayerId, StageId] = {}
-        """The stage of their first user."""
         self._kept: dict[LayerId, tuple[Version, StageId]] = {}
         self._cuts: dict[tuple[StreamId, SequenceId], dict[StageId, AtCut]] = {}
         """What belongs to each stage at a cut, until it has asked: where several will."""

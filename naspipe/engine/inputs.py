@@ -48,7 +48,6 @@ class Clearance:
         self._taps = taps
         self._waiting: dict[_Written | _Passed | _Input, list[tuple[Work, int]]] = {}
         self._open: Counter[tuple[Task, int]] = Counter()
-        """How many things a block waits for."""
 
     def admit(self, progress: Progress) -> None:
         """Note which versions and passes each block of a forward waits for.
@@ -138,7 +137,7 @@ class Clearance:
 
 @dataclass(slots=True)
 class _Pair:
-    """A tapped output and the pass that takes it, as far as they are known here."""
+    """A tapped output and the pass that takes it, as far as they are known on this stage."""
 
     source: Progress | None = None
     sink: Progress | None = None
@@ -147,10 +146,9 @@ class _Pair:
 
 
 _Key = tuple[int, SequenceId, SequenceId]
-"""A tap, the source's and the sink's sequence ID."""
 
 Sent = tuple[Progress | None, SendOutput | None]
-"""A subnet with one thing less to settle, and what goes out, if there is anything."""
+"""A subnet with one thing less to settle, if any, and what is sent, if anything."""
 
 
 class Taps:
@@ -221,7 +219,8 @@ class Taps:
         return sent
 
     def _meet(self, key: _Key) -> list[Sent]:
-        """Both may be known by now: whom to tell, and where to; whoever is not concerned goes."""
+        """If both subnets are known by now, send what can be sent, and release who is not
+        concerned."""
         pair = self._pairs[key]
         source, sink = pair.source, pair.sink
         if source is None or sink is None:

@@ -46,8 +46,6 @@ def layer_violations(
 
 @dataclass(slots=True)
 class _Layer:
-    """The accesses of one layer, and who uses it."""
-
     _layer: LayerId
     _rule: Rule
     _users: list[int]
@@ -129,7 +127,8 @@ class _Layer:
                 yield f"{write}: began before {before} had ended"
 
     def _in_halves(self, writes: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
-        """WRITEs that follow one another where stages add up apart: the earlier one first."""
+        """Consecutive WRITEs where stages add gradients up separately: pairs, the earlier one
+        first."""
         ended: Access | None = None
         for _, of_step in groupby(writes, lambda write: self._steps.step(write.sequence_id)):
             *others, last = of_step

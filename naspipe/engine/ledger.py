@@ -55,7 +55,7 @@ def choose_victims(
 
 
 def enough_of(candidates: Iterable[Candidate], needed_bytes: int) -> list[LayerId]:
-    """The same, of candidates that are in order; no more of them are drawn than are enough."""
+    """As ``choose_victims``, for candidates in order; only as many are drawn as are enough."""
     chosen: list[Candidate] = []
     missing = needed_bytes
     for candidate in candidates:
@@ -152,7 +152,7 @@ class Ledger:
         self._entries: dict[LayerId, _Entry] = {}
         self._evictable: dict[LayerId, _Entry] = {}
         self._by_age: list[tuple[int, LayerId]] = []
-        """The evictable layers, each behind its last use, in order."""
+        """The evictable layers, ordered by their last use."""
         self._unsaved: dict[LayerId, _Entry] = {}
         self._uses = 0
 
@@ -185,12 +185,12 @@ class Ledger:
         return self._find(layer).state is LayerState.RESIDENT
 
     def needs_save(self, layer: LayerId) -> bool:
-        """Whether the host copy is not, or may not yet be, that of the device."""
+        """Whether the host copy differs, or may still differ, from that of the device."""
         entry = self._find(layer)
         return entry.is_dirty or entry.is_saving
 
     def evictable_size(self, layer: LayerId) -> int:
-        """Bytes that evicting the layer would free now; 0 where it may not be."""
+        """Bytes that evicting the layer would free now; 0 if it may not be evicted."""
         entry = self._evictable.get(layer)
         return entry.size_bytes if entry else 0
 
@@ -236,7 +236,7 @@ class Ledger:
         self._use(entry)
 
     def unpin(self, layer: LayerId, wrote: bool) -> None:
-        """Take one pin away; ``wrote`` says that the device copy was changed meanwhile."""
+        """Remove one pin; ``wrote`` says that the device copy was changed meanwhile."""
         entry = self._find(layer)
         is_held = entry.state is LayerState.RESIDENT and entry.pins > 0
         self._expect(layer, is_held, "written" if wrote else "released", "resident and pinned")
@@ -287,7 +287,7 @@ class Ledger:
         entry.last_used = self._uses
 
     def _settle(self, layer: LayerId, entry: _Entry) -> None:
-        """Put an entry that changed where it belongs: evictable, unsaved, or neither."""
+        """Move an entry that changed to where it belongs: evictable, unsaved, or neither."""
         is_idle = entry.is_idle
         if is_idle and entry.is_dirty:
             self._unsaved[layer] = entry

@@ -58,7 +58,7 @@ class StreamsCriticalPathOrder:
 
 
 class RankedOrder:
-    """Streams of a lower rank first, each of them as another order has it."""
+    """Streams of a lower rank first, each of them ordered by another order."""
 
     def __init__(self, order: DispatchOrder, ranks: Sequence[int]) -> None:
         self._order = order
@@ -85,10 +85,11 @@ class ReadyTasks:
         self.running: Work | None = None
 
     def admit(self, progress: Progress) -> None:
-        """A subnet is under way: its tasks will be offered."""
+        pass
 
     def offer(self, work: Work) -> bool:
-        """Queue a task that has its input and whose next blocks are clear; whether it was."""
+        """Queue a task if it has its input and its next blocks are clear; returns whether it was
+        queued."""
         if not self._is_ready(work):
             return False
         self._queue(work)
@@ -107,7 +108,7 @@ class ReadyTasks:
         heapq.heappush(self.queue, (self.order.key(work.task, work.priority), work))
 
     def finish(self, task: Task, block: int) -> Work:
-        """A block of the running task is over; returns what is left of the task."""
+        """A block of the running task is over; returns the task."""
         work = self.running
         if work is None or work.task != task or not work.todo or work.todo[-1] != block:
             raise InvariantError(f"{task}: block {block} finished, but it was not running")

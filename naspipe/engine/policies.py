@@ -129,7 +129,7 @@ class AsynchronousPolicy(SyncPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTraits:
-    """What others ask about a policy, in place of its name."""
+    """What the rest of the program asks about a policy, instead of comparing its name."""
 
     is_causal: bool = False
     """Results do not depend on how a run is carried out. So a cut through the stream means
@@ -142,7 +142,7 @@ class PolicyTraits:
     """A READ waits for the WRITE before it, and WRITEs come in sequence order. Otherwise nothing
     waits, and older weights are stashed for backwards."""
     window: int | None = None
-    """Subnets under way, where the policy says so; 0 for as many as there are stages."""
+    """Number of subnets under way if the policy fixes it; 0 for the number of stages."""
 
     def under_way(self, asked: int, stages: int) -> int:
         if self.window is None:

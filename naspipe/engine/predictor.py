@@ -67,11 +67,11 @@ class Conflicts:
         self._behind.admit(key, behind)
 
     def come_back(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """A subnet's backward arrived: the stages behind are done with it."""
+        """A subnet's backward arrived: the later stages are done with it."""
         self._behind.end((stream, sequence_id))
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """This stage is done with a subnet; those before it are taken to be so soon."""
+        """This stage is done with a subnet; the earlier stages are assumed to be done soon."""
         self._behind.end((stream, sequence_id))
         self._before.end((stream, sequence_id))
 
@@ -83,12 +83,12 @@ class Conflicts:
 
 
 class _Waits:
-    """Who waits for whom on one side of a stage."""
+    """Which subnets wait for which, on one side of a stage."""
 
     def __init__(self) -> None:
         self._followers: dict[_Key, list[_Key]] = {}
         self._counts: dict[_Key, int] = {}
-        """How many others a subnet waits for; subnets that wait for none are left out."""
+        """How many others a subnet waits for; subnets that wait for none are not listed."""
 
     def admit(self, subnet: _Key, others: Iterable[_Key]) -> None:
         pending = [other for other in others if other in self._followers]
@@ -99,7 +99,7 @@ class _Waits:
         self._followers[subnet] = []
 
     def end(self, subnet: _Key) -> None:
-        """Nobody waits for a subnet any more; told again, nothing."""
+        """Nobody waits for this subnet any longer; calling it again has no effect."""
         for follower in self._followers.pop(subnet, ()):
             self._counts[follower] -= 1
             if not self._counts[follower]:
@@ -124,20 +124,19 @@ class Drawn:
         self._places: dict[LayerId, int] = {}
 
     def __iter__(self) -> Iterator[LayerId]:
-        """All of them from the first on, whatever else was drawn meanwhile."""
+        """All layers from the first one on, whatever else was drawn meanwhile."""
         layers, place = self._layers, 0
         while place < len(layers) or self._draw(place + 1):
             yield layers[place]
             place += 1
 
     def places(self, wanted: Set[LayerId], reach: int) -> Mapping[LayerId, int]:
-        """Where layers are: at least those of the wanted that are among the first ``reach``."""
+        """Where layers are: at least those wanted that are among the first ``reach``."""
         if wanted - self._places.keys():
             self._draw(reach)
         return self._places
 
     def _draw(self, count: int) -> bool:
-        """Draw whole lists until there are so many; whether there are."""
         layers, places = self._layers, self._places
         while len(layers) < count:
             drawn = next(self._source, None)
@@ -174,7 +173,7 @@ class Forecast:
                 yield layer
 
     def may_use(self, layer: LayerId) -> bool:
-        """Whether the layer is used first or may follow; nothing is drawn to tell."""
+        """Whether the layer is used first or may follow; nothing is drawn to find out."""
         return layer in self._needed or layer in self._first
 
     def next_uses(self, layers: Collection[LayerId], reach: int) -> dict[LayerId, int]:
@@ -194,30 +193,30 @@ class Forecast:
 
 
 _HEAD = 3
-"""Layers of a task that should be there when it begins; the others are loaded while it runs."""
+"""Number of a task's layers that should be there when it begins; the others load while it runs."""
 _LIKELY = 2
 """Tasks of each direction of which one's input is very likely to arrive next: all but 1 in 100
 backwards and 1 in 20 forwards, simulated for ``nlp.c1`` on 4 stages."""
 _REMEMBERED = 64
-"""Announcements that are kept: what is announced comes soon."""
+"""Number of announcements that are kept; what is announced usually comes soon."""
 
 _Ranked = list[tuple[tuple[Any, ...], Work]]
 
 
 class Predictor:
-    """Follows what a stage is told, and lists the layers that it is likely to use."""
+    """Follows the events of a stage, and lists the layers that it is likely to use."""
 
     def __init__(self, rules: Sequence[Sequence[BlockRule]], order: DispatchOrder) -> None:
         self._order = order
         self._announced: dict[Task, None] = {}
-        """In their order. A task may be announced behind its input: the oldest are forgotten."""
+        """In order. A task may be announced after its input came, so the oldest are forgotten."""
         self._conflicts = Conflicts(rules)
         self._others = Drawn()
         """The layers of all tasks but the running one."""
         self._known: tuple[Hashable, Work | None] = (None, None)
-        """For which token and running task they hold."""
+        """The token and the running task for which ``_others`` holds."""
         self._needed: dict[LayerId, int] = {}
-        """How many of the subnets under way still have a block to run on it."""
+        """How many of the subnets under way still have a block to run on each layer."""
 
     def admit(self, progress: Progress) -> None:
         here = progress.partition.blocks(progress.forward.task.stage)

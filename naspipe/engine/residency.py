@@ -56,7 +56,8 @@ LEAST_AHEAD, MOST_AHEAD = 4, 10
 so what is loaded further ahead is mostly evicted unused."""
 
 FAR = 8
-"""How many layers behind those are looked at, to know how long nothing has to be loaded."""
+"""Number of layers beyond those that are looked at, to know for how long nothing has to be
+loaded."""
 
 CALM_LOADS = 64
 """Whenever the stage stands still for a layer, :data:`MOST_AHEAD` are loaded ahead from then on,
@@ -67,13 +68,13 @@ hits."""
 
 
 class _Settled(NamedTuple):
-    """Nothing can be loaded while the token is this, and neither count changes as it says."""
+    """Nothing can be loaded while the token and the counts are these."""
 
     token: Hashable
     gains: int | None = None
-    """Until the ledger's count is another; None for any."""
+    """Valid until the ledger's count differs; None for always."""
     uses_over: int | None = None
-    """Until the ledger's count is this; None for any."""
+    """Valid until the ledger's count reaches this; None for always."""
 
 
 class Prefetcher:
@@ -99,7 +100,6 @@ class Prefetcher:
         self._reach = reach
         self._ahead = LEAST_AHEAD
         self._calm_loads = 0
-        """Since the stage stood still, or since ``_ahead`` became less."""
         self._settled: _Settled | None = None
 
     def reset(self) -> None:
@@ -429,7 +429,7 @@ class ResidencyManager(Residency):
 
 
 _LEAST_MEANT, _FEW = 1024, 100
-"""A budget of fewer bytes has lost its unit: a large one, where there are few of it."""
+"""A budget of fewer bytes lacks its unit: a large unit if the number is small."""
 
 
 def check_budget(budget_bytes: int, permanent_bytes: int, largest_bytes: int) -> None:

@@ -54,10 +54,9 @@ from naspipe.engine.policies import SyncPolicy
 
 @dataclass(slots=True)
 class LayerVersions:
-    """Kept by :class:`naspipe.engine.versions.VersionBook`."""
+    """The versions of one layer, kept by :class:`VersionBook`."""
 
     known: Sequence[Version]
-    """Its users, see :class:`naspipe.engine.history.Uses`."""
     users: list[Version] = field(default_factory=lambda: [INITIAL])
     """Promised WRITEs that later readers may ask for, oldest first, of each step the last one."""
     existing: set[Version] = field(default_factory=lambda: {INITIAL})
@@ -66,7 +65,7 @@ class LayerVersions:
     seen: int = 0
     """How many of ``known`` were taken over."""
     parts: set[Version] = field(default_factory=set)
-    """Promised WRITEs behind which another pass of their step writes too: nobody reads them."""
+    """Promised WRITEs that another pass of their step follows: nobody reads them."""
     num_owed: int = 0
     """WRITEs of this stage that are promised and not applied."""
 
@@ -99,7 +98,7 @@ class VersionBook:
         self._next: dict[StreamId, int] = {}
 
     def resume(self, stream: StreamId, first: SequenceId, layers: Iterable[KeptLayer]) -> None:
-        """Go on behind a checkpoint: its versions exist here, and subnet ``first`` is the next."""
+        """Continue from a checkpoint: its versions exist here, and subnet ``first`` is the next."""
         self._next[stream] = first
         for layer, versions, _ in layers:
             known = self._uses.of(layer)
@@ -149,7 +148,7 @@ class VersionBook:
         return sequence_id < self._next.get(stream, 0)
 
     def begin(self, tickets: dict[int, Ticket]) -> None:
-        """A forward begins: fill in what it reads, where the policy binds late."""
+        """A forward begins: fill in what it reads, if the policy binds late."""
         if not self._policy.binds_late:
             return
         for block, ticket in tickets.items():
@@ -159,7 +158,7 @@ class VersionBook:
                 tickets[block] = ticket._replace(reads=state.newest)
 
     def queue_write(self, ticket: Ticket, writer: SequenceId) -> Ticket:
-        """A gradient is there: fill in what its WRITE follows, where the policy binds late."""
+        """A gradient is there: fill in what its WRITE follows, if the policy binds late."""
         if ticket.base != LATEST:
             return ticket
         state = self._state(ticket.layer)
@@ -204,7 +203,8 @@ class VersionBook:
         return tuple(v for v in known if v == newest or self._policy.makes_version(rule, v))
 
     def hold(self, layer: LayerId) -> tuple[Version, ...]:
-        """Be a reader of every readable version, until it is released; returns them."""
+        """Become a reader of every readable version, until it is released; returns these
+        versions."""
         versions = self.readable(layer)
         readers = self._state(layer).readers
         for version in versions:
@@ -212,7 +212,7 @@ class VersionBook:
         return versions
 
     def release(self, layer: LayerId, version: Version) -> list[Version]:
-        """One reader is done with a version; returns the versions nobody will read again."""
+        """One reader is done with a version; returns the versions that nobody will read again."""
         state = self._state(layer)
         left = state.readers.get(version, 0) - 1
         if left < 0:
@@ -224,7 +224,7 @@ class VersionBook:
         return self._drop(layer, state)
 
     def write(self, layer: LayerId, ticket: Ticket, version: Version) -> list[Version]:
-        """A WRITE was applied; returns the versions nobody will read again."""
+        """A WRITE was applied; returns the versions that nobody will read again."""
         state = self._state(layer)
         if state.newest != ticket.base:
             raise InvariantError(
@@ -271,7 +271,6 @@ class VersionBook:
         return self._drop(layer, state)
 
     def _promise(self, layer: LayerId, state: LayerVersions, writers: Iterable[Version]) -> None:
-        """Note that subnets will write a layer."""
         if not self._policy.is_writer(self.rule(layer)):
             return
         steps, users = self._policy.steps, state.users
@@ -289,7 +288,7 @@ class VersionBook:
         del users[: min(bisect_left(users, oldest), len(users) - 1)]
 
     def _state(self, layer: LayerId) -> LayerVersions:
-        """A layer's state, with every use by a subnet that was admitted here."""
+        """A layer's state, which includes every use by a subnet that was admitted here."""
         state = self._layers.get(layer)
         if state is None:
             state = self._layers[layer] = LayerVersions(self._uses.of(layer))

@@ -14,7 +14,7 @@ from naspipe.engine.versions import Ticket
 
 @dataclass(slots=True)
 class Work:
-    """One task's progress: blocks not yet run, and what is not there yet."""
+    """The progress of one task: blocks not yet run, and what is still missing."""
 
     task: Task
     subnet: Subnet
@@ -30,7 +30,7 @@ class Work:
     missing: set[InputName] = field(default_factory=lambda: {CHAIN})
     """Inputs that have not arrived. Without the chain's nothing can begin."""
     begins_here: bool = False
-    """Of a backward: the block where it begins is on this stage."""
+    """Whether the block where a backward begins is on this stage."""
     receiver: Task | None = None
     """What takes its output on another stage; None where the chain, or the part that a backward
     goes through, ends here."""
@@ -43,7 +43,7 @@ class Work:
         return self.priorities[self.todo[-1]] if self.priorities else 0
 
     def clear_reads(self, limit: int | None) -> list[tuple[LayerId, Version]]:
-        """Layers and versions of the next blocks that are clear, ``limit`` at most."""
+        """Layers and versions of the next blocks that are clear, at most ``limit`` of them."""
         reads = []
         for block in self.todo[: -(limit or len(self.todo)) - 1 : -1]:
             if block in self.unclear:
@@ -87,7 +87,7 @@ class Progress:
     """Blocks whose WRITE was commanded and has not finished."""
 
     def work(self, task: Task) -> Work | None:
-        """What is kept of one of its tasks on this stage; None for any other."""
+        """What is kept of one of the subnet's tasks on this stage; None for any other task."""
         is_forward = task.kind is TaskKind.FORWARD
         found = self.forward if is_forward else self.backwards.get(task.section)
         return found if found is not None and found.task == task else None

@@ -45,7 +45,7 @@ class Followers:
         self._sources: dict[_Place, _Place] = {}
         self._followers: dict[_Place, list[_Place]] = {}
         self._written: dict[LayerId, Version] = {}
-        """Of sources: the last step that was written here."""
+        """The last step of each source that was written here."""
         for place, rule in _places(rules):
             if isinstance(rule, Follows):
                 source = (StreamId(rule.stream), rule.block)
@@ -53,7 +53,7 @@ class Followers:
                 self._followers.setdefault(source, []).append(place)
 
     def may_end_step(self, layer: LayerId, version: Version) -> bool:
-        """Whether nothing of this kind is in the way of the WRITE that ends a step."""
+        """Whether no source or follower is in the way of the WRITE that ends a step."""
         if not self._sources:
             return True
         place = (layer.stream, layer.block)
@@ -119,17 +119,16 @@ class Writes:
         self._residency = residency
         self._gates = gates
         self._bases: dict[tuple[LayerId, Version], Version | None] = {}
-        """Of the sums that will come: the version from before their step; None in a tree."""
+        """For each sum that will come, the version from before its step; None in a tree."""
         self._lacking: dict[LayerId, set[Version]] = {}
-        """Sums of trees that were not joined yet."""
         self._instead: dict[tuple[LayerId, Version], Version] = {}
-        """What this stage's first WRITE of a step follows, for the version that its ticket says."""
+        """What this stage's first WRITE of a step follows, instead of what its ticket says."""
         self._sums: dict[LayerId, deque[Version]] = {}
-        """Those that came and were not joined yet, in their order."""
+        """Sums that came and were not joined yet, in their order."""
         self._owed: dict[tuple[LayerId, Version], tuple[Progress, int]] = {}
         """By layer and the version that the WRITE follows."""
         self._due: dict[LayerId, tuple[Progress, int]] = {}
-        """Nothing is in their way but a run, or that the layer is not on the device."""
+        """They wait only for a run to end, or for their layer to be on the device."""
         self._queue: list[tuple[tuple[Any, ...], int, LayerId]] = []
         self._order, self._counter = order, count()
         self._splits, self._most_due = splits, MOST_OWED if splits else MOST_DUE
@@ -150,7 +149,7 @@ class Writes:
         return iter(self._due)
 
     def expect(self, moves: Moves) -> list[Command]:
-        """Sums will come, or came already; returns what those lead to."""
+        """Sums will come, or came already; returns what the latter lead to."""
         for before in moves.preceded:
             if before.base is not None:
                 self._instead[before.layer, before.version] = before.base
@@ -206,7 +205,8 @@ class Writes:
         return self._order.key(task, progress.write_priorities[block])
 
     def wrote(self, layer: LayerId, version: Version) -> list[Command]:
-        """A layer was written: the next WRITEs of it and of its kin may be due; as ``follow``."""
+        """A layer was written: the next WRITEs of it and of its kin may be due; returns as
+        ``follow``."""
         has_ended = self._book.ends_step(layer, version)
         kin = self._followers.wrote(layer, version) if has_ended else []
         # Update the followers first. With bounded staleness, the next WRITE of a source may
@@ -285,7 +285,6 @@ class Writes:
         return commands
 
     def finish(self, event: WriteFinished, progress: Progress) -> Ticket:
-        """A WRITE is over; returns its ticket."""
         layer = event.layer
         # Whether the WRITE changed or copied the layer; others only add gradients up.
         ends_step = self._book.ends_step(layer, Version(event.sequence_id))

@@ -19,15 +19,15 @@ from naspipe.plan.pipeline import Pipeline, Plan, with_grown_lags
 from naspipe.plan.simulation import Outcome
 
 _MOST = 0.9
-"""Of a subnet's work that is entangled, and then counts as all of it."""
+"""Share of a subnet's work that has to be entangled for all of it to count as such."""
 
 _NOTABLE = 0.01
-"""Losses below this are not worth a line."""
+"""Smaller losses are not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """One reason, and how many stages it lets be busy at most."""
+    """One reason, and the number of stages that it allows to be busy at most."""
 
     busy_stages: float
     text: str
@@ -185,19 +185,18 @@ NEAR_ONE = 1.5
 many either."""
 
 NEARER = 1.25
-"""The same where nothing in particular is the reason."""
+"""The same if nothing in particular is the reason."""
 
 LIFTS = 1.2
-"""By how much a change must raise that."""
+"""Factor by which a change must raise the number of busy stages to be suggested."""
 
 MOST_SUBNETS = 400
-"""Looked at, from the first."""
+"""Number of first subnets that are looked at."""
 
 LEAST_STEPS = 10
-"""Of a run that is worth a word."""
 
 _ALIKE = LayerCost(1, 2, 0)
-"""Of every layer, if costs are not known."""
+"""The cost of every layer if costs are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +205,13 @@ class HeldBack:
 
     busy_stages: float
     lifted: float
-    """The same with all that holds it back changed."""
+    """Stages that could be busy if everything that holds the pipeline back were changed."""
     layers: tuple[int, ...] = ()
-    """Blocks of the chain whose exact layer every subnet reads behind the one before."""
+    """Blocks whose exact layer every subnet reads after the one before has written it."""
     is_gated: bool = False
-    """Every WRITE waits for all gradients of its step."""
+    """Whether every WRITE waits for all gradients of its step."""
     is_chosen: bool = True
-    """Whether there is anything to choose: otherwise every step reads all of the one before."""
+    """Whether there is anything to choose; otherwise every step reads all of the one before."""
 
 
 def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
@@ -252,7 +251,7 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
 def _least(
     layers: Sequence[int], gate: bool, helps: Callable[[Sequence[int], bool], bool]
 ) -> tuple[tuple[int, ...], bool] | None:
-    """Changes that help together and of which none can be left out; layers behind go first."""
+    """A minimal set of changes that help together; the last layers are left out first."""
     if not helps(layers, gate):
         return None
     kept = tuple(layers)
@@ -264,7 +263,7 @@ def _least(
 
 
 def _busy(pipeline: Pipeline, rules: Sequence[BlockRule], steps: Steps) -> float:
-    """Stages that can be busy once the streams flow."""
+    """Number of stages that can be busy once the streams flow."""
     bounds = []
     for stream in pipeline.streams:
         subnets = stream.subnets[: steps.end(MOST_SUBNETS)]

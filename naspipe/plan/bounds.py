@@ -115,7 +115,7 @@ class StreamChain:
     _step_ns: int = 0
     """When the gradients of the step so far could all be there."""
     _probed_ns: int = 0
-    """When the losses of the step's probes so far could be there: its other passes follow."""
+    """When the losses of the step's probes so far could be there; its other passes follow."""
 
     def extend(self, subnet: Subnet) -> None:
         layers = list(map(subnet.layer, range(len(subnet.chain))))
@@ -142,7 +142,8 @@ class StreamChain:
             self._end_step()
 
     def _end_step(self) -> None:
-        """The step's WRITEs: each behind the layer's last backward, or the step's."""
+        """Add the step's WRITEs, each after the layer's last backward, or after that of the
+        step."""
         for layer, known_ns in self._unwritten.items():
             write_ns = self.costs.of(layer.block, layer.candidate).write_ns
             self.work_ns += write_ns

@@ -23,7 +23,7 @@ from naspipe.plan.partitions import PLACEMENTS, Cutter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """What of a space a schedule depends on."""
+    """The properties of a space that a schedule depends on."""
 
     rules: tuple[BlockRule, ...]
     is_shared: tuple[bool, ...]
@@ -53,8 +53,6 @@ class Chain:
 
 
 class _Every:
-    """All options of all blocks."""
-
     def __contains__(self, place: object) -> bool:
         return True
 
@@ -64,19 +62,19 @@ EVERY_OPTION: Container[tuple[int, int]] = _Every()
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One run of a pipeline, as far as its schedule depends on it."""
+    """One stream of a pipeline, as far as its schedule depends on it."""
 
     chain: Chain
     subnets: tuple[Subnet, ...]
     """In sequence order; at least one."""
     costs: CostTable | None
-    """Of every layer; None for one stage without a limit of activations."""
+    """None for one stage without a limit of activations."""
     output_bytes: int = 1
-    """What its last block hands to other streams in a pass, where that matters."""
+    """What its last block hands to other streams in a pass, if that matters."""
     is_sample: bool = False
-    """Whether the subnets only stand for others, which are not known yet."""
+    """Whether the subnets only represent others, which are not known yet."""
     split: Container[tuple[int, int]] = frozenset()
-    """Blocks, with those of their options whose backwards are split; ``costs`` know it."""
+    """Pairs of block and option whose backwards are split; ``costs`` take that into account."""
 
     def splitting(self, dearer: float) -> Stream:
         """The same stream with split backwards; see :meth:`Pipeline.splitting`."""
@@ -91,7 +89,6 @@ class Stream:
 
 
 CutSteps = Callable[[Sequence[Subnet]], tuple[Partition, ...]]
-"""Says where the passes of whole steps are cut, over the stages of all groups."""
 
 
 def cut_by_steps(
@@ -150,7 +147,7 @@ def make_cutters(
 
 
 def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wiring) -> list[bool]:
-    """Of each stream, whether all subnets, known or not, have the cuts of those that are known."""
+    """For each stream, whether subnets not known yet have the same cuts as the known ones."""
     partition = execution.pipeline.partition
     if is_joint(execution) or partition == "static" or execution.pipeline.stages == 1:
         return [True] * len(streams)
@@ -159,7 +156,7 @@ def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wirin
 
 
 def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
-    """Of streams that are cut where another one is: which one that is."""
+    """For each stream that is cut like another one, the number of that one."""
     own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
     return {number: leader for number, leader in own if leader is not None} | {
         number: rule.stream
@@ -170,7 +167,7 @@ def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
 
 
 def is_joint(execution: Execution) -> bool:
-    """Whether streams are placed together, which the stages of a pass may depend on."""
+    """Whether streams are placed together, so that the stages of a pass may depend on the pass."""
     return execution.pipeline.partition in JOINT_PLACEMENTS
 
 
@@ -187,7 +184,7 @@ def _cutter(stream: Stream, execution: Execution, is_followed: bool) -> Cutter:
 
 
 def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]) -> Stream:
-    """A stream whose layers cost what those that follow them cost, too."""
+    """A stream whose layers cost as much as they and those that follow them together."""
     stream = streams[number]
     for other, leader in leaders.items():
         follower = streams[other].costs
@@ -202,7 +199,7 @@ def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]
 
 
 def _clipped(cutter: Cutter, num_blocks: int) -> Callable[[Subnet], Partition]:
-    """The same cuts of another chain; of a shorter one, a stage behind its end has nothing."""
+    """The same cuts for another chain; beyond the end of a shorter one, a stage has no block."""
     made: dict[Partition, Partition] = {}
 
     def cut(subnet: Subnet) -> Partition:

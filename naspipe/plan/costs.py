@@ -28,7 +28,7 @@ class LayerCost(NamedTuple):
     backward_ns: int
     write_ns: int
     make_ns: int = 0
-    """Once, when the layer is first used."""
+    """Spent once, when the layer is first used."""
     activation_bytes: int = 0
     """Held by one pass from the block's forward to its backward: its inputs and, unless they
     are computed again, the tensors that autograd saves. What blocks hand on counts in each."""
@@ -42,7 +42,7 @@ class LayerCost(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """All of one pass, the making left out."""
+        """The time of one pass, without the making of the layer."""
         return self.forward_ns + self.backward_ns + self.owed_ns + self.write_ns
 
     @property
@@ -55,7 +55,7 @@ class LayerCost(NamedTuple):
 
     @property
     def split(self) -> LayerCost:
-        """The cost with a split backward, where it can be split."""
+        """The cost with a split backward, if it can be split."""
         if not self.inputs_ns and not self.weights_ns:
             return self
         return self._replace(backward_ns=self.inputs_ns, owed_ns=self.weights_ns)
@@ -88,7 +88,6 @@ class CostTable:
         return self._means[block]
 
     def split(self, chosen: Container[tuple[int, int]]) -> CostTable:
-        """The table where the backwards of these options of blocks are split."""
         return CostTable(
             {place: cost.split if place in chosen else cost for place, cost in self.costs.items()},
             self.whole,
@@ -116,7 +115,7 @@ class CostTable:
 
 
 def mean_costs(tables: Sequence[CostTable]) -> CostTable:
-    """The mean of several measurements, of the layers that are in each of them."""
+    """The mean of several measurements, for the layers that are in each of them."""
     if len(tables) == 1:
         return tables[0]
     common = set.intersection(*(set(table.costs) for table in tables))
@@ -146,7 +145,7 @@ def first_of_kind(space: Space) -> tuple[int, ...]:
 
 
 class LayerSize(NamedTuple):
-    """What one layer takes on the device; each tensor at a multiple of 512 bytes."""
+    """The size of one layer on the device; each tensor takes a multiple of 512 bytes."""
 
     state_bytes: int
     """Parameters, buffers and optimizer state: all that is there while the layer is resident."""
@@ -158,7 +157,7 @@ class LayerSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
-    """Sizes of every layer of a space, exact; blocks of one kind share their rows."""
+    """Exact sizes of every layer of a space; blocks of one kind share their rows."""
 
     twins: tuple[int, ...]
     rows: Mapping[int, tuple[LayerSize, ...]]
@@ -169,11 +168,11 @@ class SizeTable:
 
 
 AUTO = "auto"
-"""What users write in the place of a number of stages, to have it chosen."""
+"""What users write instead of a number of stages, to have it chosen."""
 
 
 class Shape(NamedTuple):
-    """How many groups of how many stages."""
+    """The number of groups, and of stages in each group."""
 
     groups: int
     stages: int
@@ -205,7 +204,7 @@ def shapes(devices: int, num_blocks: int, passes: int) -> list[Shape]:
 
 
 WIDEST = 16
-"""Sequence IDs, unless the user says otherwise."""
+"""Sequence IDs under way, unless the user says otherwise."""
 MORE_THAN_STAGES = 4
 """With a memory budget, so many steps more than there are stages. Subnets beyond that hardly fill a
 bubble, but each takes room from those before it. Simulated without what copies take, ``nlp.c1``,

@@ -38,14 +38,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How near a simulation comes to the run it imitates."""
+    """How close a simulation comes to the run that it imitates."""
 
     tasks: int
     """Forwards and backwards of all subnets and stages."""
     order_agreement: float
     """The share of a stage's neighbouring tasks that both begin in the same order."""
     start_deviation: float
-    """Median distance of a task's starts in the two, over the real makespan."""
+    """Median distance between a task's two starts, relative to the real makespan."""
     real_bubble: float
     simulated_bubble: float
     real_seconds: float
@@ -126,7 +126,7 @@ class LoggedCosts(TableCosts):
 
 
 def logged_costs(accesses: Sequence[Access], steps: Steps = ONE_PASS) -> LoggedCosts:
-    """The costs that a log shows, of passes that form steps like these."""
+    """The costs found in a log whose passes form steps like these."""
     durations: dict[tuple[LayerId, AccessKind, int], int] = {
         (access.layer, access.kind, access.sequence_id): access.end_ns - access.start_ns
         for access in accesses
@@ -141,7 +141,7 @@ def logged_costs(accesses: Sequence[Access], steps: Steps = ONE_PASS) -> LoggedC
 
 
 def logged_table(accesses: Sequence[Access], steps: Steps) -> CostTable:
-    """Median costs of every layer that a log has; of WRITEs, those that end a step."""
+    """Median costs of every layer that a log has; only those WRITEs count that end a step."""
     last: dict[tuple[LayerId, int], int] = {}
     for access in accesses:
         use = (access.layer, steps.step(access.sequence_id))

@@ -18,14 +18,14 @@ from naspipe.config.wiring import TapRole, Wiring
 from naspipe.plan.partitions import balanced_partition
 
 MOST_STEPS = 200_000
-"""Of a search through all ways; what was found by then is taken."""
+"""Limit of a search; the best placement found by then is used."""
 
 NEAR = 0.002
-"""Part of the least peak that is given up to move less."""
+"""Share of the least peak that is given up to move fewer bytes."""
 
 
 class Link(NamedTuple):
-    """What one piece hands to another, if they are on different stages."""
+    """The bytes that one piece hands to another, if they are on different stages."""
 
     source: int
     sink: int
@@ -66,7 +66,7 @@ class _Problem(NamedTuple):
         return sum(each.num_bytes for each in self.links if dealt[each.source] != dealt[each.sink])
 
     def improved(self, dealt: list[int], limit: float = 0.0) -> list[int]:
-        """Exchange and move single pieces for as long as that makes it better."""
+        """Exchange and move single pieces for as long as that improves the placement."""
 
         def badness(way: Sequence[int]) -> tuple[float, float, float]:
             peak = self.peak(way)
@@ -80,7 +80,8 @@ class _Problem(NamedTuple):
         return dealt
 
     def searched(self, dealt: list[int], limit: float = 0.0) -> list[int]:
-        """The best of all ways: by the peak, or by what is moved, the peak being below a limit."""
+        """The best placement: by its peak or, with a limit of the peak, by the bytes that are
+        moved."""
         order = sorted(range(len(self.costs)), key=lambda n: n if limit else -self.costs[n])
         best, least = dealt, self.moved(dealt) if limit else self.peak(dealt)
         place = {piece: number for number, piece in enumerate(order)}
@@ -130,10 +131,10 @@ class Pieces:
     """Streams, as far as their placement depends on them."""
 
     costs: tuple[tuple[float, ...], ...]
-    """Of each stream, nanoseconds of a pass in each block, on average."""
+    """For each stream, the mean nanoseconds of a pass in each block."""
     wiring: Wiring
     output_bytes: tuple[int, ...]
-    """Of each stream, what its last block hands to others in a pass."""
+    """For each stream, what its last block hands to others in a pass."""
     passes: int = 1
 
     @property
@@ -158,23 +159,21 @@ class Pieces:
 
 
 JointPlacement = Callable[[Pieces, int], list[list[Partition]]]
-"""Of each stream, the partition of each pass of a step: all alike, or by the number of the pass."""
+"""For each stream, the partition of each pass of a step; a single one holds for all."""
 
 
 def pairs(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Consecutive pairs on each stage, as the paper has it."""
+    """Consecutive pairs on each stage, as in the paper."""
     units = pieces.pairs
     cut = balanced_partition([pieces.cost(unit) for unit in units], num_stages)
     return _whole(pieces, units, [cut.stage_of(n) for n in range(len(units))], num_stages)
 
 
 def packed(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Pairs on any stage."""
     return _packed(pieces, pieces.pairs, num_stages)
 
 
 def free(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Every stream on any stage."""
     return _packed(pieces, [[stream] for stream in range(len(pieces.costs))], num_stages)
 
 
@@ -217,12 +216,14 @@ def hybrid(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
     for units_done in range(1, len(units) + 1):
         for stages_used in range(1, num_stages + 1):
             ways = [
-                (max(before[0], sum(costs[first:units_done]) * _share(size, passes)),
-                 [*before[1], (units_done, size)])
+                (
+                    max(before[0], sum(costs[first:units_done]) * _share(size, passes)),
+                    [*before[1], (units_done, size)],
+                )
                 for first in range(units_done)
                 for size in range(1, min(stages_used, passes) + 1)
                 if (before := best.get((first, stages_used - size)))
-            ]  # fmt: skip
+            ]
             if ways:
                 best[units_done, stages_used] = min(ways)
     if (len(units), num_stages) not in best:
@@ -253,7 +254,7 @@ def shared(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
 
 
 def _share(size: int, passes: int) -> float:
-    """What part of a step's passes the busiest of a group's stages has."""
+    """The share of a step's passes that the busiest stage of a group computes."""
     bounds = [-(-stage * passes // size) for stage in range(size + 1)]
     return max(high - low for low, high in pairwise(bounds)) / passes
 
@@ -261,7 +262,7 @@ def _share(size: int, passes: int) -> float:
 def _whole(
     pieces: Pieces, units: Sequence[Sequence[int]], stages: Sequence[int], num_stages: int
 ) -> list[list[Partition]]:
-    """Whole streams; each stage has one at least."""
+    """Place whole streams; each stage has at least one."""
     if num_stages > len(units):
         raise ConfigError(
             f"partition: expected at most {len(units)} stages, one for each piece, found "
@@ -279,7 +280,7 @@ def on_one_stage(stage: int, length: int, num_stages: int) -> Partition:
 
 
 def moved_bytes(partitions: Sequence[Sequence[Partition]], pieces: Pieces) -> int:
-    """What goes from stage to stage in a step: tapped outputs, each once to each stage."""
+    """Bytes that go from stage to stage in a step: tapped outputs, each once to each stage."""
     total = 0
     for number in range(pieces.passes):
         own = [each[number % len(each)] for each in partitions]

@@ -43,14 +43,14 @@ class Way:
     stages: Sequence[int]
     durations: list[int]
     written: dict[int, int] = field(default_factory=dict)
-    """By the place of a backward, that of its WRITE, where it is an access of its own."""
+    """For the place of a backward, that of its WRITE, if it is an access of its own."""
     earlier: list[tuple[int, Way, int]] = field(default_factory=list)
-    """A place, and the access of another way that comes before it."""
+    """A place, and the access of another way that has to come before it."""
     first: int = 0
     """The number of its first access; the others have the next ones."""
 
     def ends(self) -> tuple[list[int], list[int]]:
-        """The numbers of the accesses that nothing of it comes before, and behind."""
+        """The numbers of the accesses that begin the way, and of those that end it."""
         last = len(self.stages) - 1
         if last < 0:
             return [], []
@@ -71,7 +71,7 @@ class ListSchedule:
         self._streams = streams
         self._passes, self._window = passes, window
         self.stages: list[int] = []
-        """Of each access; those of a way have one number behind the other."""
+        """The stage of each access; the accesses of a way have consecutive numbers."""
         self._durations: list[int] = []
         for way in (way for own in streams for way in own):
             way.first = len(self.stages)
@@ -145,22 +145,22 @@ class ListSchedule:
 
 
 class _Window:
-    """Which ways of a stream may run: so many steps from the oldest on that is not through."""
+    """Which ways of a stream may run: a number of steps from the oldest unfinished one on."""
 
     def __init__(self, own: Sequence[Way], passes: int, window: int, is_backwards: bool) -> None:
         ways = own[::-1] if is_backwards else own
         ends = [way.ends()[:: -1 if is_backwards else 1] for way in ways]
         self.entries = [first for first, _ in ends]
-        """Of each way the accesses that it begins with."""
+        """For each way, the accesses that it begins with."""
         self.places = {each: place for place, (_, last) in enumerate(ends) for each in last}
-        """Of the accesses that a way ends with: which way that is."""
+        """For each access that ends a way, which way that is."""
         self._left = [len(last) for _, last in ends]
-        """How many of them each has still to do."""
+        """For each way, how many of these are still to be done."""
         self._passes, self._window = passes, window
         self._oldest = self._let_in = 0
 
     def let_in(self) -> list[int]:
-        """The first accesses of those that may run now, too."""
+        """Admit further ways as far as possible; returns the accesses that they begin with."""
         found: list[int] = []
         while True:
             while self._oldest < self._let_in and not self._left[self._oldest]:
@@ -173,19 +173,19 @@ class _Window:
             found += [entry for entries in self.entries[begin:end] for entry in entries]
 
     def let_in_behind(self, last: int) -> list[int]:
-        """The same when a way is through with an access that it ends with."""
+        """As :meth:`let_in`, after a way has finished an access that it ends with."""
         self._left[place := self.places[last]] -= 1
         return [] if self._left[place] else self.let_in()
 
 
 SHARE, MOST_ROUNDS = 0.02, 16
-"""What part of the stream's own time may be spent on improvement, and how often at most."""
+"""Share of the stream's own time that improvement may take, and its most rounds."""
 
 PIECE = 1024
-"""Subnets of a stream that are looked at together, beside two windows of those behind them."""
+"""Subnets of a stream that are scheduled together, plus two windows of those after them."""
 
 _ROUND_NS = 4_000
-"""What one access takes in one round, forwards and backwards."""
+"""Time that one access takes in one round, forwards and backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,14 +193,13 @@ class CutStream:
     """A stream whose subnets are cut into stages."""
 
     subnets: Sequence[Subnet]
-    """In sequence order, whole steps."""
     partitions: Sequence[Partition]
     rules: Sequence[BlockRule]
     costs: CostTable
     ordered: Collection[LayerId] | None = None
     """Layers through which the passes of a step go in their order; None for every layer."""
     is_trained: bool = True
-    """Otherwise there are forwards only."""
+    """If not, there are forwards only."""
 
 
 def latest_start_priorities(
@@ -264,7 +263,7 @@ def latest_start_priorities(
 
 
 def shortest_ns(streams: Sequence[CutStream], steps: Steps, window: int, rounds: int) -> int:
-    """How long all streams take in the shortest schedule that was found; see above."""
+    """The length of the shortest schedule of all streams that was found."""
     return max(_scheduled(streams, steps, window, rounds)[1], default=0)
 
 
@@ -275,7 +274,7 @@ def _scheduled(
     rounds: int | None,
     defers_writes: bool = False,
 ) -> tuple[list[list[Way]], list[int]]:
-    """Each stream's ways, and how long before the end each of their accesses begins."""
+    """The ways of each stream, and how long before the end each of their accesses begins."""
     ways = [
         list(_StreamWays(number, stream, steps, defers_writes).made())
         for number, stream in enumerate(streams)
@@ -292,7 +291,7 @@ def _scheduled(
 
 
 def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
-    """The paper's order, seen from the end: what was begun is finished, younger ones first."""
+    """The paper's order seen from the end: what was begun is finished, younger subnets first."""
     keys = [
         (place >= len(way.stages) // 2, own[-1].number - way.number, way.stream)
         for own in ways
@@ -303,13 +302,13 @@ def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
 
 
 def _last_first(ends: Sequence[int], numbers: Sequence[int]) -> list[int]:
-    """Accesses in another order: what ended last comes first, and of equal ones older subnets."""
+    """Accesses in a new order: what ended last comes first; of equal ones, older subnets."""
     found: list[int] = np.lexsort((np.array(numbers), -np.array(ends, int))).tolist()
     return found
 
 
 def _rounds(ways: Sequence[Sequence[Way]]) -> int:
-    """How often it is worth the time to improve the schedule."""
+    """How many rounds of improvement are worth their time."""
     everyone = [way for own in ways for way in own]
     accesses = sum(len(way.durations) for way in everyone)
     if not accesses:
@@ -329,17 +328,16 @@ def _priorities(way: Way, ends: Sequence[int], blocks: int, defers_writes: bool)
 
 
 class _StreamWays:
-    """Makes the ways of one stream, each with what it waits for in others."""
+    """Makes the ways of one stream, each with the accesses of others that it waits for."""
 
     def __init__(self, number: int, stream: CutStream, steps: Steps, defers_writes: bool) -> None:
         self._number, self._stream, self._steps = number, stream, steps
         self._defers_writes = defers_writes
         self._writers: dict[LayerId, deque[tuple[int, list[Way]]]] = {}
-        """By layer, the last steps that changed it, and their ways that a reader waits for."""
+        """For each layer, the last steps that changed it, and the ways that a reader waits for."""
         self._stages: dict[Partition, list[int]] = {}
 
     def made(self) -> Iterator[Way]:
-        """In sequence order."""
         size = self._steps.passes
         cut = list(zip(self._stream.subnets, self._stream.partitions, strict=True))
         for first in range(0, len(cut), size):
@@ -376,7 +374,7 @@ class _StreamWays:
         return ways
 
     def _layers(self, subnet: Subnet) -> Iterator[LayerId]:
-        """Those that it changes."""
+        """The layers that a subnet changes."""
         for layer in map(subnet.layer, range(len(subnet.chain))):
             rule = rule_of(self._stream.rules, layer)
             if self._stream.is_trained and not isinstance(rule, Frozen | Follows):
@@ -397,7 +395,7 @@ class _StreamWays:
         return Way(self._number, subnet.sequence_id, self._stages[partition], durations)
 
     def _follow_writers(self, way: Way, layer: LayerId, step: int) -> None:
-        """The forward behind the backwards of the step whose WRITE it reads."""
+        """Let a forward follow the backwards of the step whose WRITE it reads."""
         newest = rule_of(self._stream.rules, layer).last_read(step)
         known = reversed(self._writers.get(layer, ()))
         writers = next((ways for number, ways in known if number <= newest), ())

@@ -16,7 +16,7 @@ from naspipe.plan.costs import LayerSize, SizeTable
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """Layer sizes with what readers of older versions need: copies, as many as its rule says."""
+    """Layer sizes that include the copies which readers of older versions need."""
 
     table: SizeTable
     rules: tuple[BlockRule, ...]
@@ -28,13 +28,13 @@ class DeviceSizes:
         return size._replace(state_bytes=size.state_bytes + copies)
 
     def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
-        """A layer's bytes in host memory, where there are no copies."""
+        """Bytes of a layer in host memory, where there are no copies."""
         return self.table.of(block, candidate).state_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSizes:
-    """Of streams of several spaces."""
+    """Layer sizes of streams that train different spaces."""
 
     streams: tuple[DeviceSizes, ...]
 
@@ -50,7 +50,7 @@ Sizes = DeviceSizes | StreamSizes
 
 @dataclass(frozen=True, slots=True)
 class StageNeed:
-    """Bytes that one stage's layers take."""
+    """The bytes that the layers of one stage take."""
 
     permanent_bytes: int
     """Its layers that stay on the device, the shared ones above all."""
@@ -168,7 +168,7 @@ def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
 def residency_of(
     memory: MemoryPlan | None, stage: StageId, execution: Execution
 ) -> ResidencyManager | None:
-    """A manager of the stage's part of the budget; None where everything is on the device."""
+    """A manager of the stage's part of the budget; None if every layer stays on the device."""
     if memory is None:
         return None
     return ResidencyManager(

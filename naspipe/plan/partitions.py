@@ -105,7 +105,7 @@ def _cut_spans(num_blocks: int, num_stages: int, homes: Mapping[int, int]) -> li
 def _stage_costs(
     costs: Sequence[float], spans: Sequence[_Span], backlog: Sequence[float]
 ) -> list[_Costs]:
-    """For each stage, what it costs from each place of its start's span to each of its stop's."""
+    """For each stage, its cost from each possible start to each possible stop."""
     sums = np.array([0, *accumulate(costs)], dtype=np.float64)  # exact for integers up to 2 ** 53
     places = np.arange(len(sums))
     whole = np.where(places[:, None] < places, sums - sums[:, None], np.inf)
@@ -154,10 +154,10 @@ def _nearest(
 
 
 FEW = 3
-"""Parts that are tried beside one for each stage, and one for every second."""
+"""A number of parts that is tried besides one per stage and one per two stages."""
 
 _ACCESSES, _ROUNDS, _WINDOW = 12_800, 3, 64
-"""Of the first subnets, scheduled to choose; how often that is improved; how many run at a time."""
+"""Accesses scheduled to choose, rounds of improvement, and subnets under way."""
 
 
 class RotatedPlacement:
@@ -207,7 +207,7 @@ class RotatedPlacement:
         return make_partition(own.bounds, stages)
 
     def _fastest(self, subnets: Sequence[Subnet]) -> int:
-        """How many parts are the fastest; of equal numbers the largest."""
+        """The fastest number of parts; if several are equally fast, the largest."""
 
         def takes_ns(parts: int) -> int:
             stream = CutStream(
@@ -224,7 +224,7 @@ class RotatedPlacement:
 
 
 def _few_parts(own: Partition, turn: int, num_stages: int) -> Partition:
-    """The parts on stages that are as far from each other as they can be; the others have none."""
+    """Spread the parts over the stages as far apart as possible; the other stages have none."""
     parts = own.num_stages
     apart = -(-num_stages // parts)
     if (parts - 1) * apart >= num_stages:
@@ -240,7 +240,7 @@ layers then change stages from user to user, and have to be mirrored."""
 
 
 KEPT = 0.97
-"""Part of a stage's backlog that is still there for the next subnet."""
+"""Share of a stage's backlog that is kept for the next subnet."""
 
 COUNTED = 0.5
 """Part of a stage's backlog that counts as the next subnet's cost there: with all of it, single
@@ -335,6 +335,6 @@ def peak_to_mean(
 
 
 def _block_costs(subnet: Subnet, costs: CostTable) -> list[int]:
-    """Nanoseconds of one pass in each block; what is done once, a layer's making, left out."""
+    """Nanoseconds of one pass in each block, without the making of the layer."""
     of = costs.of
     return [of(block, candidate).total_ns for block, candidate in enumerate(subnet.chain)]

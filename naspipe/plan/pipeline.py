@@ -34,7 +34,6 @@ from naspipe.plan.memory import MemoryPlan, Sizes, check_host_memory, plan_memor
 
 
 def costs_of(stream: Stream) -> CostTable:
-    """Of a stream's layers."""
     if stream.costs is None:
         raise ConfigError("dispatch order: expected layers of known costs, found none")
     return stream.costs
@@ -47,7 +46,6 @@ class Pipeline:
     streams: tuple[Stream, ...]
     policy: str = "csp"
     bulk: int = 1
-    """Subnets that ``bsp`` trains at the same versions."""
     steps: Steps = ONE_PASS
     wiring: Wiring = PLAIN
 
@@ -67,7 +65,7 @@ class Pipeline:
 
     @property
     def buffered(self) -> frozenset[LayerId] | None:
-        """Layers whose forwards leave something for the next one; None where it is not known."""
+        """Layers whose forwards leave something for the next one; None if it is not known."""
         own = [each.chain.buffered for each in self.streams]
         layers = (
             LayerId(StreamId(s), *place) for s, found in enumerate(own) for place in found or ()
@@ -81,13 +79,10 @@ class StreamPlan:
 
     planned: tuple[Planned, ...] = field(repr=False)
     cut: CutSteps | None = field(default=None, repr=False, compare=False)
-    """Says where the passes of any other whole steps of the space are cut."""
     cuts: frozenset[Partition] = frozenset()
-    """All that ``cut`` says; none where that is not known."""
+    """All partitions that ``cut`` may return; empty if they are not known."""
     stateless: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
-    """Block and candidate of the layers without parameters and buffers."""
     split: Container[tuple[int, int]] = field(default=frozenset(), repr=False)
-    """Blocks, with those of their options whose backwards are split."""
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
@@ -96,16 +91,15 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """None of this changes a bit of the result of a causal policy."""
+    """How a pipeline is carried out. With a causal policy, it changes no bit of the result."""
 
     streams: tuple[StreamPlan, ...]
     order: str
     window: int
     memory: MemoryPlan | None = field(default=None, repr=False)
     buffered: frozenset[LayerId] | None = field(default=None, repr=False)
-    """Layers whose forwards leave something for the next one; None for all."""
     chosen: str = ""
-    """What simulation chose that layers move for, for the user."""
+    """A note for the user if a simulation chose that layers move."""
 
 
 def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None = None) -> Plan:
@@ -185,7 +179,8 @@ def by_critical_path(plan: Plan, pipeline: Pipeline) -> Plan:
 
 
 def in_grains(plan: Plan, pipeline: Pipeline, levels: Sequence[list[Priorities]]) -> Plan:
-    """The same plan with the longest paths of each subnet, in parts of a subnet's mean work."""
+    """The same plan with the longest paths of each subnet, in multiples of a part of its mean
+    work."""
     grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
     priorities = []
     for stream, own in zip(pipeline.streams, levels, strict=True):
@@ -219,7 +214,7 @@ RANKINGS: Mapping[str, Callable[[Plan, Pipeline], Plan]] = {
     "critical-path": by_critical_path,
     "latest-start": by_latest_start,
 }
-"""What gives accesses their priorities, by the order that asks for them."""
+"""Functions that give accesses their priorities, by the order that needs them."""
 
 
 def _defers_writes(plan: Plan, pipeline: Pipeline) -> bool:
@@ -257,7 +252,7 @@ def _memory(
     execution: Execution,
     sizes: Sizes | None,
 ) -> MemoryPlan | None:
-    """The budget of each stage, checked; None where there is no limit."""
+    """The checked budget of each stage; None if there is no limit."""
     budget = execution.memory.budget
     if not budget:
         return None
@@ -285,7 +280,7 @@ def _memory(
 
 
 def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution: Execution) -> int:
-    """How many subnets of a stream may be under way, so that what all keep fits every stage."""
+    """How many subnets of a stream may be under way so that what they keep fits on every stage."""
     kept_bytes = 0
     for stream, cut in zip(pipeline.streams, cuts, strict=True):
         if execution.memory.activations and (costs := stream.costs) is not None:

@@ -45,7 +45,7 @@ from naspipe.store.access_columns import (
 from naspipe.store.metrics import Summary, summarize
 
 PREVIEW_SUBNETS = 100
-"""How much of each stream is simulated to choose what is left to ``auto``."""
+"""Number of subnets of each stream that are simulated to decide what is left to ``auto``."""
 
 AUTO, ROTATED, LATEST_START = "auto", "rotated", "latest-start"
 
@@ -54,7 +54,7 @@ WORTH = 1.03
 exact."""
 
 _PART = 4096
-"""Accesses that are held as tuples at a time."""
+"""Number of accesses that are held as tuples at a time."""
 
 Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
 
@@ -63,19 +63,19 @@ SPLIT_DEARER = 1.15
 one."""
 
 SPLIT_WORTH = 1.01
-"""Backwards are split where that is so many times as fast."""
+"""Backwards are split if that is this many times as fast."""
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What a simulation leaves."""
+    """The result of a simulation."""
 
     plan: Plan
     columns: AccessColumns = field(repr=False)
-    """In the order in which accesses ended; without digests."""
+    """In the order in which the accesses ended; without digests."""
     num_stages: int
     layer_bytes: tuple[int, ...]
-    """The most that each stage's layers occupied; empty without a memory budget."""
+    """Peak bytes of the layers of each stage; empty without a memory budget."""
 
     @cached_property
     def summary(self) -> Summary:
@@ -83,12 +83,11 @@ class SimulatedRun:
 
     @property
     def makespan_ns(self) -> int:
-        """From the first access to the end of the last."""
         return int(self.columns.end_ns.max())
 
     @cached_property
     def accesses(self) -> list[Access]:
-        """The same as tuples, which take five times as much memory."""
+        """The same as tuples, which need five times as much memory."""
         return list(self.columns.accesses())
 
 
@@ -237,12 +236,12 @@ def _share_of_proofs(pipeline: Pipeline, split: Pipeline, workers: int) -> float
 
 
 class _Chosen(NamedTuple):
-    """A plan, and what the simulation of the streams' beginnings says of it."""
+    """A plan, and how long the beginning of the streams takes under it."""
 
     plan: Plan
     partition: str
     takes_ns: int | None
-    """None where nothing was simulated."""
+    """None if nothing was simulated."""
 
 
 def _chosen(
@@ -296,7 +295,7 @@ def _ranked(plan: Plan, order: str, pipeline: Pipeline) -> Plan:
 
 
 def _beginning(pipeline: Pipeline) -> Pipeline:
-    """The first subnets of all streams, with the lags that they have later on."""
+    """The first subnets of all streams, with lags that have already grown."""
     size = pipeline.steps.passes
     shown = max(1, PREVIEW_SUBNETS // size) * size  # whole steps
     streams = with_grown_lags(pipeline).streams
@@ -306,7 +305,7 @@ def _beginning(pipeline: Pipeline) -> Pipeline:
 
 
 def _least_ns(pipeline: Pipeline, workers: int) -> float:
-    """How long the beginning takes in any schedule: no less than its trained streams."""
+    """A lower bound of the time that any schedule needs for the beginning."""
     bounds = [
         causal_bound(stream.subnets, stream.chain.rules, stream.costs, pipeline.steps)
         for number, stream in enumerate(_beginning(pipeline).streams)
@@ -362,9 +361,9 @@ class StageUse:
     busy: float
     """Share of the makespan, warm-up included."""
     layer_bytes: int
-    """The most that its layers occupied; 0 where there is no memory budget."""
+    """Peak bytes of its layers; 0 without a memory budget."""
     activation_bytes: int
-    """The most that the passes under way kept."""
+    """Peak bytes that the passes under way kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,14 +389,13 @@ class Outcome:
         return self.bubble_ratio - self.bound
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; what reads them knows the speed by another name."""
+        """Plain values; readers know the speed as ``steps_per_second``."""
         names = {"passes_per_second": "steps_per_second"}
         values = {names.get(name, name): value for name, value in asdict(self).items()}
         return {**values, "distance": self.distance}
 
 
 def bound_of(pipeline: Pipeline) -> CausalBound:
-    """The causal bound of a pipeline's streams together."""
     parts = []
     for stream in pipeline.streams:
         if stream.costs is None:
@@ -469,7 +467,7 @@ def _activation_peaks(columns: AccessColumns, num_stages: int, pipeline: Pipelin
 
 
 def _activation_bytes(columns: AccessColumns, pipeline: Pipeline) -> Integers:
-    """Of each access's block and subnet."""
+    """For each access, the bytes that its pass keeps of its block."""
     streams, blocks, options = columns.stream, columns.block, columns.candidate.astype(np.int64)
     for number, stream in enumerate(pipeline.streams):
         if any(subnet.candidates for subnet in stream.subnets):

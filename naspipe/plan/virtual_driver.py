@@ -45,7 +45,7 @@ from naspipe.plan.virtual_costs import Costs
 
 
 class VirtualClock:
-    """Runs callbacks in time order; ties run in the order in which they were asked for."""
+    """Runs callbacks in order of time; ties run in the order in which they were requested."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -62,25 +62,25 @@ class VirtualClock:
             callback()
 
     def stop(self) -> None:
-        """Call nothing more of what was asked for so far."""
+        """Drop all callbacks that were requested so far."""
         self._heap.clear()
 
 
 class KnownPasses:
-    """Follows the probes of every stream; a step's other passes are known behind the last one."""
+    """Follows the probes of every stream; a step's other passes are known after the last one."""
 
     def __init__(self, steps: Steps, lengths: Sequence[int]) -> None:
         self._steps = steps
         self._ends = [length - 1 for length in lengths]
         self._through: Counter[tuple[int, int]] = Counter()
-        """By stream and step, probes that have a loss."""
+        """By stream and step, the number of probes that have a loss."""
 
     @property
     def first(self) -> int:
         return self._steps.probes
 
     def take(self, access: Access) -> int | None:
-        """How many passes of its stream are known from now on, where an access leads to more."""
+        """How many passes of its stream are known from now on, if an access leads to more."""
         steps, layer = self._steps, access.layer
         is_end = layer.block == self._ends[layer.stream] and access.kind is AccessKind.FORWARD
         if not is_end or not steps.is_probe(access.sequence_id):
@@ -99,7 +99,6 @@ Admitted = tuple[Subnet, Partition, Priorities | None, bool]
 Admit = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None] | Admitted]
 
 Record = Callable[[Access], None]
-"""Where the accesses of all stages go, in the order of their ends."""
 
 
 class _CopyLane:
@@ -143,11 +142,11 @@ class SimulatedStage:
         self._is_busy = False
         self._made: set[LayerId] = set()
         self._parcels = 0
-        """Sent or taken since the last access, while there was something to do."""
+        """Parcels sent or taken since the last access, while there was something to do."""
         self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
 
     def start(self, known: int | None = None) -> None:
-        """Admit the first subnets of every stream, of so many that are known; None for all."""
+        """Admit the first of the ``known`` subnets of every stream; None if all are known."""
         for number, admission in enumerate(self._admissions):
             opened = admission.open() if known is None else admission.learn(known)
             self._admit(StreamId(number), opened)
@@ -157,7 +156,7 @@ class SimulatedStage:
 
     @property
     def unfinished(self) -> str:
-        """The first stream that is not through and its oldest subnet; empty if all are."""
+        """The first unfinished stream and its oldest subnet; empty if all are finished."""
         for number, admission in enumerate(self._admissions):
             if not admission.is_finished:
                 return f"{number}.{admission.oldest}"
@@ -277,7 +276,7 @@ def simulate(
     costs: Costs,
     admissions: Callable[[], Sequence[AdmissionWindow]],
 ) -> list[list[Access]]:
-    """As :func:`simulate_into`; returns each stage's accesses in the order of their ends."""
+    """As :func:`simulate_into`; returns the accesses of each stage in the order of their ends."""
     stages: list[list[Access]] = [[] for _ in controllers]
 
     def record(access: Access) -> None:

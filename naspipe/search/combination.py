@@ -22,14 +22,14 @@ import numpy as np
 from naspipe.config.errors import ConfigError
 
 FINE = 1 << 40
-"""Prices are whole multiples of one part in so many of a unit of the score."""
+"""Prices are whole multiples of this fraction of a unit of the score."""
 
 _ROUNDS = 300
-"""Of raising the prices of limits that are exceeded and lowering the others."""
+"""Rounds in which the prices of exceeded limits are raised and the others lowered."""
 
 
 class Part(NamedTuple):
-    """Paths of one block or of several, in whole numbers; sorts as combinations are preferred."""
+    """Paths of one or several blocks, in whole numbers; sorts as combinations are preferred."""
 
     score: int
     places: tuple[int, ...]
@@ -86,7 +86,7 @@ def price_limits(
 
 
 _WIDTHS = (30, 300, 3000)
-"""Beginnings that are kept in the first tries, which find combinations to compare with."""
+"""Beginnings kept in the first attempts, which find combinations to compare with."""
 
 
 class RatedPath(NamedTuple):
@@ -149,7 +149,7 @@ def combine(
 
 
 def _known(number: int, paths: Sequence[RatedPath], names: Sequence[str]) -> list[RatedPath]:
-    """In the order of their choices, each once."""
+    """Paths whose score and costs are known, in the order of their choices, each once."""
     unique: dict[tuple[int, ...], RatedPath] = {}
     for path in sorted(paths, key=lambda each: (each.choices, each.score)):
         values = (path.score, *(path.costs.get(name, math.nan) for name in names))
@@ -164,7 +164,7 @@ def _known(number: int, paths: Sequence[RatedPath], names: Sequence[str]) -> lis
 
 
 def _whole(rows: Sequence[Sequence[float]]) -> tuple[list[list[int]], int]:
-    """The same numbers in a unit of which each is a whole multiple; how many make 1."""
+    """The same numbers in a unit of which each is a whole multiple, and that unit's inverse."""
     exact = [[Fraction(value) for value in row] for row in rows]
     parts = max(value.denominator for row in exact for value in row)  # powers of two
     return [[int(value * parts) for value in row] for row in exact], parts
@@ -188,7 +188,7 @@ class _Growth:
         return part.score * FINE + paid
 
     def best(self, width: int | None = None) -> Part | None:
-        """The best, unless more than ``width`` beginnings had to be kept at a time."""
+        """The best one, unless more than ``width`` beginnings had to be kept at a time."""
         worst = math.inf
         if self.known is not None:
             worst = self.known.score * FINE + sum(map(int.__mul__, self._prices, self._most))
@@ -213,7 +213,7 @@ class _Growth:
 
 
 def _behind(blocks: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Of each place in a row of blocks, the sums of all from there on; the last ones are 0."""
+    """For each place in a row of blocks, the sums of all from there on; the last ones are 0."""
     rows = [list(each) for each in blocks]
     nothing = [0] * len(rows[0])
     add = lambda one, other: [a + b for a, b in zip(one, other, strict=True)]  # noqa: E731
@@ -221,7 +221,7 @@ def _behind(blocks: Iterable[Sequence[int]]) -> list[list[int]]:
 
 
 def _undominated(parts: Sequence[Part]) -> list[Part]:
-    """Those to which no better one is as cheap in every cost, the best first."""
+    """Parts for which no better one is as cheap in every cost, the best first."""
     found: list[Part] = []
     cheapest: list[tuple[int, ...]] = []
     for part in sorted(parts):
@@ -243,7 +243,7 @@ def _joined(paths: Sequence[RatedPath]) -> Combination:
 
 
 def _nothing_fits(blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, float]) -> str:
-    """Where a limit cannot be kept even alone, about that one; otherwise about them all."""
+    """A message about the limits that cannot be kept even alone, or else about all of them."""
     said = []
     for name in sorted(limits):
         cheapest = _joined(

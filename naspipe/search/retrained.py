@@ -21,14 +21,14 @@ _FILE = "retrained.jsonl"
 LEVEL = 0.9
 
 FEWEST = 4
-"""Subnets that an order can be judged by."""
+"""Minimum number of subnets to judge an order by."""
 
 COMPARED = ("loss", "top1", "top5")
-"""What is judged of a subnet that was trained alone."""
+"""The scores of a subnet that was trained alone."""
 
 
 class Terms(NamedTuple):
-    """What subnets have to have in common to be compared."""
+    """What subnets must have in common to be compared."""
 
     steps: int
     seed: int
@@ -49,15 +49,15 @@ class Retrained(NamedTuple):
 
 
 class Confidence(NamedTuple):
-    """How alike the order by inherited weights is to that alone."""
+    """How similar the order by inherited weights is to the order of subnets trained alone."""
 
     subnets: int
     tau: float
     low: float
     high: float
-    """Ends of its interval, over subnets."""
+    """The interval over subnets ends here and at ``low``."""
     right_pairs: float
-    """Of 100 pairs, in how many the better one is named; a pair that is equal in either is half."""
+    """Percentage of pairs whose better subnet is named; a pair that is equal counts half."""
 
 
 def read_retrained(search: Search) -> list[Retrained]:
@@ -95,12 +95,12 @@ def newest_alike(retrained: Sequence[Retrained]) -> list[Retrained]:
 
 
 def compared_by(score: str) -> str:
-    """What subnets alone are ranked by, where a search ranked them by a score."""
+    """The score that ranks subnets trained alone, if a search ranked them by ``score``."""
     return score if score in COMPARED else "loss"
 
 
 def confidence(search: Search, retrained: Sequence[Retrained]) -> Confidence | None:
-    """How far subnets with the same terms confirm a search's order; None for too few of them."""
+    """How far subnets with the same terms confirm a search's order; None if they are too few."""
     pairs = [
         (
             merit(search.candidates[each.subnet].scores, search.score),

@@ -19,18 +19,18 @@ PROXIES = ("synflow", "naswot")
 """Scores of subnets with the weights that their layers begin with: zero-cost proxies."""
 
 SCORES = (*JUDGED, *PROXIES)
-"""By which subnets can be ranked; and by sums of them, such as ``loss+naswot``."""
+"""Scores that rank subnets; so do sums of them, such as ``loss+naswot``."""
 
 
 class Sums(NamedTuple):
     """Sums over validation batches, in 64 bits, in the order of the batches."""
 
     loss: float
-    """Of every target's loss."""
+    """The sum of the losses of all targets."""
     targets: float
-    """How many they are; padding is none."""
+    """Number of targets, without padding."""
     ranked: float
-    """Targets that are one of the classes that the outputs score; 0 where there are no classes."""
+    """Targets that are one of the classes that the outputs score; 0 if there are no classes."""
     top1: float
     """Ranked targets whose class scores highest."""
     top5: float
@@ -38,17 +38,17 @@ class Sums(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How one subnet does. What does not apply is NaN, and equals another NaN."""
+    """The scores of one subnet. What does not apply is NaN, and equals another NaN."""
 
     loss: float
-    """Mean over the targets: images, or tokens."""
+    """Mean over the targets, which are images or tokens."""
     top1: float
     top5: float
     bleu: float = math.nan
     synflow: float = math.nan
     naswot: float = math.nan
     combined: float = math.nan
-    """Of a sum of scores, as standard scores (:mod:`naspipe.search.scores`)."""
+    """A sum of standard scores."""
 
     def of(self, score: str) -> float:
         """The value of a score by its name, or of a sum of scores."""
@@ -97,12 +97,12 @@ def merit(scores: Scores, score: str) -> float:
 
 
 def parts_of(score: str) -> tuple[str, ...]:
-    """The scores that a score is the sum of: itself, unless it is a sum."""
+    """The scores that a score is the sum of; the score itself if it is no sum."""
     return tuple(score.split("+"))
 
 
 def is_score(score: object) -> bool:
-    """Whether it is the name of a score, or a sum of different ones; BLEU is in none."""
+    """Whether a value is the name of a score, or a sum of different scores without BLEU."""
     if not isinstance(score, str):
         return False
     parts = parts_of(score)
@@ -115,7 +115,7 @@ def is_score(score: object) -> bool:
 
 
 def check_score(score: str) -> None:
-    """Raises ConfigError for what is no score."""
+    """Raise ConfigError if ``score`` is not a score."""
     if not is_score(score):
         raise ConfigError(
             f"unknown score {score!r:.80}: expected {' or '.join(SCORES)}, or a sum of different "
@@ -124,11 +124,11 @@ def check_score(score: str) -> None:
 
 
 SAMPLE = 32
-"""Subnets that scores are compared with: the first ones of the strategy ``random``."""
+"""Number of subnets that scores are compared with: the first ones of the strategy ``random``."""
 
 
 class Spread(NamedTuple):
-    """Of the merits of a sample's subnets: more is better."""
+    """The distribution of the merits of a sample's subnets."""
 
     mean: float
     deviation: float
@@ -162,7 +162,7 @@ class StandardScores:
         return cls(spreads)
 
     def added(self, scores: Scores) -> Scores:
-        """The same scores with their sum; it is NaN where a part is."""
+        """The same scores with their sum, which is NaN if a part is."""
         parts = [
             (merit(scores, part) - spread.mean) / spread.deviation
             for part, spread in self._spreads.items()
@@ -187,11 +187,17 @@ def kendalls_tau(one: ArrayLike, other: ArrayLike) -> float:
 def interval(
     one: Sequence[float], other: Sequence[float], level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Where ``level`` of the taus lie of pairs that are drawn anew from these (bootstrap)."""
+    """Bootstrap interval that holds ``level`` of the taus of pairs drawn anew from these."""
     from scipy.stats import bootstrap
 
     found = bootstrap(
-        (one, other), kendalls_tau, paired=True, vectorized=False, n_resamples=RESAMPLES,
-        confidence_level=level, method="percentile", rng=np.random.default_rng(seed),
-    )  # fmt: skip
+        (one, other),
+        kendalls_tau,
+        paired=True,
+        vectorized=False,
+        n_resamples=RESAMPLES,
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
     return float(found.confidence_interval.low), float(found.confidence_interval.high)

@@ -58,7 +58,7 @@ class Candidate(NamedTuple):
 
 
 class Search(NamedTuple):
-    """A search, read back."""
+    """A search that was read from disk."""
 
     path: Path
     manifest: dict[str, Any]
@@ -83,7 +83,7 @@ class Search(NamedTuple):
 
     @property
     def calibration(self) -> int:
-        """Batches that running statistics were taken from anew; 0 for the run's own."""
+        """Batches that running statistics were computed from; 0 for the run's own statistics."""
         return int(self.manifest["definition"].get("calibration", 0))
 
     @property
@@ -91,7 +91,7 @@ class Search(NamedTuple):
         return bool(self.manifest["definition"].get("ema", False))
 
     def note(self, **found: Any) -> None:
-        """Add to the manifest what was found out later."""
+        """Add later findings to the manifest."""
         manifest = parse_json((self.path / "manifest.json").read_bytes())
         SearchDirectory(self.path).write_manifest({**manifest, **found})
 
@@ -112,7 +112,7 @@ def rank(candidates: Sequence[Candidate], score: str) -> list[Candidate]:
 
 
 def front(candidates: Sequence[Candidate], score: str, cost: str) -> list[Candidate]:
-    """Subnets that no other beats in both; ``cost`` is one of :data:`COSTS`."""
+    """Subnets that no other beats in both score and ``cost``, one of :data:`COSTS`."""
     points = [
         (each, Point(merit(each.scores, score), getattr(each.cost, cost)))
         for each in rank(candidates, score)
@@ -128,12 +128,12 @@ class SearchDirectory:
 
     @property
     def manifest(self) -> Path:
-        """What the search was, how it went and what it found."""
+        """How the search was defined, how it went and what it found."""
         return self.path / "manifest.json"
 
     @property
     def candidates(self) -> Path:
-        """One subnet a line, in the order in which they were proposed."""
+        """One subnet per line, in the order in which they were proposed."""
         return self.path / "candidates.jsonl"
 
     def create(self) -> None:
@@ -231,7 +231,7 @@ def _number(value: object) -> float:
 
 
 def default_name(run: Path) -> str:
-    """The first number that no search of a run has."""
+    """The first number that no search of the run has as its name."""
     taken = {path.name for path in run.glob(f"{PREFIX}*")}
     number = 1
     while f"{PREFIX}{number}" in taken:
@@ -306,9 +306,9 @@ class SearchDefinition:
     """Judge by the moving averages of the weights."""
     limits: Limits = field(default_factory=Limits)
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What the held-out data say of themselves."""
+    """The description of the held-out data."""
     loss: str = ""
-    """What subnets are judged by in the place of the run's loss."""
+    """The loss that subnets are judged by, if not that of the run."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, str):

@@ -27,7 +27,7 @@ Allowed = Callable[[Choices], bool]
 """Whether a subnet keeps the limits (FLOPs, parameters, latency)."""
 
 _TRIES = 10_000
-"""Subnets to draw before the limits are called impossible."""
+"""Number of subnets drawn before the limits are declared impossible."""
 
 
 class Scored(NamedTuple):
@@ -121,11 +121,11 @@ class GreedyPool(RandomSearch):
         self._proposed: dict[int, Choices] = {}
         self._waiting: list[Scored] = []
         self._pool: dict[Choices, float] = {}
-        """Paths and scores, the path that came in last at the end."""
+        """Paths and their scores; the path that came in last is at the end."""
 
     @property
     def pool(self) -> list[Scored]:
-        """The good paths, the best first; of equal ones, the newest."""
+        """The good paths, the best first; of equally good ones, the newest first."""
         newest_first = [Scored(*item) for item in reversed(self._pool.items())]
         return sorted(newest_first, key=lambda scored: -scored.score)
 
@@ -244,7 +244,7 @@ STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
 
 
 def options_of(name: str) -> list[str]:
-    """The options that a strategy of naspipe's has; none of any other name."""
+    """The options of one of naspipe's own strategies; empty for any other name."""
     if name not in STRATEGIES:
         return []
     parameters = inspect.signature(STRATEGIES[name]).parameters.values()
@@ -275,17 +275,17 @@ def make_strategy(
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 COSTS = ("flops", "params", "latency_ms")
-"""By which fronts are drawn."""
+"""The costs that fronts are drawn by."""
 
 
 class Cost(NamedTuple):
-    """Of one subnet; NaN where it is not known."""
+    """The costs of one subnet; NaN if not known."""
 
     flops: float
-    """Operations of one sample's forward, in products and convolutions."""
+    """Operations of the forward of one sample, in products and convolutions."""
     params: float
     latency_ms: float
-    """Of the forward of one batch on one stage, the sum over its layers."""
+    """Time of the forward of one batch on one stage, as the sum over its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +305,7 @@ class Limits:
                 )
 
     def allow(self, cost: Cost) -> bool:
-        """Whether a subnet keeps them all; one whose cost is not known does not."""
+        """Whether a subnet keeps all limits; one whose cost is not known does not."""
         return all(
             not getattr(self, name) or getattr(cost, name) <= getattr(self, name) for name in COSTS
         )
