@@ -42,7 +42,8 @@ class Conflicts:
     def __init__(self, rules: Sequence[Sequence[BlockRule]]) -> None:
         self._rules = rules
         self._users: dict[LayerId, _Key] = {}
-        self._before, self._behind = _Waits(), _Waits()
+        self.before, self.behind = _Waits(), _Waits()
+        """Who waits for whom on the stages before this one, and on those after it."""
 
     def admit(self, subnet: Subnet, here: range) -> None:
         """Note whom a subnet waits for outside of the blocks that it has on this stage.
@@ -63,23 +64,17 @@ class Conflicts:
                 before.add(user)
             elif user is not None and block >= here.stop:
                 behind.add(user)
-        self._before.admit(key, before)
-        self._behind.admit(key, behind)
+        self.before.admit(key, before)
+        self.behind.admit(key, behind)
 
     def come_back(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """A subnet's backward arrived: the later stages are done with it."""
-        self._behind.end((stream, sequence_id))
+        self.behind.end((stream, sequence_id))
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
         """This stage is done with a subnet; the earlier stages are assumed to be done soon."""
-        self._behind.end((stream, sequence_id))
-        self._before.end((stream, sequence_id))
-
-    def is_before(self, stream: StreamId, sequence_id: SequenceId) -> bool:
-        return self._before.is_waiting((stream, sequence_id))
-
-    def is_behind(self, stream: StreamId, sequence_id: SequenceId) -> bool:
-        return self._behind.is_waiting((stream, sequence_id))
+        self.behind.end((stream, sequence_id))
+        self.before.end((stream, sequence_id))
 
 
 class _Waits:
@@ -297,14 +292,14 @@ class Predictor:
                 if CHAIN not in forward.missing:
                     unclear.append((order_key(task, forward.priority), forward))
                 else:
-                    waits = conflicts.is_before(task.stream, task.sequence_id)
+                    waits = conflicts.before.is_waiting(task[:2])
                     coming.append(((task not in announced, waits), forward))
             for backward in progress.backwards.values():
                 task = backward.task
                 if backward.is_queued or (forward is running and backward.begins_here):
                     queued.append((order_key(task, backward.priority), backward))
                 elif not forward.todo and CHAIN in backward.missing:
-                    waits = conflicts.is_behind(task.stream, task.sequence_id)
+                    waits = conflicts.behind.is_waiting(task[:2])
                     returning.append(((task not in announced, waits), backward))
         return [
             [work for _, work in sorted(ranked, key=lambda pair: pair[0])]
