@@ -1,10 +1,10 @@
 """The small protocols through which behaviour plugs into the controller.
 
-===================== ==============================================================================
-:class:`DispatchOrder` those of :mod:`naspipe.engine.orders`
-:class:`Ahead`         :class:`~naspipe.engine.predictor.Forecast`
-:class:`Sizes`         those of :mod:`naspipe.plan.memory`
-===================== ==============================================================================
+======================= ============================================================================
+:class:`DispatchOrder`  those of :mod:`naspipe.engine.orders`
+:class:`Ahead`          :class:`~naspipe.engine.predictor.Forecast`
+:class:`Sizes`          those of :mod:`naspipe.plan.memory`
+======================= ============================================================================
 """
 
 from __future__ import annotations
