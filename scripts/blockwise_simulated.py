@@ -176,8 +176,7 @@ def _run(
     tables = (stream.costs for stream in pipeline.streams)
     timing = StreamCosts([TableCosts(table=each, link_ns=0) for each in tables if each])
     found = simulate_run(pipeline, plan, execution, timing)
-    starts, ends = (found.accesses.column(name) for name in ("start_ns", "end_ns"))
-    return found.makespan_ns, int((ends - starts).sum())
+    return found.makespan_ns, int((found.columns.end_ns - found.columns.start_ns).sum())
 
 
 def pipeline_of(

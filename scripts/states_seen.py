@@ -130,7 +130,7 @@ class WatchedManager(ResidencyManager):
     def __init__(self, budget_bytes: int, sizes: Any, drawings: Drawings) -> None:
         super().__init__(budget_bytes, sizes, permanent=((0, 0),))
         self._drawings = drawings
-        ledger = self._ledger
+        ledger = self.ledger
         causes = {
             "load": "LoadLayer", "loaded": "LayerLoaded", "save": "SaveLayer",
             "saved": "LayerSaved", "evict": "EvictLayer", "pin": "RunTask or WriteLayer",

@@ -411,7 +411,7 @@ def write_simulated(
     number = stream.subnets[0].stream
     for stage in range(run.num_stages):
         with AccessLogWriter(directory.access_log(stage)) as log:
-            for access in run.accesses.of_stage(stage):
+            for access in run.columns.take(run.columns.stage == stage).accesses():
                 if access.layer.stream == number:
                     log.append(access._replace(layer=access.layer._replace(stream=FIRST_STREAM)))
     plan = run.plan

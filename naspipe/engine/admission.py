@@ -1,4 +1,8 @@
-"""Which subnets may be under way on a stage: a window over sequence IDs or steps, or a bulk."""
+"""Admission: which subnets may be under way on a stage, and in which order it is handed them.
+
+The admission of a stream is a window over sequence IDs or steps, or a bulk; ``Intake`` turns it
+into the subnets that a stage admits, also while the stream is still growing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import LayerId, StageId
 from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.engine.events import Planned
-from naspipe.engine.ports import Admission
 
 
 class AdmissionWindow:
@@ -18,12 +21,8 @@ class AdmissionWindow:
     The window is a range of sequence IDs, not a count of subnets, so the oldest unfinished
     subnet is always inside it and nothing younger can take its place.
 
-    Args:
-        window: sequence IDs that may be under way.
-        num_subnets: of the stream.
-        first: the sequence ID to begin with; what is below is done.
-
-    Only subnets that are known (:meth:`learn`) are admitted; without a word all are.
+    The stream begins with ``first``; what is below is done. Only subnets that are known
+    (:meth:`learn`) are admitted; without a word all are.
     """
 
     def __init__(self, window: int, num_subnets: int, first: int = 0) -> None:
@@ -32,58 +31,55 @@ class AdmissionWindow:
         self._window = window
         self._num_subnets = num_subnets
         self._num_known = num_subnets
-        self._next = first
-        self._oldest = first
+        self.next = first
+        """The first sequence ID that was not admitted."""
+        self.oldest = first
+        """The oldest sequence ID that is not retired."""
         self._retired: set[int] = set()
         self._is_held = self._is_stopped = False
 
     @property
     def is_finished(self) -> bool:
         """Whether every subnet of the stream is retired."""
-        return self._oldest == self._num_subnets
-
-    @property
-    def next(self) -> int:
-        """The first sequence ID that was not admitted."""
-        return self._next
-
-    @property
-    def oldest(self) -> int:
-        """The oldest sequence ID that is not retired."""
-        return self._oldest
+        return self.oldest == self._num_subnets
 
     def hold(self) -> int:
-        """Admit nothing more of one's own accord; returns the first that was not admitted."""
+        """Admit nothing more of its own accord, because the stream is about to be cut short.
+
+        Returns the first sequence ID that was not admitted.
+        """
         self._is_held = True
-        return self._next
+        return self.next
 
     def stop(self, num_subnets: int) -> range:
-        """Cut the stream short; returns what is left to admit. Nothing behind that was admitted."""
+        """Cut the stream short; returns what is left to admit. Nothing beyond the cut was
+        admitted."""
         self._num_subnets, self._is_stopped = num_subnets, True
         return self.reach(num_subnets - 1)
 
     def learn(self, num_known: int) -> range:
-        """So many subnets are known so far; returns the sequence IDs to admit now."""
+        """``num_known`` subnets are known so far; returns the sequence IDs to admit now."""
         self._num_known = num_known
         return self.reach(self._num_subnets - 1) if self._is_stopped else self.open()
 
     def open(self) -> range:
-        """Sequence IDs to admit now."""
-        last = self._next if self._is_held else self._oldest + self._window
+        """Sequence IDs to admit now, in order and without gaps."""
+        last = self.next if self._is_held else self.oldest + self._window
         return self.reach(last - 1)
 
     def reach(self, sequence_id: int) -> range:
-        """Sequence IDs to admit so that this one is: a peer with an older view sent work for it."""
+        """Sequence IDs to admit so that this one is: a peer whose view is older sent work for
+        it."""
         limit = min(self._num_known, self._num_subnets)
-        first, self._next = self._next, max(self._next, min(sequence_id + 1, limit))
-        return range(first, self._next)
+        first, self.next = self.next, max(self.next, min(sequence_id + 1, limit))
+        return range(first, self.next)
 
     def retire(self, sequence_id: int) -> range:
         """A subnet is done here; returns the sequence IDs to admit now."""
         self._retired.add(sequence_id)
-        while self._oldest in self._retired:
-            self._retired.remove(self._oldest)
-            self._oldest += 1
+        while self.oldest in self._retired:
+            self._retired.remove(self.oldest)
+            self.oldest += 1
         return self.open()
 
 
@@ -91,11 +87,9 @@ class BulkAdmission(AdmissionWindow):
     """Admits a whole bulk of subnets at once, when the one before is finished here (GPipe)."""
 
     def open(self) -> range:
-        """Sequence IDs to admit now."""
-        return self.reach(self._next - 1 if self._is_held else self._oldest)
+        return self.reach(self.next - 1 if self._is_held else self.oldest)
 
     def reach(self, sequence_id: int) -> range:
-        """Sequence IDs to admit so that the bulk of this one is."""
         return super().reach(sequence_id - sequence_id % self._window + self._window - 1)
 
 
@@ -116,32 +110,27 @@ class StepAdmission(AdmissionWindow):
         super().__init__(max(1, window // steps.trained) * steps.passes, num_subnets, first)
 
     def hold(self) -> int:
-        """Admit no further step of one's own accord; returns the first of which nothing was."""
         return -(-super().hold() // self._passes) * self._passes
 
     def open(self) -> range:
-        """Sequence IDs to admit now."""
         if self._is_held:
-            return self.reach(self._next - 1)
-        return self.reach(self._oldest - self._oldest % self._passes + self._window - 1)
+            return self.reach(self.next - 1)
+        return self.reach(self.oldest - self.oldest % self._passes + self._window - 1)
 
     def reach(self, sequence_id: int) -> range:
-        """Sequence IDs to admit so that the whole step of this one is."""
         return super().reach(sequence_id - sequence_id % self._passes + self._passes - 1)
 
 
 class Absence(AdmissionWindow):
-    """Of a stream that a stage has nothing to do with: it never hears of a subnet."""
+    """The admission of a stream that a stage takes no part in: no subnet is ever admitted."""
 
     def __init__(self, num_subnets: int) -> None:
         super().__init__(1, num_subnets, num_subnets)
 
     def hold(self) -> int:
-        """Where the stream is cut short is for others to say."""
-        return 0
+        return 0  # where the stream is cut short is for others to say
 
     def stop(self, num_subnets: int) -> range:
-        """Nothing is left to admit."""
         return self.open()
 
 
@@ -150,17 +139,11 @@ class Intake:
 
     A stream may be known from the beginning, or grow while it runs (:meth:`learn`): its subnets
     are then proposed by a strategy that waits for scores. What was admitted is not kept.
-
-    Args:
-        admission: which sequence IDs may be under way.
-        known: the first subnets.
-        first: the sequence ID that the stream begins with here.
-        steps: which of the subnets are probes.
     """
 
     def __init__(
         self,
-        admission: Admission,
+        admission: AdmissionWindow,
         known: Iterable[Planned] = (),
         first: int = 0,
         steps: Steps = ONE_PASS,
@@ -168,27 +151,24 @@ class Intake:
         self._admission = admission
         self._steps = steps
         self._ahead: deque[Planned] = deque()
-        """Known and not admitted."""
+        """Subnets that are known and not yet admitted."""
         self._num_known = first
         self._done = admission.next
         self._end: int | None = None
         self.homes: dict[LayerId, StageId] = {}
-        """Of each layer of the subnets so far, but for probes, the stage that uses it first."""
+        """For each layer of the trained subnets so far, the stage that uses it first."""
         self._waiting = self.learn(first, tuple(known))
 
     @property
     def is_finished(self) -> bool:
-        """Whether every subnet of the stream is retired."""
         return self._admission.is_finished
 
     @property
     def next(self) -> int:
-        """The first sequence ID that was not admitted."""
         return self._admission.next
 
     @property
     def under_way(self) -> int:
-        """How many subnets were admitted and are not retired."""
         return self._admission.next - self._done
 
     def knows(self, sequence_id: int) -> bool:
@@ -196,38 +176,25 @@ class Intake:
         return sequence_id < self._num_known
 
     def learn(self, first: int, planned: Sequence[Planned]) -> list[Planned]:
-        """The next subnets are known, from sequence ID ``first`` on; returns those to admit now.
-
-        Raises:
-            InvariantError: when they do not follow the known ones.
-        """
+        """The next subnets are known, from sequence ID ``first`` on; returns those to admit now."""
         if first != self._num_known:
             raise InvariantError(
                 f"subnets from {first} on were told, expected from {self._num_known} on"
             )
         self._num_known += len(planned)
-        for each in planned:
-            self._note(each)
+        for subnet, partition, _ in planned:
+            if not self._steps.is_probe(subnet.sequence_id):
+                for block in range(len(subnet.chain)):
+                    self.homes.setdefault(subnet.layer(block), partition.stage_of(block))
         if not self._admission.is_finished:
             self._ahead.extend(planned)
         return self._take(self._admission.learn(self._num_known))
 
-    def _note(self, planned: Planned) -> None:
-        subnet, partition, _ = planned
-        if self._steps.is_probe(subnet.sequence_id):
-            return
-        for block in range(len(subnet.chain)):
-            layer = subnet.layer(block)
-            if layer not in self.homes:
-                self.homes[layer] = partition.stage_of(block)
-
     def open(self) -> list[Planned]:
-        """What to admit at the beginning."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def hold(self) -> int:
-        """See :meth:`naspipe.engine.ports.Admission.hold`."""
         return self._admission.hold()
 
     def stop(self, cut: int) -> list[Planned]:
@@ -236,7 +203,7 @@ class Intake:
         return self._take(self._admission.stop(cut))
 
     def take_end(self) -> int | None:
-        """Where the stream was cut short, once: when all before it is admitted."""
+        """Where the stream was cut short, returned once, when everything before it is admitted."""
         if self._end is None or self._admission.next < self._end:
             return None
         end, self._end = self._end, None
@@ -247,7 +214,6 @@ class Intake:
         return self._take(self._admission.reach(sequence_id))
 
     def retire(self, sequence_id: int) -> list[Planned]:
-        """A subnet is done here; returns what to admit now."""
         self._done += 1
         return self._take(self._admission.retire(sequence_id))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.execution import ORDERS as ORDER_NAMES
@@ -15,7 +13,7 @@ from naspipe.config.wiring import PLAIN, Wiring
 from naspipe.engine.admission import Absence, AdmissionWindow, BulkAdmission, StepAdmission
 from naspipe.engine.controller import StageController
 from naspipe.engine.gates import NORMS, EndLaunch, PartitionLaunch, StepGate, WriteGate
-from naspipe.engine.history import History
+from naspipe.engine.history import History, Uses, Whereabouts
 from naspipe.engine.orders import (
     CriticalPathOrder,
     LatestStartOrder,
@@ -28,11 +26,12 @@ from naspipe.engine.policies import (
     AsynchronousPolicy,
     BulkPolicy,
     CausalPolicy,
+    SyncPolicy,
     causal_policies,
     traits_of,
 )
-from naspipe.engine.ports import Admission, DispatchOrder, Residency, SyncPolicy
-from naspipe.engine.residency import AllResident
+from naspipe.engine.ports import DispatchOrder
+from naspipe.engine.residency import Residency
 
 POLICIES: dict[str, Callable[[int, Steps], SyncPolicy]] = {
     "csp": lambda bulk, steps: CausalPolicy(steps),
@@ -72,14 +71,7 @@ LAUNCHES: dict[str, tuple[Callable[[Steps], WriteGate], ...]] = {
 def register_order(
     name: str, make: Callable[[int], DispatchOrder], ready: MakesReadyTasks | None = None
 ) -> None:
-    """Let a dispatch order be chosen by a name; see :data:`ORDERS`.
-
-    Args:
-        name: of the order.
-        make: makes the order, given how many streams share the pipeline.
-        ready: makes the ready tasks of a stage where the order holds tasks back; see
-            :data:`READY_TASKS`.
-    """
+    """Let a dispatch order be chosen by a name; see :data:`ORDERS`."""
     ORDERS[name] = make
     READY_TASKS.pop(name, None)
     if ready is not None:
@@ -89,11 +81,6 @@ def register_order(
 
 
 def build_policy(policy: str, bulk: int = 1, steps: Steps = ONE_PASS) -> SyncPolicy:
-    """A synchronisation policy by name.
-
-    Raises:
-        ConfigError: for a name that is not registered, or one that takes no such steps.
-    """
     if policy not in POLICIES:
         raise ConfigError(f"unknown policy {policy!r}: expected {' or '.join(POLICIES)}")
     if steps != ONE_PASS and not traits_of(policy).takes_steps:
@@ -104,39 +91,22 @@ def build_policy(policy: str, bulk: int = 1, steps: Steps = ONE_PASS) -> SyncPol
     return POLICIES[policy](bulk, steps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduling:
-    """How the streams of a pipeline are scheduled, by names."""
-
-    policy: str = "csp"
-    """``csp``, ``bsp``, ``asp`` or ``sequential``."""
-    bulk: int = 1
-    """Subnets that ``bsp`` trains at the same versions."""
-    order: str = "paper"
-    """One of :data:`ORDERS`."""
-    starts_partly_clear: bool = False
-    """Begin a forward before all of the stage's blocks are clear."""
-    steps: Steps = ONE_PASS
-    """How passes form steps, in every stream."""
-    wiring: Wiring = PLAIN
-    """How the streams are joined."""
-    buffered: Collection[LayerId] | None = None
-    """Layers whose forwards leave something for the next one; None for all."""
-    streams: Collection[int] | None = None
-    """Those that the stage takes part in; None for all."""
-    reduction_launch: str = "layer"
-    """When sums of gradients leave for the next group: ``layer``, ``partition`` or ``end``."""
-    splits: bool = False
-    """Backwards may be split, so that a WRITE first computes the gradients that one has left."""
-
-
 def build_controller(
     stage: StageId,
     rules: Sequence[Sequence[BlockRule]],
     *,
     residency: Residency | None = None,
     history: History | None = None,
-    **how: Any,
+    policy: str = "csp",
+    bulk: int = 1,
+    order: str = "paper",
+    starts_partly_clear: bool = False,
+    steps: Steps = ONE_PASS,
+    wiring: Wiring = PLAIN,
+    buffered: Collection[LayerId] | None = None,
+    streams: Collection[int] | None = None,
+    reduction_launch: str = "layer",
+    splits: bool = False,
 ) -> StageController:
     """Make a stage's controller from names; without a ``residency`` every layer is on the device.
 
@@ -145,67 +115,69 @@ def build_controller(
         rules: of each stream, the rule of each block of its chain.
         residency: what is on the device.
         history: shared by the stages of one process; by default one for this stage alone.
-        how: the fields of :class:`Scheduling`.
+        policy: one of :data:`POLICIES`.
+        bulk: subnets that ``bsp`` trains at the same versions.
+        order: one of :data:`ORDERS`.
+        starts_partly_clear: begin a forward before all of the stage's blocks are clear.
+        steps: how passes form steps, in every stream.
+        wiring: how the streams are joined.
+        buffered: layers whose forwards leave something for the next one; None for all.
+        streams: those that the stage takes part in; None for all.
+        reduction_launch: when sums of gradients leave for the next group; see :data:`LAUNCHES`.
+        splits: backwards may be split, so that a WRITE first computes the gradients that one has
+            left.
 
     Raises:
         ConfigError: for a name that is not registered, or blocks that a stream does not have.
     """
-    way = Scheduling(**how)
-    wiring, steps = way.wiring, way.steps
-    streams = range(len(rules)) if way.streams is None else way.streams
-    if way.order not in ORDERS:
-        raise ConfigError(f"unknown order {way.order!r}: expected {' or '.join(ORDERS)}")
+    if order not in ORDERS:
+        raise ConfigError(f"unknown order {order!r}: expected {' or '.join(ORDERS)}")
     if unknown := [name for name in wiring.exchanges if name not in GATES]:
         raise ConfigError(f"unknown exchange {unknown[0]!r}: expected {' or '.join(GATES)}")
     ranks = [wiring.of(stream).rank for stream in range(len(rules))]
-    order = ORDERS[way.order](len(rules))
+    dispatch = ORDERS[order](len(rules))
     if any(ranks) or not all(wiring.of(stream).is_trained for stream in range(len(rules))):
-        order = RankedOrder(order, ranks)
+        dispatch = RankedOrder(dispatch, ranks)
     lengths = list(map(len, rules))
-    completed = wiring.completed(lengths, steps).among(streams)
-    if (ready := READY_TASKS.get(way.order)) is not None:
-        tasks = ready(order, lengths, completed, steps)
+    completed = wiring.completed(lengths, steps)
+    completed = completed.among(range(len(rules)) if streams is None else streams)
+    if (ready := READY_TASKS.get(order)) is not None:
+        tasks = ready(dispatch, lengths, completed, steps)
     else:
-        tasks = ReadyTasks(order, way.starts_partly_clear)
+        tasks = ReadyTasks(dispatch, starts_partly_clear)
     gated = (*((NORMS,) if steps.is_gated else ()), *wiring.exchanges)
-    launches = LAUNCHES[way.reduction_launch] if steps.passes > 1 else ()
+    launches = LAUNCHES[reduction_launch] if steps.passes > 1 else ()
     return StageController(
         stage,
-        history or new_history(rules, wiring, [stage], steps, way.buffered),
-        build_policy(way.policy, way.bulk, steps),
+        history or new_history(rules, wiring, [stage], steps, buffered),
+        build_policy(policy, bulk, steps),
         tasks,
-        residency or AllResident(),
+        residency or Residency(),
         [make(steps) for make in (*(GATES[name] for name in gated), *launches)],
         completed,
-        way.splits,
+        splits,
     )
 
 
 def new_history(
     rules: Sequence[Sequence[BlockRule]],
-    wiring: Wiring,
+    wiring: Wiring = PLAIN,
     asking: Collection[StageId] | None = None,
     steps: Steps = ONE_PASS,
     buffered: Collection[LayerId] | None = None,
 ) -> History:
-    """What stages share of streams of these rules.
+    """What stages share of streams of these rules; ``asking`` as of ``Whereabouts``.
 
-    Of a stream that is not trained, nothing changes but layers that follow others.
-
-    Args:
-        rules: of each stream, the rule of each block of its chain.
-        wiring: how the streams are joined.
-        asking: see :class:`naspipe.engine.history.Whereabouts`.
-        steps: how passes form steps, in every stream.
-        buffered: layers whose forwards leave something for the next one; None for all.
+    Of a stream that is not trained, nothing changes but layers that follow others. ``buffered``
+    holds the layers whose forwards leave something for the next one; None for all.
     """
     own = [
         [rule if wiring.of(stream).is_trained else untrained(rule) for rule in chain]
         for stream, chain in enumerate(rules)
     ]
-    if buffered is None:
-        return History.of(own, asking, steps=steps)
-    return History.of(own, asking, steps=steps, has_buffers=buffered.__contains__)
+    has_buffers = buffered.__contains__ if buffered is not None else lambda layer: True
+    uses = Uses(is_shared=asking is None or len(asking) > 1)
+    return History(own, Whereabouts(own, asking, steps, has_buffers), uses)
 
 
 def build_admission(
@@ -218,7 +190,7 @@ def build_admission(
     first: int = 0,
     steps: Steps = ONE_PASS,
     takes_part: bool = True,
-) -> Admission:
+) -> AdmissionWindow:
     """Which subnets of a stream may be under way on a stage.
 
     ``asp`` has as many under way as there are stages, which is what its one-forward-

@@ -30,7 +30,7 @@ be done for it: ``Progress.unsettled`` counts that down.
 another one, and there is no central scheduler that every decision would have to travel to: stages
 agree because each derives where layers and gradients go from the same admissions (``History``,
 ``Transfers``). Each concern is a part with one owner: versions (``VersionBook``), what a task waits
-for (``Clearance``, ``Inputs``, ``Taps``), order (``ReadyTasks``), updates (``Writes``, ``Gates``),
+for (``Clearance``, ``Taps``), order (``ReadyTasks``), updates (``Writes``, ``Gates``),
 layers that move (``Transfers``), checkpoints (``Cuts``), the device (``Residency``). The controller
 passes each event to the parts that it concerns, and then decides in this order: due updates, the
 next blocks, what to load and save.
@@ -51,8 +51,15 @@ from typing import Any
 
 from naspipe.config.errors import InvariantError
 from naspipe.config.ids import Access, AccessKind, LayerId, SequenceId, StageId, StreamId, Version
-from naspipe.config.wiring import CHAIN, PLAIN, InputName, Wiring
-from naspipe.engine.commands import Command, DropVersion, RecordAccess, RetireSubnet, SendOutput
+from naspipe.config.wiring import CHAIN, CREDIT, PLAIN, InputName, Wiring
+from naspipe.engine.commands import (
+    Command,
+    DropVersion,
+    RecordAccess,
+    RetireSubnet,
+    RunTask,
+    SendOutput,
+)
 from naspipe.engine.cuts import Cuts
 from naspipe.engine.events import (
     BlockFinished,
@@ -72,17 +79,18 @@ from naspipe.engine.events import (
 )
 from naspipe.engine.gates import Gates, WriteGate
 from naspipe.engine.history import History
-from naspipe.engine.inputs import Clearance, Inputs, Sent, Taps
+from naspipe.engine.inputs import Clearance, Sent, Taps
 from naspipe.engine.mirroring import Transfers
 from naspipe.engine.orders import ReadyTasks
-from naspipe.engine.ports import Residency, SyncPolicy
+from naspipe.engine.policies import SyncPolicy
 from naspipe.engine.predictor import Forecast, Predictor
+from naspipe.engine.residency import Residency
 from naspipe.engine.versions import VersionBook
 from naspipe.engine.work import Progress, Work, begin_subnet
 from naspipe.engine.writes import Writes
 
 _ANNOUNCED = 2
-"""Tasks that a stage announces to another one with each output."""
+"""Number of its next tasks that a stage announces to another one with each output."""
 
 
 def hand_on(work: Work, queue: Sequence[tuple[tuple[Any, ...], Work]]) -> SendOutput | None:
@@ -105,7 +113,7 @@ def hand_on(work: Work, queue: Sequence[tuple[tuple[Any, ...], Work]]) -> SendOu
 
 
 class Stalls:
-    """Measures the time from a stage's wish to begin until it can."""
+    """Measures the time from when a stage wants to begin until it can."""
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -113,22 +121,19 @@ class Stalls:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the stage waits now."""
         return self._since_ns is not None
 
     def begin(self, now_ns: int) -> None:
-        """The stage waits, from now on unless it did already."""
         if self._since_ns is None:
             self._since_ns = now_ns
 
     def end(self, now_ns: int) -> None:
-        """The stage goes on."""
         if self._since_ns is not None:
             self._last_ns = max(1, now_ns - self._since_ns)
             self._since_ns = None
 
     def take(self) -> int:
-        """How long the last wait took, told once; 0 for none."""
+        """Duration of the last wait, returned once; 0 if there was none."""
         last_ns, self._last_ns = self._last_ns, 0
         return last_ns
 
@@ -139,11 +144,11 @@ class StageController:
     Args:
         stage: which stage of every subnet's partition this is.
         history: of the subnets that are admitted; the stages of one process share it.
-        policy: which version an access asks for.
+        policy: see :mod:`naspipe.engine`.
         ready: the tasks that could run now, in dispatch order.
-        residency: what is on the device.
+        residency: see :mod:`naspipe.engine`.
         gates: what the WRITEs of a step wait for, beside the order of WRITEs.
-        wiring: how the streams are joined, completed.
+        wiring: completed.
         splits: whether backwards may be split, so that a WRITE first computes the gradients that
             one has left.
     """
@@ -168,32 +173,34 @@ class StageController:
         self._writes = Writes(self._book, residency, self._gates, policy.steps, ready.order, splits)
         self._subnets: dict[tuple[StreamId, SequenceId], Progress] = {}
         self._ready = ready
-        self._clearance = Clearance(self._book, policy, self._whereabouts.has_buffers)
-        self._transfers = Transfers(
-            stage, self._whereabouts, self._book, residency, self._writes, self._gates,
-            self._clearance,
-        )  # fmt: skip
-        self._wiring = wiring
         self._taps = Taps(stage, wiring, policy.steps)
-        self._inputs = Inputs(wiring, self._taps, self._clearance)
+        self._clearance = Clearance(
+            self._book, policy, self._whereabouts.has_buffers, wiring, self._taps
+        )
+        self._transfers = Transfers(
+            stage,
+            self._whereabouts,
+            self._book,
+            residency,
+            self._writes,
+            self._gates,
+            self._clearance,
+        )
+        self._wiring = wiring
         self._predictor = Predictor(history.rules, ready.order)
         self._joins = bool(wiring.taps) or policy.steps.passes > 1  # whether others wait for blocks
         self.follows_blocks = self._joins or residency.limits_memory
         """Whether a block leads to something before its run is over. WRITEs come behind it, else:
         others wait for what a run hands on."""
         self._run: deque[tuple[LayerId, Version]] = deque()
-        """What is left of the run, from the first block that was not commanded yet."""
+        """The rest of the run, from the first block that was not commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
         self._changes = 0  # counts what may change the forecast
         self._last: Work | None = None  # the one that ran last
         self._stalls = Stalls()
 
     def handle(self, event: Event) -> list[Command]:
-        """Take one event; returns the commands to carry out, in order.
-
-        Raises:
-            InvariantError: when the event does not fit the state: a bug, never bad luck.
-        """
+        """Take one event; returns the commands to carry out, in order."""
         commands: list[Command] = []
         match event:
             case BlockFinished():
@@ -239,12 +246,12 @@ class StageController:
 
     @property
     def is_idle_work(self) -> bool:
-        """Whether :class:`StageIdle` would lead to something."""
+        """Whether :class:`StageIdle` would have any effect."""
         return self._cuts.is_idle_work
 
     @property
     def owes_layers(self) -> bool:
-        """Whether another stage is to get something of a layer that is not saved yet."""
+        """Whether something that another stage needs has not left yet."""
         return self._transfers.are_pending
 
     @property
@@ -257,7 +264,7 @@ class StageController:
         return self._predictor.forecast(self._writes.due, subnets, running, self._changes)
 
     def _advance(self, now_ns: int, commands: list[Command]) -> None:
-        """Go on with the run, or begin the next one, as far as its layers are on the device."""
+        """Continue the run, or begin the next one, as far as its layers are on the device."""
         work = self._ready.running
         if work is None:
             work = self._ready.begin()
@@ -276,7 +283,8 @@ class StageController:
         self._stalls.end(now_ns)
         reads = tuple(self._run.popleft() for _ in range(commanded))
         self._commanded = commanded
-        commands.append(work.run(reads))
+        options = work.subnet.options(layer for layer, _ in reads)
+        commands.append(RunTask(work.task, reads, options))
 
     def _on_admitted(self, event: SubnetAdmitted, commands: list[Command]) -> None:
         subnet, blocks = event.subnet, event.partition.blocks(self._stage)
@@ -287,7 +295,7 @@ class StageController:
         self._clearance.admit(progress)
         self._predictor.admit(progress)
         self._changes += 1
-        commands += self._inputs.admit(progress, blocks)
+        commands += self._clearance.admit_inputs(progress, blocks)
         self._ready.admit(progress)
         self._wake((progress.forward,))
         self._hand_over(self._taps.admit(progress), commands)
@@ -299,8 +307,9 @@ class StageController:
     def _arrive(self, task: Task, name: InputName, commands: list[Command]) -> None:
         progress = self._progress(task.stream, task.sequence_id)
         self._changes += 1
-        self._wake(self._inputs.arrive(progress, task, name))
-        self._hand_over(self._taps.credited(progress, name), commands)
+        self._wake(self._clearance.arrive_input(progress, task, name))
+        if name.startswith(CREDIT):  # a guest is through on its own stage
+            self._settle(progress, commands)
 
     def _hand_over(self, outputs: Iterable[Sent], commands: list[Command]) -> None:
         """Tapped outputs and credits go out; one for this very stage is there at once."""
@@ -324,7 +333,14 @@ class StageController:
             elif output := hand_on(work, self._ready.queue):
                 commands.append(output)
         if is_forward := task.kind is TaskKind.FORWARD:
-            self._wake(self._inputs.begun(progress, block))
+            begun = [
+                backward
+                for backward in progress.backwards.values()
+                if backward.begins_here and backward.todo[-1:] == [block]
+            ]
+            for backward in begun:
+                backward.missing.discard(CHAIN)
+            self._wake(begun)
         ticket = progress.tickets[block]
         kind = AccessKind.FORWARD if is_forward else AccessKind.BACKWARD
         self._residency.release(ticket.layer, kind)
@@ -364,13 +380,12 @@ class StageController:
         self._settle(progress, commands)
 
     def _wake(self, clear: Iterable[Work]) -> None:
-        """Queue what is ready of these tasks."""
         for work in clear:
             self._ready.offer(work)
             self._changes += 1
 
     def _settle(self, progress: Progress, commands: list[Command]) -> None:
-        """Count one thing done; the last of them retires the subnet."""
+        """Count one thing as done; the last one retires the subnet."""
         progress.unsettled -= 1
         if progress.unsettled == 0:
             subnet = progress.subnet

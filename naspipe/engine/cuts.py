@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
 from naspipe.engine.commands import (
@@ -31,7 +30,7 @@ from naspipe.engine.history import Whereabouts
 from naspipe.engine.versions import VersionBook
 
 _AT_ONCE = 4
-"""Layers that are captured with one event, where it is time, so that no event takes long."""
+"""Maximum number of layers captured with one event, so that no event takes long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,30 +38,16 @@ class _Cut:
     stream: StreamId
     cut: SequenceId
     unretired: set[SequenceId]
-    """Earlier subnets that are under way here."""
     patience: int
-    """Later subnets that may still retire before captures wait for idle time no more."""
+    """Number of later subnets that may still retire before captures stop waiting for idle time."""
     uncaptured: int = 0
 
-    @property
-    def is_late(self) -> bool:
-        """Whether nothing but captures is left to be done for it, and it is time for them."""
-        return not self.unretired and self.patience <= 0
 
-
-class _Capture(NamedTuple):
-    cut: _Cut
-    versions: tuple[Version, ...]
+_Capture = tuple[_Cut, tuple[Version, ...]]
 
 
 class Cuts:
-    """The layers of one stage that belong to each checkpoint under way.
-
-    Args:
-        stage: which one.
-        book: holds the versions until they are captured.
-        whereabouts: which layers this stage wrote last.
-    """
+    """The layers of one stage that belong to each checkpoint under way."""
 
     def __init__(self, stage: StageId, book: VersionBook, whereabouts: Whereabouts) -> None:
         self._stage = stage
@@ -70,7 +55,6 @@ class Cuts:
         self._whereabouts = whereabouts
         self._open: list[_Cut] = []
         self._waiting: dict[LayerId, list[_Capture]] = {}
-        """Their version is not written yet."""
         self._ready: dict[LayerId, list[_Capture]] = {}
 
     def admit(
@@ -80,7 +64,8 @@ class Cuts:
 
         Returns the captures of layers that nobody has used since the run was resumed.
         """
-        commands = self._catch_up()
+        # Another cut begins: everything that is ready is captured, so that nothing piles up.
+        commands = self._capture_first(len(self._ready)) + self._finish()
         stream, cut = event.stream, event.cut
         earlier = {y for its_stream, y in under_way if its_stream == stream}
         opened = _Cut(stream, cut, earlier, event.patience)
@@ -90,29 +75,26 @@ class Cuts:
             versions = self._book.hold(layer)
             exists = self._book.exists(layer, versions[-1])
             place = self._ready if exists else self._waiting
-            place.setdefault(layer, []).append(_Capture(opened, versions))
+            place.setdefault(layer, []).append((opened, versions))
             opened.uncaptured += 1
         return commands + [CaptureLayer(layer, self._book.readable(layer), cut) for layer in kept]
 
     @property
     def is_idle_work(self) -> bool:
-        """Whether :meth:`use_idle_time` would do something."""
         return bool(self._ready)
 
     def use_idle_time(self) -> list[Command]:
-        """Captures that nothing waits for."""
         return self._capture_first(_AT_ONCE)
 
     def wrote(self, layer: LayerId, version: Version) -> None:
-        """A WRITE was applied: what waits for this version can be captured."""
+        """A WRITE was applied: whatever waits for this version can be captured."""
         waiting = self._waiting.pop(layer, ())
-        if ready := [each for each in waiting if each.versions[-1] == version]:
-            self._ready.setdefault(layer, []).extend(ready)
-        if left := [each for each in waiting if each.versions[-1] != version]:
-            self._waiting[layer] = left
+        for cut, versions in waiting:
+            place = self._ready if versions[-1] == version else self._waiting
+            place.setdefault(layer, []).append((cut, versions))
 
     def guard(self, commands: list[Command]) -> list[Command]:
-        """The commands, and before each of them the captures that it would come too late for."""
+        """The commands, each preceded by the captures that would otherwise come too late."""
         if not self._open:
             return commands
         guarded: list[Command] = []
@@ -120,16 +102,14 @@ class Cuts:
             for layer in _changed(command):
                 guarded += self._capture(layer)
             if isinstance(command, RetireSubnet):
-                self._retire(command)
+                for opened in self._open:
+                    if opened.stream == command.stream:
+                        opened.unretired.discard(command.sequence_id)
+                        opened.patience -= command.sequence_id >= opened.cut
             guarded.append(command)
-        is_late = any(each.is_late for each in self._open)
+        # Whether nothing but captures is left to be done for a cut, and it is time for them.
+        is_late = any(not each.unretired and each.patience <= 0 for each in self._open)
         return guarded + self._capture_first(_AT_ONCE if is_late else 0) + self._finish()
-
-    def _retire(self, command: RetireSubnet) -> None:
-        for opened in self._open:
-            if opened.stream == command.stream:
-                opened.unretired.discard(command.sequence_id)
-                opened.patience -= command.sequence_id >= opened.cut
 
     def _capture(self, layer: LayerId) -> list[Command]:
         commands: list[Command] = []
@@ -145,12 +125,7 @@ class Cuts:
         layers = list(islice(self._ready, count))
         return [command for layer in layers for command in self._capture(layer)]
 
-    def _catch_up(self) -> list[Command]:
-        """Everything that is ready: another cut begins, and they must not pile up."""
-        return self._capture_first(len(self._ready)) + self._finish()
-
     def _finish(self) -> list[Command]:
-        """End the cuts that are captured whole, and whose earlier subnets are all retired."""
         ended = [each for each in self._open if not each.unretired and each.uncaptured == 0]
         for each in ended:
             self._open.remove(each)

@@ -50,11 +50,7 @@ _TEXT = re.compile(r"([0-9]{1,99})\.([0-9]{1,99})(F|B(?:[1-9][0-9]{0,8})?)@([0-9
 
 
 def parse_task(text: str) -> Task:
-    """Read a task's text form.
-
-    Raises:
-        ConfigError: when the text is not of the form ``0.12F@3``.
-    """
+    """Read a task's text form."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ConfigError(f"expected a task such as 0.12F@3, found {text!r}")

@@ -1,14 +1,14 @@
-"""When the WRITEs of a step may begin, and when its sums may leave for the next group.
+"""Gates: when the WRITEs of a step may begin, and when its sums may leave for the next group.
 
-WRITEs: when every stage has told what it knows of the step. Sums: with their layer, as a rule;
-later ones are there to be compared with.
+WRITEs that end a step may have to wait until every stage has contributed what it knows of the
+step. A sum of gradients usually leaves together with its layer; the other launches exist for
+comparison.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from naspipe.config.errors import InvariantError
 from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, Version
@@ -19,18 +19,28 @@ from naspipe.engine.events import SUM, ContributionArrived
 from naspipe.engine.history import Moves
 from naspipe.engine.work import Progress
 
+NORMS = "norms"
+"""The exchange of ``clip_global_norm``: the norms of a step's gradients, by layer."""
 
-class WriteGate(Protocol):
+LAUNCH = "launch"
+"""The exchange of sums that leave at the end: stages only report that they are through."""
+
+
+class WriteGate:
     """Decides when the WRITEs of a step may begin, or its sums leave, beside their own order.
 
-    It waits for the contributions of other stages to an exchange, named after it. Several may
-    hold a pass back: each counts once in ``Progress.holds`` and in ``Progress.unsettled``.
+    It waits for the contributions of other stages to an exchange. Several may hold a pass back:
+    each counts once in ``Progress.holds`` and in ``Progress.unsettled``. By default nothing is
+    held back.
+
+    Args:
+        steps: how passes form steps.
+        exchange: the name of what stages contribute to.
     """
 
-    @property
-    def exchange(self) -> str:
-        """The name of what stages contribute to."""
-        ...
+    def __init__(self, steps: Steps, exchange: str = LAUNCH) -> None:
+        self._steps = steps
+        self.exchange = exchange
 
     def admit(self, progress: Progress, moves: Moves) -> None:
         """A pass is under way, also one that has no blocks on this stage.
@@ -39,76 +49,62 @@ class WriteGate(Protocol):
             progress: of the pass.
             moves: with the last pass of a step: what goes to other stages, and comes from them.
         """
-        ...
 
     def joined(self, layer: LayerId, version: Version) -> list[Command]:
-        """Such gradients, of the passes up to ``version``, are with this stage's."""
-        ...
+        """Gradients of another group's passes, up to ``version``, are with this stage's."""
+        return []
 
     def finish(self, progress: Progress) -> list[Command]:
         """A pass's backwards are through on this stage."""
-        ...
+        return []
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
         """A contribution is here; returns the passes that this gate holds back no longer."""
-        ...
+        raise InvariantError(f"stage {event.sender} told of its end, and nobody waits for it")
 
     def holds_sum(self, layer: LayerId, version: Version) -> bool:
         """Whether a layer's gradients, added up to the pass ``version``, have to stay here.
 
         They are asked for again when a pass is through here, or released.
         """
-        ...
+        return False
 
-
-NORMS = "norms"
-"""The exchange of ``clip_global_norm``: the norms of a step's gradients, by layer."""
-
-LAUNCH = "launch"
-"""The exchange of sums that leave at the end: nothing is told but that a stage is through."""
+    def _key(self, stream: StreamId, sequence_id: int) -> tuple[StreamId, SequenceId]:
+        """Of a step: its stream and its first pass."""
+        return stream, self._steps.first(sequence_id)
 
 
 @dataclass(slots=True)
 class _Step:
-    """One that is not released yet."""
+    """A step that is not released yet."""
 
     members: list[Progress] = field(default_factory=list)
     """Its passes that have blocks on this stage, in sequence order."""
     stages: set[StageId] = field(default_factory=set)
-    """Those that compute a part of it, in any group."""
+    """The stages that contribute, because they compute a part of the step, in any group."""
     num_open: int = 0
     """Passes whose backwards are not through here, and sums that have not joined."""
     lent: tuple[LayerId, ...] = ()
     """Layers that this stage uses and another one writes."""
     arrived: set[StageId] = field(default_factory=set)
-    """Stages whose contributions are here."""
 
 
-class StepGate:
+class StepGate(WriteGate):
     """The WRITEs that end a step wait until every stage has contributed to an exchange.
 
     A stage contributes when the backwards of its own passes are through, and the gradients of
     earlier groups have joined them. Nothing here waits for a younger step, so the oldest is never
     held up.
-
-    Args:
-        steps: how passes form steps.
-        exchange: what the contributions are to.
     """
 
     def __init__(self, steps: Steps, exchange: str = NORMS) -> None:
-        self._steps = steps
-        self._exchange = exchange
+        super().__init__(steps, exchange)
         self._held: dict[tuple[StreamId, SequenceId], _Step] = {}
-
-    @property
-    def exchange(self) -> str:
-        """See :class:`naspipe.engine.gates.WriteGate`."""
-        return self._exchange
 
     def admit(self, progress: Progress, moves: Moves) -> None:
         """Hold a pass back; it is not retired before it is released."""
-        key = self._key(progress)
+        stream, sequence_id = progress.subnet[:2]
+        key = self._key(stream, sequence_id)
         step = self._held.setdefault(key, _Step())
         step.stages |= set(contributors(progress.partition))
         if progress.tickets:
@@ -118,31 +114,23 @@ class StepGate:
             progress.unsettled += 1
         step.num_open += len(moves.sums)
         step.lent += tuple(each.layer for each in moves.departures if each.parcel == SUM)
-        if not step.members and self._steps.end(key[1]) == progress.subnet.sequence_id + 1:
+        if not step.members and self._steps.end(key[1]) == sequence_id + 1:
             del self._held[key]
 
     def finish(self, progress: Progress) -> list[Command]:
-        """A pass's backwards are through here: behind the last of its step, contribute."""
-        return self._close_one(*self._key(progress))
+        return self._close_one(*self._key(*progress.subnet[:2]))
 
     def joined(self, layer: LayerId, version: Version) -> list[Command]:
-        """The gradients of another group's passes are with this stage's."""
-        return self._close_one(layer.stream, self._steps.first(version))
+        return self._close_one(*self._key(layer.stream, version))
 
     def _close_one(self, stream: StreamId, first: SequenceId) -> list[Command]:
         step = self._held[stream, first]
         step.num_open -= 1
         if step.num_open:
             return []
-        receivers = tuple(sorted(step.stages))
-        return [Contribute(self._exchange, stream, first, receivers, step.lent)]
+        return [Contribute(self.exchange, stream, first, tuple(sorted(step.stages)), step.lent)]
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
-        """A contribution is here; returns the passes that are released, behind the last one.
-
-        Raises:
-            InvariantError: when nobody waits for it.
-        """
         key = (event.stream, event.sequence_id)
         step = self._held.get(key)
         if step is None or event.sender in step.arrived:
@@ -158,151 +146,84 @@ class StepGate:
             progress.holds -= 1
         return step.members
 
-    def holds_sum(self, layer: LayerId, version: Version) -> bool:
-        """See :class:`naspipe.engine.gates.WriteGate`: no sum is held, the stages wait for them."""
-        return False
 
-    def _key(self, progress: Progress) -> tuple[StreamId, SequenceId]:
-        stream, sequence_id = progress.subnet[:2]
-        return stream, self._steps.first(sequence_id)
-
-
-class PartitionLaunch:
+class PartitionLaunch(WriteGate):
     """A sum leaves when its last pass's backward is through all blocks of the stage.
 
     It waits for backwards alone. None of them needs a sum of its step, so nothing waits in a
     circle. No WRITE is held.
-
-    Args:
-        steps: how passes form steps.
     """
 
     def __init__(self, steps: Steps) -> None:
+        super().__init__(steps)
         self._under_way: set[tuple[StreamId, int]] = set()
 
-    @property
-    def exchange(self) -> str:
-        """See :class:`naspipe.engine.gates.WriteGate`."""
-        return LAUNCH
-
     def admit(self, progress: Progress, moves: Moves) -> None:
-        """Its sums wait for the pass."""
         if progress.tickets:
-            self._under_way.add((progress.subnet.stream, progress.subnet.sequence_id))
-
-    def joined(self, layer: LayerId, version: Version) -> list[Command]:
-        """See :class:`naspipe.engine.gates.WriteGate`."""
-        return []
+            self._under_way.add(progress.subnet[:2])
 
     def finish(self, progress: Progress) -> list[Command]:
-        """The pass's sums may leave."""
-        self._under_way.remove((progress.subnet.stream, progress.subnet.sequence_id))
+        self._under_way.remove(progress.subnet[:2])
         return []
 
-    def arrive(self, event: ContributionArrived) -> list[Progress]:
-        """See :class:`naspipe.engine.gates.WriteGate`."""
-        raise InvariantError(f"stage {event.sender} told of its end, and nobody waits for it")
-
     def holds_sum(self, layer: LayerId, version: Version) -> bool:
-        """See :class:`naspipe.engine.gates.WriteGate`."""
         return (layer.stream, version) in self._under_way
 
 
-@dataclass(slots=True)
-class _Ending:
-    """A step whose backwards are not through on every stage of this group."""
-
-    members: list[Progress] = field(default_factory=list)
-    num_open: int = 0
-    awaited: set[StageId] = field(default_factory=set)
-    """The group's stages that have not told of their end."""
-
-
-class EndLaunch:
+class EndLaunch(WriteGate):
     """The sums of a step leave when all its backwards are through, on every stage of the group.
 
     Each stage tells the others of its group. It waits for backwards alone, as
     :class:`PartitionLaunch` does. No WRITE is held, but no pass is retired before.
-
-    Args:
-        steps: how passes form steps.
     """
 
     def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-        self._held: dict[tuple[StreamId, SequenceId], _Ending] = {}
-
-    @property
-    def exchange(self) -> str:
-        """See :class:`naspipe.engine.gates.WriteGate`."""
-        return LAUNCH
+        super().__init__(steps)
+        self._held: dict[tuple[StreamId, SequenceId], _Step] = {}
 
     def admit(self, progress: Progress, moves: Moves) -> None:
-        """One more pass of the step, if it is this group's."""
         if progress.tickets:
-            stream, sequence_id = progress.subnet[:2]
-            step = self._held.setdefault((stream, self._steps.first(sequence_id)), _Ending())
+            step = self._held.setdefault(self._key(*progress.subnet[:2]), _Step())
             step.members.append(progress)
             step.num_open += 1
-            step.awaited |= set(contributors(progress.partition))
+            step.stages |= set(contributors(progress.partition))
             progress.unsettled += 1
 
-    def joined(self, layer: LayerId, version: Version) -> list[Command]:
-        """See :class:`naspipe.engine.gates.WriteGate`."""
-        return []
-
     def finish(self, progress: Progress) -> list[Command]:
-        """Behind the last pass of the step: the stages of the group are told."""
-        stream, sequence_id = progress.subnet[:2]
-        first = self._steps.first(sequence_id)
+        stream, first = self._key(*progress.subnet[:2])
         step = self._held[stream, first]
         step.num_open -= 1
         if step.num_open:
             return []
-        receivers = contributors(progress.partition)
-        return [Contribute(LAUNCH, stream, first, receivers)]
+        return [Contribute(LAUNCH, stream, first, contributors(progress.partition))]
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
-        """A stage of the group is through; returns the passes of the step, behind the last one.
-
-        Raises:
-            InvariantError: when nobody waits for it.
-        """
         key = (event.stream, event.sequence_id)
         step = self._held.get(key)
-        if step is None or event.sender not in step.awaited:
+        if step is None or event.sender not in step.stages - step.arrived:
             raise InvariantError(
                 f"{event.stream}.{event.sequence_id}: nobody waits for the end of stage "
                 f"{event.sender}"
             )
-        step.awaited.remove(event.sender)
-        if step.awaited:
+        step.arrived.add(event.sender)
+        if step.stages - step.arrived:
             return []
         del self._held[key]
         return step.members
 
     def holds_sum(self, layer: LayerId, version: Version) -> bool:
-        """See :class:`naspipe.engine.gates.WriteGate`."""
-        return (layer.stream, self._steps.first(version)) in self._held
+        return self._key(layer.stream, version) in self._held
 
 
 class Gates:
-    """All gates of a stage: whatever one of them holds back is held back.
-
-    Args:
-        gates: of different exchanges.
-    """
+    """All gates of a stage: whatever one of them holds back is held back."""
 
     def __init__(self, gates: Sequence[WriteGate]) -> None:
         self._gates = {gate.exchange: gate for gate in gates}
+        self.are_none = not gates
         self._trained: set[StreamId] = set()
         """Streams with WRITEs of their own. A momentum teacher's sums concern no gate: its layers
         follow those of the student, whose WRITEs the gates hold back."""
-
-    @property
-    def are_none(self) -> bool:
-        """Whether nothing is ever held back."""
-        return not self._gates
 
     def admit(self, progress: Progress, moves: Moves, is_trained: bool) -> None:
         """A subnet is under way; only one that is trained has WRITEs."""
@@ -312,24 +233,16 @@ class Gates:
                 gate.admit(progress, moves)
 
     def passed(self, progress: Progress) -> list[Command]:
-        """The backwards of a subnet are through here: every gate is told."""
         return [command for gate in self._gates.values() for command in gate.finish(progress)]
 
     def joined(self, layer: LayerId, version: Version) -> list[Command]:
-        """The gradients of another group's passes, up to ``version``, are with this stage's."""
         gates = self._gates.values() if layer.stream in self._trained else ()
         return [command for gate in gates for command in gate.joined(layer, version)]
 
     def hold_sum(self, layer: LayerId, version: Version) -> bool:
-        """Whether a layer's gradients, added up to the pass ``version``, have to stay here."""
         return any(gate.holds_sum(layer, version) for gate in self._gates.values())
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
-        """See :class:`naspipe.engine.gates.WriteGate`.
-
-        Raises:
-            InvariantError: when no gate waits for the exchange.
-        """
         gate = self._gates.get(event.exchange)
         if gate is None:
             raise InvariantError(

@@ -1,4 +1,8 @@
-"""What is known of a pipeline's subnets from their admissions alone, the same for every stage."""
+"""What is known of a pipeline's subnets from their admissions alone, the same for every stage.
+
+``Uses`` lists the users of each layer, ``Whereabouts`` derives where layers, copies, sums and
+buffers have to go, and ``participants`` says which stages take part in a stream at all.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import INITIAL, LayerId, SequenceId, StageId, StreamId, Subnet, Version
@@ -18,7 +22,7 @@ from naspipe.engine.events import BUFFERS, COPY, LAYER, STATE, SUM, KeptLayer, P
 from naspipe.engine.policies import causal_policies, traits_of
 
 _LONG = 64
-"""Users of a layer that a single reader may leave unread."""
+"""Number of users of a layer that a single reader may leave unread."""
 
 
 class Uses:
@@ -58,7 +62,8 @@ class Uses:
                     self._long.append(layer)
 
     def of(self, layer: LayerId) -> Sequence[Version]:
-        """The users of a layer, a list that grows; not all need to be admitted where one asks."""
+        """The users of a layer, a list that grows; not all of them need be admitted on a stage
+        that asks."""
         return self._users.setdefault(layer, [])
 
     def take(self, layer: LayerId, count: int) -> int:
@@ -69,7 +74,7 @@ class Uses:
         return 0
 
     def unread(self) -> list[LayerId]:
-        """Layers that a single reader should read now: nobody did for many of their users."""
+        """Layers that a single reader should read now, because many of their users are unread."""
         long, self._long = self._long, []
         return long
 
@@ -98,18 +103,19 @@ class ExpectedSum(NamedTuple):
 
 
 class Preceded(NamedTuple):
-    """Other stages compute a layer's passes of a step up to ``version``, this one those behind."""
+    """Other stages compute a layer's passes of a step up to ``version``, this stage the later
+    ones."""
 
     layer: LayerId
     version: Version
     base: Version | None
     """In a tree: what this stage's gradients follow instead, the version from before the step."""
     has_buffers: bool
-    """Whether what the earlier forwards left comes."""
+    """Whether the buffers that the earlier forwards left are sent here."""
 
 
 class Moves(NamedTuple):
-    """What leaves a stage, and what comes to it, for a step that was admitted whole."""
+    """What leaves a stage and what comes to it, for a step whose passes are all admitted."""
 
     departures: list[Departure]
     sums: list[ExpectedSum]
@@ -136,9 +142,9 @@ class Whereabouts:
     share one of these.
 
     Args:
-        rules: of each stream, the rule of each block of its chain.
+        rules: see :mod:`naspipe.engine`.
         asking: the stages that will ask; nothing is kept for others. None for every stage.
-        steps: how passes form steps, in every stream.
+        steps: see :mod:`naspipe.engine`.
         has_buffers: whether forwards through a layer leave something for the next one.
     """
 
@@ -161,14 +167,11 @@ class Whereabouts:
         self._users: dict[LayerId, dict[StageId, Version]] = {}
         """Of the step that is being followed: where a layer is used, and the last pass there."""
         self._frozen: dict[LayerId, StageId] = {}
-        """The stage of their first user."""
         self._kept: dict[LayerId, tuple[Version, StageId]] = {}
-        """Layers of a checkpoint that nobody has used since."""
         self._cuts: dict[tuple[StreamId, SequenceId], dict[StageId, AtCut]] = {}
         """What belongs to each stage at a cut, until it has asked: where several will."""
 
     def resume(self, layers: Iterable[KeptLayer]) -> None:
-        """Go on behind a checkpoint, from which every stage reads what it uses first."""
         self._kept |= {layer: (versions[-1], keeper) for layer, versions, keeper in layers}
 
     def cut(self, stage: StageId, stream: StreamId, cut: SequenceId) -> AtCut:
@@ -289,28 +292,12 @@ class History:
     """
 
     rules: Sequence[Sequence[BlockRule]]
-    """Of each stream, the rule of each block of its chain."""
     whereabouts: Whereabouts
     uses: Uses
 
-    @classmethod
-    def of(
-        cls,
-        rules: Sequence[Sequence[BlockRule]],
-        asking: Collection[StageId] | None = None,
-        **how: Any,
-    ) -> History:
-        """A new one, for chains of these rules; see :class:`Whereabouts` for what else."""
-        uses = Uses(is_shared=asking is None or len(asking) > 1)
-        return cls(rules, Whereabouts(rules, asking, **how), uses)
-
 
 def check_groups(groups: int, policy: str, steps: Steps) -> None:
-    """Each group must have a pass of every step.
-
-    Raises:
-        ConfigError: when one has none, or where a step means nothing.
-    """
+    """Each group must have a pass of every step."""
     if groups == 1:
         return
     if not traits_of(policy).takes_steps:

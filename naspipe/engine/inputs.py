@@ -1,4 +1,8 @@
-"""The named inputs of the tasks on one stage: who waits for which, and who has it by now."""
+"""What tasks wait for (versions, passes, named inputs), and outputs that are tapped for others.
+
+``Clearance`` keeps track of what each forward on a stage still waits for. ``Taps`` decides when
+the output of a block goes to another stream, and how long both subnets stay under way.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +17,43 @@ from naspipe.config.steps import Steps
 from naspipe.config.wiring import CHAIN, CREDIT, InputName, Wiring, field_input
 from naspipe.engine.commands import RequestField, SendOutput
 from naspipe.engine.events import Task
-from naspipe.engine.ports import SyncPolicy
+from naspipe.engine.policies import SyncPolicy
 from naspipe.engine.versions import Ticket, VersionBook
 from naspipe.engine.work import Progress, Work
 
 _Written = tuple[LayerId, Version]
 _Passed = tuple[StreamId, SequenceId, int]
-"""The forward of a subnet through a block."""
 _Input = tuple[Task, InputName]
-"""What a block waits for beside the chain."""
 
 
 class Clearance:
     """Follows what the forwards under way on a stage wait for.
 
-    Args:
-        book: the versions of this stage.
-        policy: which of them are read, and how passes form steps.
-        has_buffers: whether forwards through a layer leave something for the next one.
+    A block needs the version of its layer, in some steps an earlier pass, and inputs: the chain's,
+    tapped outputs, late fields.
     """
 
     def __init__(
-        self, book: VersionBook, policy: SyncPolicy, has_buffers: Callable[[LayerId], bool]
+        self,
+        book: VersionBook,
+        policy: SyncPolicy,
+        has_buffers: Callable[[LayerId], bool],
+        wiring: Wiring,
+        taps: Taps,
     ) -> None:
         self._book = book
         self._steps = policy.steps
         self._has_buffers = has_buffers
+        self._wiring = wiring
+        self._taps = taps
         self._waiting: dict[_Written | _Passed | _Input, list[tuple[Work, int]]] = {}
         self._open: Counter[tuple[Task, int]] = Counter()
-        """How many things a block waits for."""
 
     def admit(self, progress: Progress) -> None:
-        """Note what each block of a forward waits for; a step's passes come together, in order."""
+        """Note which versions and passes each block of a forward waits for.
+
+        A step's passes come together, in order.
+        """
         work, stream = progress.forward, progress.subnet.stream
         for block, ticket in progress.tickets.items():
             if not self._book.is_clear(ticket):
@@ -52,6 +61,33 @@ class Clearance:
             if self._steps.passes > 1:
                 for before in self._before(ticket, work.task.sequence_id):
                     self._await_read(work, block, (stream, before, block))
+
+    def admit_inputs(self, progress: Progress, blocks: range) -> list[RequestField]:
+        """Note which inputs each block of a forward waits for; returns what has to be asked for."""
+        forward = progress.forward
+        for block, name in self._taps.awaited(forward.task, blocks):
+            self.await_input(forward, block, name)
+        asked = []
+        for block, field in self._wiring.of(progress.subnet.stream).late_fields:
+            if block in blocks:
+                name = field_input(field)
+                if name not in forward.missing:
+                    asked.append(RequestField(forward.task, field))
+                self.await_input(forward, block, name)
+        return asked
+
+    def arrive_input(self, progress: Progress, task: Task, name: InputName) -> Iterable[Work]:
+        """An input is here; returns the tasks that it may make ready. A credit makes none so."""
+        if name.startswith(CREDIT):
+            return ()
+        work = progress.work(task)
+        if work is None or name not in work.missing:
+            there = "no such task" if work is None else ", ".join(sorted(work.missing)) or "nothing"
+            raise InvariantError(f"{task}: its input {name} arrived, expected {there}")
+        work.missing.remove(name)
+        if name == CHAIN:
+            return (work,)
+        return (each for each, is_clear in self._arrive((task, name)) if is_clear)
 
     def written(self, layer: LayerId, version: Version) -> Iterator[Work]:
         """A version exists here now; returns the forwards that it may make ready."""
@@ -72,10 +108,6 @@ class Clearance:
         """A block of a forward needs an input that is not here yet."""
         work.missing.add(name)
         self._wait(work, block, (work.task, name))
-
-    def arrived(self, task: Task, name: InputName) -> Iterator[Work]:
-        """An input is here; returns the forward, for each of its blocks that became clear."""
-        return (work for work, is_clear in self._arrive((task, name)) if is_clear)
 
     def _await_read(self, work: Work, block: int, what: _Written | _Passed) -> None:
         work.num_unread += 1
@@ -105,7 +137,7 @@ class Clearance:
 
 @dataclass(slots=True)
 class _Pair:
-    """A tapped output and the pass that takes it, as far as they are known here."""
+    """A tapped output and the pass that takes it, as far as they are known on this stage."""
 
     source: Progress | None = None
     sink: Progress | None = None
@@ -114,10 +146,9 @@ class _Pair:
 
 
 _Key = tuple[int, SequenceId, SequenceId]
-"""A tap, the source's and the sink's sequence ID."""
 
 Sent = tuple[Progress | None, SendOutput | None]
-"""A subnet with one thing less to settle, and what goes out, if there is anything."""
+"""A subnet with one thing less to settle, if any, and what is sent, if anything."""
 
 
 class Taps:
@@ -131,11 +162,6 @@ class Taps:
     bounds how many outputs are on their way to it. One that hands an output to a stage where it is
     a guest stays under way there until the taker is through; so does any subnet of a stream that
     lingers, on every stage. A taker is not through before it knows whom it takes from.
-
-    Args:
-        stage: which one.
-        wiring: how the streams are joined that this stage takes part in.
-        steps: how passes form steps, in every stream.
     """
 
     def __init__(self, stage: StageId, wiring: Wiring, steps: Steps) -> None:
@@ -146,7 +172,6 @@ class Taps:
         self._pairs: dict[_Key, _Pair] = {}
 
     def awaited(self, task: Task, blocks: range) -> Iterator[tuple[int, InputName]]:
-        """What the blocks of a forward wait for on this stage."""
         number = self._steps.pass_of(task.sequence_id)
         for tap in self._taps:
             stream, block = tap.sink
@@ -177,10 +202,6 @@ class Taps:
                 sent += self._send(key)
         return sent
 
-    def credited(self, progress: Progress, name: InputName) -> list[Sent]:
-        """A guest is through on its own stage, if that is what arrived."""
-        return [(progress, None)] if name.startswith(CREDIT) else []
-
     def retired(self, progress: Progress) -> list[Sent]:
         """A subnet is through here; returns the credits for what it took."""
         sent: list[Sent] = []
@@ -198,7 +219,8 @@ class Taps:
         return sent
 
     def _meet(self, key: _Key) -> list[Sent]:
-        """Both may be known by now: whom to tell, and where to; whoever is not concerned goes."""
+        """If both subnets are known by now, send what can be sent, and release who is not
+        concerned."""
         pair = self._pairs[key]
         source, sink = pair.source, pair.sink
         if source is None or sink is None:
@@ -230,7 +252,6 @@ class Taps:
         return self._taps[key[0]].source[0] in self._lingering
 
     def _ends(self, key: _Key, source: Progress, sink: Progress) -> tuple[StageId, StageId]:
-        """The stages of the tapped block, and of the one that takes it."""
         tap = self._taps[key[0]]
         return source.partition.stage_of(tap.source[1]), sink.partition.stage_of(tap.sink[1])
 
@@ -249,55 +270,3 @@ class Taps:
             if tap.sink[0] == stream:
                 for source in tap.sources(number):
                     yield index, self._steps.trained_pass(sequence_id, source), sequence_id
-
-
-class Inputs:
-    """What blocks need beside the versions of their layers: the chain's, taps, late fields.
-
-    Args:
-        wiring: how the streams are joined.
-        taps: which outputs go to which blocks.
-        clearance: knows what each block waits for.
-    """
-
-    def __init__(self, wiring: Wiring, taps: Taps, clearance: Clearance) -> None:
-        self._wiring = wiring
-        self._taps = taps
-        self._clearance = clearance
-
-    def admit(self, progress: Progress, blocks: range) -> list[RequestField]:
-        """Note what the blocks of a forward wait for; returns what has to be asked for."""
-        forward = progress.forward
-        for block, name in self._taps.awaited(forward.task, blocks):
-            self._clearance.await_input(forward, block, name)
-        asked = []
-        for block, field in self._wiring.of(progress.subnet.stream).late_fields:
-            if block in blocks:
-                name = field_input(field)
-                if name not in forward.missing:
-                    asked.append(RequestField(forward.task, field))
-                self._clearance.await_input(forward, block, name)
-        return asked
-
-    def arrive(self, progress: Progress, task: Task, name: InputName) -> Iterable[Work]:
-        """An input is here; returns the tasks that it may make ready. A credit makes none so.
-
-        Raises:
-            InvariantError: when nobody waits for it.
-        """
-        if name.startswith(CREDIT):
-            return ()
-        work = progress.work(task)
-        if work is None or name not in work.missing:
-            there = "no such task" if work is None else ", ".join(sorted(work.missing)) or "nothing"
-            raise InvariantError(f"{task}: its input {name} arrived, expected {there}")
-        work.missing.remove(name)
-        return (work,) if name == CHAIN else self._clearance.arrived(task, name)
-
-    @staticmethod
-    def begun(progress: Progress, block: int) -> Iterator[Work]:
-        """The backward that begins at a block of this stage, whose forward is through."""
-        for backward in progress.backwards.values():
-            if backward.begins_here and backward.todo[-1:] == [block]:
-                backward.missing.discard(CHAIN)
-                yield backward

@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId, Subnet
 from naspipe.config.rules import BlockRule, Exact, Follows, Frozen, Rule, rule_of, untrained
 from naspipe.config.steps import ONE_PASS, Steps
-from naspipe.engine.policies import traits_of
+from naspipe.engine.policies import PolicyTraits, traits_of
 
 _LETTERS = (AccessKind.FORWARD, AccessKind.BACKWARD, AccessKind.WRITE)
 
@@ -29,52 +30,32 @@ def layer_violations(
     steps: Steps,
     is_ordered: bool,
 ) -> Iterator[str]:
-    """The same of one layer of a stream that is trained, but for what concerns whole steps.
-
-    Args:
-        layer: which one.
-        rule: its own.
-        users: subnets that use it, in sequence order.
-        accesses: of the layer.
-        policy: see :func:`violations`.
-        bulk: see there.
-        steps: see there.
-        is_ordered: whether passes of a step go through it in their order.
+    """:func:`violations` of one layer of a stream that is trained, but for what concerns whole
+    steps.
     """
     found: dict[tuple[int, AccessKind], Access] = {}
     for access in accesses:
         if (access.sequence_id, access.kind) in found:
             yield f"{access}: recorded twice"
         found[access.sequence_id, access.kind] = access
-    checked = _Layer(layer, rule, users, found, policy, bulk, steps, is_ordered=is_ordered)
-    yield from checked.violations()
+    trained = [user for user in users if not steps.is_probe(user)]
+    probes = [user for user in users if steps.is_probe(user)]
+    checked = _Layer(layer, rule, trained, probes, found, traits_of(policy), bulk, steps)
+    yield from checked.violations(is_ordered)
 
 
+@dataclass(slots=True)
 class _Layer:
-    """The accesses of one layer, and who uses it."""
+    _layer: LayerId
+    _rule: Rule
+    _users: list[int]
+    _probes: list[int]
+    _found: dict[tuple[int, AccessKind], Access]
+    _traits: PolicyTraits
+    _bulk: int
+    _steps: Steps
 
-    def __init__(
-        self,
-        layer: LayerId,
-        rule: Rule,
-        users: list[int],
-        found: dict[tuple[int, AccessKind], Access],
-        policy: str,
-        bulk: int,
-        steps: Steps,
-        is_ordered: bool,
-    ) -> None:
-        self._layer = layer
-        self._rule = rule
-        self._users = [user for user in users if not steps.is_probe(user)]
-        self._probes = [user for user in users if steps.is_probe(user)]
-        self._found = found
-        self._traits = traits_of(policy)
-        self._bulk = bulk
-        self._steps = steps
-        self._is_ordered = is_ordered
-
-    def violations(self) -> Iterator[str]:
+    def violations(self, is_ordered: bool) -> Iterator[str]:
         found, is_written = self._found, not isinstance(self._rule, Frozen)
         kinds = _LETTERS if is_written else _LETTERS[:2]
         expected_of = {(user, kind) for user in self._users for kind in kinds}
@@ -102,7 +83,7 @@ class _Layer:
         if is_written:
             yield from self._write_violations()
         if self._steps.passes > 1 and isinstance(self._rule, Exact):
-            yield from self._step_violations()
+            yield from self._step_violations(is_ordered)
 
     def _probe_violations(self) -> Iterator[str]:
         """Forwards of probes read what was there before their step, while it was there."""
@@ -119,13 +100,13 @@ class _Layer:
             if any(self._found[y, AccessKind.WRITE].start_ns < forward.end_ns for y in following):
                 yield f"{forward}: a later WRITE began before it was over"
 
-    def _step_violations(self) -> Iterator[str]:
+    def _step_violations(self, is_ordered: bool) -> Iterator[str]:
         """Passes of one step that went through the layer out of order, or read it as it changed."""
         for _, users in groupby(self._users, self._steps.step):
             passes = list(users)
             forwards = [self._found[user, AccessKind.FORWARD] for user in passes]
             for before, forward in pairwise(forwards):
-                if self._is_ordered and forward.start_ns < before.end_ns:
+                if is_ordered and forward.start_ns < before.end_ns:
                     yield f"{forward}: began before {before}, an earlier pass of its step"
             read_ns: dict[int, int] = defaultdict(int)
             for backward in (self._found[user, AccessKind.BACKWARD] for user in passes):
@@ -146,7 +127,8 @@ class _Layer:
                 yield f"{write}: began before {before} had ended"
 
     def _in_halves(self, writes: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
-        """WRITEs that follow one another where stages add up apart: the earlier one first."""
+        """Consecutive WRITEs where stages add gradients up separately: pairs, the earlier one
+        first."""
         ended: Access | None = None
         for _, of_step in groupby(writes, lambda write: self._steps.step(write.sequence_id)):
             *others, last = of_step
@@ -173,7 +155,6 @@ class _Layer:
 
 
 _LATE = 1 << 62
-"""Later than any time, in nanoseconds."""
 
 
 def violations(

@@ -55,7 +55,7 @@ def choose_victims(
 
 
 def enough_of(candidates: Iterable[Candidate], needed_bytes: int) -> list[LayerId]:
-    """The same, of candidates that are in order; no more of them are drawn than are enough."""
+    """As ``choose_victims``, for candidates in order; only as many are drawn as are enough."""
     chosen: list[Candidate] = []
     missing = needed_bytes
     for candidate in candidates:
@@ -99,7 +99,6 @@ class _Entry:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a save or an eviction may begin."""
         return (
             self.state is LayerState.RESIDENT
             and self.pins == 0
@@ -153,13 +152,12 @@ class Ledger:
         self._entries: dict[LayerId, _Entry] = {}
         self._evictable: dict[LayerId, _Entry] = {}
         self._by_age: list[tuple[int, LayerId]] = []
-        """The evictable layers, each behind its last use, in order."""
+        """The evictable layers, ordered by their last use."""
         self._unsaved: dict[LayerId, _Entry] = {}
         self._uses = 0
 
     @property
     def free_bytes(self) -> int:
-        """What is left of the budget."""
         return self.budget_bytes - self.used_bytes
 
     @property
@@ -175,28 +173,24 @@ class Ledger:
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether :meth:`unsaved` lists any layer."""
         return bool(self._unsaved)
 
     def is_empty(self, layer: LayerId) -> bool:
-        """Whether the layer has no bytes."""
         return self._size_of(layer) == 0
 
     def state(self, layer: LayerId) -> LayerState:
-        """Where the layer's device copy is."""
         return self._find(layer).state
 
     def is_resident(self, layer: LayerId) -> bool:
-        """Whether the layer can be used now."""
         return self._find(layer).state is LayerState.RESIDENT
 
     def needs_save(self, layer: LayerId) -> bool:
-        """Whether the host copy is not, or may not yet be, that of the device."""
+        """Whether the host copy differs, or may still differ, from that of the device."""
         entry = self._find(layer)
         return entry.is_dirty or entry.is_saving
 
     def evictable_size(self, layer: LayerId) -> int:
-        """Bytes that evicting the layer would free now; 0 where it may not be."""
+        """Bytes that evicting the layer would free now; 0 if it may not be evicted."""
         entry = self._evictable.get(layer)
         return entry.size_bytes if entry else 0
 
@@ -211,11 +205,6 @@ class Ledger:
         return [Candidate(layer, row.size_bytes, row.last_used) for layer, row in unsaved]
 
     def load(self, layer: LayerId) -> None:
-        """A load begins.
-
-        Raises:
-            InvariantError: when the layer is not absent or the budget would be exceeded.
-        """
         self._expect(layer, self._find(layer).state is LayerState.ABSENT, "loaded", "absent")
         size_bytes = self._size_of(layer)
         if size_bytes > self.free_bytes:
@@ -230,11 +219,6 @@ class Ledger:
         self.num_loading += 1
 
     def loaded(self, layer: LayerId) -> None:
-        """A load has finished.
-
-        Raises:
-            InvariantError: when the layer is not being loaded.
-        """
         entry = self._find(layer)
         self._expect(layer, entry.state is LayerState.LOADING, "told as loaded", "loading")
         entry.state = LayerState.RESIDENT
@@ -242,11 +226,7 @@ class Ledger:
         self._settle(layer, entry)
 
     def pin(self, layer: LayerId) -> None:
-        """Hold a layer on the device; pins are counted.
-
-        Raises:
-            InvariantError: when it is not resident.
-        """
+        """Hold a layer on the device; pins are counted."""
         entry = self._find(layer)
         self._expect(layer, entry.state is LayerState.RESIDENT, "pinned", "resident")
         self.num_pinned += entry.pins == 0
@@ -256,11 +236,7 @@ class Ledger:
         self._use(entry)
 
     def unpin(self, layer: LayerId, wrote: bool) -> None:
-        """Take one pin away; ``wrote`` says that the device copy was changed meanwhile.
-
-        Raises:
-            InvariantError: when the layer is not resident or has no pin.
-        """
+        """Remove one pin; ``wrote`` says that the device copy was changed meanwhile."""
         entry = self._find(layer)
         is_held = entry.state is LayerState.RESIDENT and entry.pins > 0
         self._expect(layer, is_held, "written" if wrote else "released", "resident and pinned")
@@ -274,11 +250,6 @@ class Ledger:
             self._settle(layer, entry)
 
     def save(self, layer: LayerId) -> None:
-        """A save begins.
-
-        Raises:
-            InvariantError: unless the layer is dirty and nothing holds it.
-        """
         entry = self._find(layer)
         is_ready = entry.is_idle and entry.is_dirty
         self._expect(layer, is_ready, "saved", "resident, dirty and not in use")
@@ -287,11 +258,7 @@ class Ledger:
         self._settle(layer, entry)
 
     def saved(self, layer: LayerId) -> None:
-        """A save has finished; the layer is still dirty if it was written meanwhile.
-
-        Raises:
-            InvariantError: when the layer is not being saved.
-        """
+        """A save has finished; the layer is still dirty if it was written meanwhile."""
         entry = self._find(layer)
         self._expect(layer, entry.is_saving, "told as saved", "being saved")
         entry.is_saving = False
@@ -299,11 +266,6 @@ class Ledger:
         self._settle(layer, entry)
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's memory.
-
-        Raises:
-            InvariantError: unless the layer is resident, clean, not in use and not permanent.
-        """
         is_free = layer in self._evictable
         self._expect(layer, is_free, "evicted", "resident, clean, not in use and not permanent")
         entry = self._entries.pop(layer)
@@ -325,7 +287,7 @@ class Ledger:
         entry.last_used = self._uses
 
     def _settle(self, layer: LayerId, entry: _Entry) -> None:
-        """Put an entry that changed where it belongs: evictable, unsaved, or neither."""
+        """Move an entry that changed to where it belongs: evictable, unsaved, or neither."""
         is_idle = entry.is_idle
         if is_idle and entry.is_dirty:
             self._unsaved[layer] = entry
@@ -343,7 +305,6 @@ class Ledger:
             self._withdraw(layer, entry)
 
     def _withdraw(self, layer: LayerId, entry: _Entry) -> None:
-        """It can be evicted no longer: it is used again, or gone."""
         del self._evictable[layer]
         del self._by_age[bisect_left(self._by_age, (entry.last_used, layer))]
         self.evictable_bytes -= entry.size_bytes

@@ -6,7 +6,7 @@ gradients of their passes come back as sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from naspipe.config.ids import LayerId, StageId, Version
@@ -15,93 +15,17 @@ from naspipe.engine.events import BUFFERS, LAYER, SUM, VersionArrived
 from naspipe.engine.gates import Gates
 from naspipe.engine.history import Departure, Preceded, Whereabouts
 from naspipe.engine.inputs import Clearance
-from naspipe.engine.ports import Residency
+from naspipe.engine.residency import Residency
 from naspipe.engine.versions import VersionBook
 from naspipe.engine.work import Progress, Work
 from naspipe.engine.writes import Writes
 
 
-class Departures:
-    """Parcels that have to leave a stage, each when its version is there and saved.
-
-    A push comes when its version is written (of buffers: when the forward is through), or when
-    the users are admitted, whichever is later.
-
-    Args:
-        book: the versions of this stage.
-        residency: what of them is on the device.
-        holds: whether a layer's gradients, added up to a pass, have to stay here.
-    """
-
-    def __init__(
-        self,
-        book: VersionBook,
-        residency: Residency,
-        holds: Callable[[LayerId, Version], bool] = lambda layer, version: False,
-    ) -> None:
-        self._book = book
-        self._residency = residency
-        self._holds = holds
-        self._waiting: dict[LayerId, dict[Version, list[Departure]]] = {}
-        self._buffers: dict[tuple[LayerId, Version], Departure] = {}
-
-    @property
-    def are_pending(self) -> bool:
-        """Whether something has not left yet."""
-        return bool(self._waiting)
-
-    def admit(self, departures: Iterable[Departure]) -> list[Command]:
-        """Note what users need on other stages; returns the pushes that can go now."""
-        commands: list[Command] = []
-        for departure in departures:
-            layer, version = departure.layer, departure.version
-            if departure.parcel == BUFFERS:
-                self._buffers[layer, version] = departure
-            else:
-                self._waiting.setdefault(layer, {}).setdefault(version, []).append(departure)
-                commands += self.ready(layer)
-        return commands
-
-    def ready(self, layer: LayerId) -> list[Command]:
-        """The pushes of a layer whose newest version is there, in host memory where it leaves."""
-        by_version = self._waiting.get(layer)
-        if by_version is None:
-            return []
-        newest = self._book.newest(layer)
-        is_sum = any(each.parcel == SUM for each in by_version.get(newest, ()))
-        if is_sum and self._holds(layer, newest):
-            return []
-        waiting = by_version.pop(newest, ())
-        if not by_version:
-            del self._waiting[layer]
-        commands: list[Command] = []
-        for place, departure in enumerate(waiting):
-            if departure.parcel in (LAYER, SUM):
-                if self._residency.needs_save(layer):
-                    self._residency.save_first(layer)
-                    self._waiting.setdefault(layer, {})[departure.version] = [*waiting[place:]]
-                    return commands
-                commands += self._residency.forget(layer)
-            commands.append(PushVersion(*departure))
-        return commands
-
-    def passed(self, layer: LayerId, version: Version) -> list[Command]:
-        """A forward is through a layer; returns the push of what it left."""
-        departure = self._buffers.pop((layer, version), None) if self._buffers else None
-        return [] if departure is None else [PushVersion(*departure)]
-
-
 class Transfers:
     """One stage's part in the moves of layers, copies, sums and buffers.
 
-    Args:
-        stage: which one.
-        whereabouts: who uses which layer where.
-        book: the versions of this stage.
-        residency: what of them is on the device.
-        writes: join what comes as a sum.
-        gates: hold WRITEs back until it has come.
-        clearance: knows which forwards wait for what comes.
+    A parcel leaves when its version is there and saved: it is pushed when its version is written
+    (buffers: when the forward is through), or when the users are admitted, whichever is later.
     """
 
     def __init__(
@@ -121,7 +45,8 @@ class Transfers:
         self._writes = writes
         self._gates = gates
         self._clearance = clearance
-        self._departures = Departures(book, residency, self._holds_sum)
+        self._waiting: dict[LayerId, dict[Version, list[Departure]]] = {}
+        self._buffers: dict[tuple[LayerId, Version], Departure] = {}
         self._early: set[tuple[LayerId, Version]] = set()
         """Buffers that came before the step was admitted here."""
 
@@ -138,7 +63,13 @@ class Transfers:
             for each in moves.preceded
             if not each.has_buffers or self._came_early(each)
         ]
-        return joined + self._departures.admit(moves.departures), chain.from_iterable(apart)
+        return joined + self.depart(moves.departures), chain.from_iterable(apart)
+
+    def _came_early(self, before: Preceded) -> bool:
+        key = (before.layer, before.version)
+        is_here = key in self._early
+        self._early.discard(key)
+        return is_here
 
     def arrive(self, event: VersionArrived) -> tuple[Sequence[Command], Iterator[Work]]:
         """A parcel is here; returns what it leads to, and whose blocks it makes clear."""
@@ -146,7 +77,7 @@ class Transfers:
         if event.parcel == SUM:
             self._writes.arrive(layer, version)
             joined = self._writes.follow(layer)
-            return [*joined, *self._departures.ready(layer)], iter(())
+            return [*joined, *self.ready(layer)], iter(())
         if event.parcel == BUFFERS:
             if not self._book.is_admitted(layer.stream, version):
                 self._early.add((layer, version))
@@ -157,12 +88,44 @@ class Transfers:
 
     @property
     def are_pending(self) -> bool:
-        """Whether something has to leave this stage."""
-        return self._departures.are_pending
+        return bool(self._waiting)
+
+    def depart(self, departures: Iterable[Departure]) -> list[Command]:
+        """Note what users need on other stages; returns the pushes that can go now."""
+        commands: list[Command] = []
+        for departure in departures:
+            layer, version = departure.layer, departure.version
+            if departure.parcel == BUFFERS:
+                self._buffers[layer, version] = departure
+            else:
+                self._waiting.setdefault(layer, {}).setdefault(version, []).append(departure)
+                commands += self.ready(layer)
+        return commands
 
     def ready(self, layer: LayerId) -> list[Command]:
-        """The newest version of a layer was written or saved; returns the pushes that can go."""
-        return self._departures.ready(layer)
+        """The pushes of a layer whose newest version is there, in host memory where it leaves."""
+        by_version = self._waiting.get(layer)
+        if by_version is None:
+            return []
+        newest = self._book.newest(layer)
+        is_sum = any(each.parcel == SUM for each in by_version.get(newest, ()))
+        if is_sum and (
+            self._writes.lacks_sum(layer, newest) or self._gates.hold_sum(layer, newest)
+        ):
+            return []
+        waiting = by_version.pop(newest, ())
+        if not by_version:
+            del self._waiting[layer]
+        commands: list[Command] = []
+        for place, departure in enumerate(waiting):
+            if departure.parcel in (LAYER, SUM):
+                if self._residency.needs_save(layer):
+                    self._residency.save_first(layer)
+                    self._waiting.setdefault(layer, {})[departure.version] = [*waiting[place:]]
+                    return commands
+                commands += self._residency.forget(layer)
+            commands.append(PushVersion(*departure))
+        return commands
 
     def through(self, progress: Progress) -> list[Command]:
         """A block's backward is over; behind the last one of the pass, gates may let sums leave."""
@@ -176,18 +139,12 @@ class Transfers:
 
     def _leave(self, progress: Progress) -> list[Command]:
         layers = (ticket.layer for ticket in progress.tickets.values())
-        return [push for layer in layers for push in self._departures.ready(layer)]
-
-    def _holds_sum(self, layer: LayerId, version: Version) -> bool:
-        return self._writes.lacks_sum(layer, version) or self._gates.hold_sum(layer, version)
-
-    def _came_early(self, before: Preceded) -> bool:
-        key = (before.layer, before.version)
-        is_here = key in self._early
-        self._early.discard(key)
-        return is_here
+        return [push for layer in layers for push in self.ready(layer)]
 
     def passed(self, progress: Progress, block: int) -> list[Command]:
         """A forward is through a block; returns the push of what it left."""
-        version = Version(progress.subnet.sequence_id)
-        return self._departures.passed(progress.tickets[block].layer, version)
+        if not self._buffers:
+            return []
+        key = (progress.tickets[block].layer, Version(progress.subnet.sequence_id))
+        departure = self._buffers.pop(key, None)
+        return [] if departure is None else [PushVersion(*departure)]

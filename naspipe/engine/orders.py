@@ -1,4 +1,4 @@
-"""Dispatch orders, with every tie-break spelled out."""
+"""Dispatch orders, with every tie-break spelled out, and the queue of tasks that could run now."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ class PaperOrder:
     """Backward before forward, then the older subnet, then stream and section (Algorithm 1)."""
 
     max_run = None
-    """A task runs as far as it is clear."""
 
     def key(self, task: Task, priority: int) -> tuple[bool, int, int, int]:
-        """The least key runs first; stream and section make it unique on a stage."""
         return (task.kind is TaskKind.FORWARD, task.sequence_id, task.stream, task.section)
 
 
@@ -34,7 +32,6 @@ class CriticalPathOrder:
     max_run = 1
 
     def key(self, task: Task, priority: int) -> tuple[int, bool, int, int, int]:
-        """The least key runs first; stream and section make it unique on a stage."""
         is_forward = task.kind is TaskKind.FORWARD
         return (-priority, is_forward, task.sequence_id, task.stream, task.section)
 
@@ -56,27 +53,19 @@ class StreamsCriticalPathOrder:
     max_run = None
 
     def key(self, task: Task, priority: int) -> tuple[int, int, bool, int, int]:
-        """The least key runs first."""
         is_forward = task.kind is TaskKind.FORWARD
         return (-priority, task.sequence_id, is_forward, task.stream, task.section)
 
 
 class RankedOrder:
-    """Streams of a lower rank first, each of them as another order has it.
-
-    Args:
-        order: among the tasks of one rank.
-        ranks: of each stream.
-    """
+    """Streams of a lower rank first, each of them ordered by another order."""
 
     def __init__(self, order: DispatchOrder, ranks: Sequence[int]) -> None:
         self._order = order
         self._ranks = tuple(ranks)
         self.max_run = 1
-        """A task gives way at every block."""
 
     def key(self, task: Task, priority: int) -> tuple[Any, ...]:
-        """The least key runs first."""
         return (self._ranks[task.stream], *self._order.key(task, priority))
 
 
@@ -93,14 +82,14 @@ class ReadyTasks:
         self.order = order
         self._starts_partly_clear = starts_partly_clear
         self.queue: list[tuple[tuple[Any, ...], Work]] = []
-        """A heap."""
         self.running: Work | None = None
 
     def admit(self, progress: Progress) -> None:
-        """A subnet is under way: its tasks will be offered."""
+        pass
 
     def offer(self, work: Work) -> bool:
-        """Queue a task that has its input and whose next blocks are clear; whether it was."""
+        """Queue a task if it has its input and its next blocks are clear; returns whether it was
+        queued."""
         if not self._is_ready(work):
             return False
         self._queue(work)
@@ -119,11 +108,7 @@ class ReadyTasks:
         heapq.heappush(self.queue, (self.order.key(work.task, work.priority), work))
 
     def finish(self, task: Task, block: int) -> Work:
-        """A block of the running task is over; returns what is left of the task.
-
-        Raises:
-            InvariantError: when it was not the next one.
-        """
+        """A block of the running task is over; returns the task."""
         work = self.running
         if work is None or work.task != task or not work.todo or work.todo[-1] != block:
             raise InvariantError(f"{task}: block {block} finished, but it was not running")
@@ -132,11 +117,9 @@ class ReadyTasks:
 
     @property
     def first_key(self) -> tuple[Any, ...] | None:
-        """Of the task that would run next; None where there is none."""
         return self.queue[0][0] if self.queue else None
 
     def begin(self) -> Work | None:
-        """Run the first one; None where there is none."""
         if not self.queue:
             return None
         _, self.running = heapq.heappop(self.queue)

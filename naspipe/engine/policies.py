@@ -1,4 +1,8 @@
-"""Causal synchronous parallelism (NASPipe, section 3): every READ sees the sequential order."""
+"""Synchronisation policies: which version of a layer each subnet reads.
+
+Causal synchronous parallelism (NASPipe, section 3) lets every READ see the sequential order; the
+others are baselines.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,54 @@ from naspipe.config.rules import Exact, Frozen, OwnStep, Rule, own_step, steps_b
 from naspipe.config.steps import ONE_PASS, Steps
 
 
-class CausalPolicy:
+class SyncPolicy:
+    """Which version of a layer a subnet reads: the base of all synchronisation policies."""
+
+    steps: Steps = ONE_PASS
+    """How subnets form steps. Of one step's users of a layer, only the last one's WRITE makes a
+    version that others read."""
+    binds_late = False
+    """Whether a subnet reads what is newest when its forward begins on a stage, and WRITEs follow
+    one another as they come; otherwise its place in the stream decides both."""
+
+    def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
+        """The version that ``reader`` asks for.
+
+        ``users`` holds, in rising order, the sequence IDs of the layer's earlier users, from the
+        oldest that any later reader can ask for, of each step the last one only; INITIAL stands
+        for "none yet".
+        """
+        raise NotImplementedError
+
+    def own_step(self, rule: Rule) -> OwnStep:
+        """How the optimizer of a layer steps, and what its readers foresee.
+
+        By default nothing is foreseen, because nobody knows how far behind readers are.
+        """
+        return replace(own_step(rule), predicts=0)
+
+    def makes_version(self, rule: Rule, version: Version) -> bool:
+        """Whether a version differs from the one before, and subnets that are not yet admitted may
+        ask for it."""
+        return True
+
+    def is_writer(self, rule: Rule) -> bool:
+        """Whether the users of a layer with this rule WRITE it."""
+        return not isinstance(rule, Frozen)
+
+    def keeps_versions(self, rule: Rule) -> bool:
+        """Whether a layer is written while an older version of it is still read: from a copy.
+
+        Otherwise its WRITE waits until nobody reads the version that it replaces.
+        """
+        return False
+
+
+class CausalPolicy(SyncPolicy):
     """The versions that the plain one-at-a-time loop would read.
 
-    Args:
-        steps: the order is that of steps; the passes of one read what was there before it.
+    The order is that of steps; the passes of one read what was there before it.
     """
-
-    binds_late = False
 
     def __init__(self, steps: Steps = ONE_PASS) -> None:
         self.steps = steps
@@ -40,31 +84,23 @@ class CausalPolicy:
                 return users[max(0, bisect_left(users, bound) - 1)]
 
     def own_step(self, rule: Rule) -> OwnStep:
-        """What the rule says: readers are as far behind as it says."""
         return own_step(rule)
 
     def makes_version(self, rule: Rule, version: Version) -> bool:
         """Steps that only gather gradients leave the layer as it was."""
         return own_step(rule).applies(self.steps.step(version))
 
-    def is_writer(self, rule: Rule) -> bool:
-        """All but frozen layers are written by each of their users."""
-        return not isinstance(rule, Frozen)
-
     def keeps_versions(self, rule: Rule) -> bool:
         """Readers of a lagging layer are still under way when it is written."""
         return steps_behind(rule) is not None
 
 
-class BulkPolicy:
+class BulkPolicy(SyncPolicy):
     """Subnets ``bulk * i`` to ``bulk * (i + 1) - 1`` form a bulk; the rule lag is not looked at.
 
-    WRITEs are applied in sequence order once every reader of the version before the bulk is
-    done: at the flush.
+    They read the newest version that a subnet of an earlier bulk wrote. WRITEs are applied in
+    sequence order once every reader of the version before the bulk is done: at the flush.
     """
-
-    steps = ONE_PASS
-    binds_late = False
 
     def __init__(self, bulk: int) -> None:
         if bulk < 1:
@@ -72,50 +108,19 @@ class BulkPolicy:
         self._bulk = bulk
 
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
-        """The newest that a subnet of an earlier bulk wrote."""
         if isinstance(rule, Frozen):
             return users[0]
         first_of_bulk = reader - reader % self._bulk
         return users[max(0, bisect_left(users, first_of_bulk) - 1)]
 
-    def own_step(self, rule: Rule) -> OwnStep:
-        """What the rule says, but nothing is foreseen: nobody knows how far behind readers are."""
-        return replace(own_step(rule), predicts=0)
 
-    def makes_version(self, rule: Rule, version: Version) -> bool:
-        """Any may be read."""
-        return True
-
-    def is_writer(self, rule: Rule) -> bool:
-        """All but frozen layers are written by each of their users."""
-        return not isinstance(rule, Frozen)
-
-    def keeps_versions(self, rule: Rule) -> bool:
-        """No: WRITEs wait for the flush."""
-        return False
-
-
-class AsynchronousPolicy:
+class AsynchronousPolicy(SyncPolicy):
     """Nothing ever waits for a WRITE; the rule lag is not looked at."""
 
-    steps = ONE_PASS
     binds_late = True
 
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
-        """The newest when the forward begins on the stage."""
         return LATEST
-
-    def own_step(self, rule: Rule) -> OwnStep:
-        """What the rule says, but nothing is foreseen: nobody knows how far behind readers are."""
-        return replace(own_step(rule), predicts=0)
-
-    def makes_version(self, rule: Rule, version: Version) -> bool:
-        """Any may be read."""
-        return True
-
-    def is_writer(self, rule: Rule) -> bool:
-        """All but frozen layers are written by each of their users."""
-        return not isinstance(rule, Frozen)
 
     def keeps_versions(self, rule: Rule) -> bool:
         """Weight stashing: a backward uses the version that its forward read."""
@@ -124,7 +129,7 @@ class AsynchronousPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTraits:
-    """What others ask about a policy, in place of its name."""
+    """What the rest of the program asks about a policy, instead of comparing its name."""
 
     is_causal: bool = False
     """Results do not depend on how a run is carried out. So a cut through the stream means
@@ -137,10 +142,9 @@ class PolicyTraits:
     """A READ waits for the WRITE before it, and WRITEs come in sequence order. Otherwise nothing
     waits, and older weights are stashed for backwards."""
     window: int | None = None
-    """Subnets under way, where the policy says so; 0 for as many as there are stages."""
+    """Number of subnets under way if the policy fixes it; 0 for the number of stages."""
 
     def under_way(self, asked: int, stages: int) -> int:
-        """Subnets of a stream that may be under way on a stage."""
         if self.window is None:
             return asked
         return self.window or stages
@@ -156,16 +160,11 @@ TRAITS: dict[str, PolicyTraits] = {
 
 
 def traits_of(policy: str) -> PolicyTraits:
-    """The traits of a policy.
-
-    Raises:
-        ConfigError: for a name that is not registered.
-    """
+    """The traits of a policy; raises ConfigError for a name that is not registered."""
     if policy not in TRAITS:
         raise ConfigError(f"unknown policy {policy!r:.80}: expected {' or '.join(TRAITS)}")
     return TRAITS[policy]
 
 
 def causal_policies() -> str:
-    """Their names, for messages."""
     return " or ".join(name for name, traits in TRAITS.items() if traits.is_causal)

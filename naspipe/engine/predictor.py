@@ -1,8 +1,9 @@
 """The predictor: which layers a stage will use next, the most urgent first.
 
-It runs the scheduler ahead (NASPipe, section 3.2, Algorithm 3): on the work that is queued, on
-what the running task will hand on, and on what the neighbours will hand over, as they said or as
-the causal order tells. It never changes the schedule, only what is loaded before it is needed.
+It runs the scheduler ahead (NASPipe, section 3.2, Algorithm 3): on the work that is queued, on what
+the running task will hand on, and on what the neighbours will hand over, as they announced or as
+the causal order tells (``Conflicts``). It never changes the schedule, only what is loaded before it
+is needed. The result is a ``Forecast``, which is computed only as far as it is looked at.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Conflicts:
     def __init__(self, rules: Sequence[Sequence[BlockRule]]) -> None:
         self._rules = rules
         self._users: dict[LayerId, _Key] = {}
-        self._before, self._behind = _Waits(), _Waits()
+        self.before, self.behind = _Waits(), _Waits()
+        """Who waits for whom on the stages before this one, and on those after it."""
 
     def admit(self, subnet: Subnet, here: range) -> None:
         """Note whom a subnet waits for outside of the blocks that it has on this stage.
@@ -62,38 +64,28 @@ class Conflicts:
                 before.add(user)
             elif user is not None and block >= here.stop:
                 behind.add(user)
-        self._before.admit(key, before)
-        self._behind.admit(key, behind)
+        self.before.admit(key, before)
+        self.behind.admit(key, behind)
 
     def come_back(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """A subnet's backward arrived: the stages behind are done with it."""
-        self._behind.end((stream, sequence_id))
+        """A subnet's backward arrived: the later stages are done with it."""
+        self.behind.end((stream, sequence_id))
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """This stage is done with a subnet; those before it are taken to be so soon."""
-        self._behind.end((stream, sequence_id))
-        self._before.end((stream, sequence_id))
-
-    def is_before(self, stream: StreamId, sequence_id: SequenceId) -> bool:
-        """Whether a subnet waits for another on the stages before this one."""
-        return self._before.is_waiting((stream, sequence_id))
-
-    def is_behind(self, stream: StreamId, sequence_id: SequenceId) -> bool:
-        """Whether a subnet waits for another on the stages behind this one."""
-        return self._behind.is_waiting((stream, sequence_id))
+        """This stage is done with a subnet; the earlier stages are assumed to be done soon."""
+        self.behind.end((stream, sequence_id))
+        self.before.end((stream, sequence_id))
 
 
 class _Waits:
-    """Who waits for whom on one side of a stage."""
+    """Which subnets wait for which, on one side of a stage."""
 
     def __init__(self) -> None:
         self._followers: dict[_Key, list[_Key]] = {}
-        """Of every subnet that has not ended."""
         self._counts: dict[_Key, int] = {}
-        """How many others a subnet waits for; subnets that wait for none are left out."""
+        """How many others a subnet waits for; subnets that wait for none are not listed."""
 
     def admit(self, subnet: _Key, others: Iterable[_Key]) -> None:
-        """A subnet begins; it waits for the others, each named once, that have not ended."""
         pending = [other for other in others if other in self._followers]
         for other in pending:
             self._followers[other].append(subnet)
@@ -102,14 +94,13 @@ class _Waits:
         self._followers[subnet] = []
 
     def end(self, subnet: _Key) -> None:
-        """Nobody waits for a subnet any more; told again, nothing."""
+        """Nobody waits for this subnet any longer; calling it again has no effect."""
         for follower in self._followers.pop(subnet, ()):
             self._counts[follower] -= 1
             if not self._counts[follower]:
                 del self._counts[follower]
 
     def is_waiting(self, subnet: _Key) -> bool:
-        """Whether a subnet waits for any other."""
         return subnet in self._counts
 
 
@@ -128,20 +119,19 @@ class Drawn:
         self._places: dict[LayerId, int] = {}
 
     def __iter__(self) -> Iterator[LayerId]:
-        """All of them from the first on, whatever else was drawn meanwhile."""
+        """All layers from the first one on, whatever else was drawn meanwhile."""
         layers, place = self._layers, 0
         while place < len(layers) or self._draw(place + 1):
             yield layers[place]
             place += 1
 
     def places(self, wanted: Set[LayerId], reach: int) -> Mapping[LayerId, int]:
-        """Where layers are: at least those of the wanted that are among the first ``reach``."""
+        """Where layers are: at least those wanted that are among the first ``reach``."""
         if wanted - self._places.keys():
             self._draw(reach)
         return self._places
 
     def _draw(self, count: int) -> bool:
-        """Draw whole lists until there are so many; whether there are."""
         layers, places = self._layers, self._places
         while len(layers) < count:
             drawn = next(self._source, None)
@@ -178,7 +168,7 @@ class Forecast:
                 yield layer
 
     def may_use(self, layer: LayerId) -> bool:
-        """Whether the layer is used first or may follow; nothing is drawn to tell."""
+        """Whether the layer is used first or may follow; nothing is drawn to find out."""
         return layer in self._needed or layer in self._first
 
     def next_uses(self, layers: Collection[LayerId], reach: int) -> dict[LayerId, int]:
@@ -198,38 +188,32 @@ class Forecast:
 
 
 _HEAD = 3
-"""Layers of a task that should be there when it begins; the others are loaded while it runs."""
+"""Number of a task's layers that should be there when it begins; the others load while it runs."""
 _LIKELY = 2
 """Tasks of each direction of which one's input is very likely to arrive next: all but 1 in 100
 backwards and 1 in 20 forwards, simulated for ``nlp.c1`` on 4 stages."""
 _REMEMBERED = 64
-"""Announcements that are kept: what is announced comes soon."""
+"""Number of announcements that are kept; what is announced usually comes soon."""
 
 _Ranked = list[tuple[tuple[Any, ...], Work]]
 
 
 class Predictor:
-    """Follows what a stage is told, and lists the layers that it is likely to use.
-
-    Args:
-        rules: of each stream, the rule of each block of its chain.
-        order: which of several clear tasks runs first.
-    """
+    """Follows the events of a stage, and lists the layers that it is likely to use."""
 
     def __init__(self, rules: Sequence[Sequence[BlockRule]], order: DispatchOrder) -> None:
         self._order = order
         self._announced: dict[Task, None] = {}
-        """In their order. A task may be announced behind its input: the oldest are forgotten."""
+        """In order. A task may be announced after its input came, so the oldest are forgotten."""
         self._conflicts = Conflicts(rules)
         self._others = Drawn()
         """The layers of all tasks but the running one."""
         self._known: tuple[Hashable, Work | None] = (None, None)
-        """For which token and running task they hold."""
+        """The token and the running task for which ``_others`` holds."""
         self._needed: dict[LayerId, int] = {}
-        """How many of the subnets under way still have a block to run on it."""
+        """How many of the subnets under way still have a block to run on each layer."""
 
     def admit(self, progress: Progress) -> None:
-        """A subnet may start."""
         here = progress.partition.blocks(progress.forward.task.stage)
         self._conflicts.admit(progress.subnet, here)
         for ticket in progress.tickets.values():
@@ -251,7 +235,6 @@ class Predictor:
             del self._needed[layer]
 
     def retire(self, progress: Progress) -> None:
-        """The stage has nothing left to do for a subnet."""
         self._conflicts.retire(progress.subnet.stream, progress.subnet.sequence_id)
 
     def forecast(
@@ -291,65 +274,37 @@ class Predictor:
         """The other tasks, the soonest of each kind first.
 
         Those that are queued, or will be when the running task ends; backwards and forwards
-        whose input has not arrived; those that wait for a WRITE.
+        whose input has not arrived; those that wait for a WRITE. Of the second and third kind, what
+        a neighbour announced comes first, then what waits for no other subnet; of those the oldest.
+        A pipeline hands subnets on in sequence order, but for those that have to wait.
         """
         queued: _Ranked = []
         unclear: _Ranked = []
-        returning = _Arrivals()
-        coming = _Arrivals()
+        returning: _Ranked = []
+        coming: _Ranked = []
+        announced, conflicts, order_key = self._announced, self._conflicts, self._order.key
         for progress in subnets:
             forward = progress.forward
             if forward.is_queued:
-                queued.append((self._dispatch_key(forward), forward))
+                queued.append((order_key(forward.task, forward.priority), forward))
             elif forward.todo and forward is not running:
+                task = forward.task
                 if CHAIN not in forward.missing:
-                    unclear.append((self._dispatch_key(forward), forward))
+                    unclear.append((order_key(task, forward.priority), forward))
                 else:
-                    coming.of(forward.task in self._announced, self._waits(forward)).append(forward)
+                    waits = conflicts.before.is_waiting(task[:2])
+                    coming.append(((task not in announced, waits), forward))
             for backward in progress.backwards.values():
+                task = backward.task
                 if backward.is_queued or (forward is running and backward.begins_here):
-                    queued.append((self._dispatch_key(backward), backward))
+                    queued.append((order_key(task, backward.priority), backward))
                 elif not forward.todo and CHAIN in backward.missing:
-                    is_announced = backward.task in self._announced
-                    returning.of(is_announced, self._waits(backward)).append(backward)
-        return [_in_order(queued), returning.in_order(), coming.in_order(), _in_order(unclear)]
-
-    def _dispatch_key(self, work: Work) -> tuple[Any, ...]:
-        return self._order.key(work.task, work.priority)
-
-    def _waits(self, work: Work) -> bool:
-        """Whether another subnet has to be done first, where the task's input comes from."""
-        task = work.task
-        if task.kind is TaskKind.BACKWARD:
-            return self._conflicts.is_behind(task.stream, task.sequence_id)
-        return self._conflicts.is_before(task.stream, task.sequence_id)
-
-
-class _Arrivals:
-    """Tasks whose input has not arrived, in the order in which it is likely to.
-
-    What a neighbour announced comes first, then what waits for no other subnet; of those the
-    oldest. A pipeline hands subnets on in sequence order, but for those that have to wait.
-    """
-
-    def __init__(self) -> None:
-        self._groups: tuple[list[Work], ...] = ([], [], [], [])
-
-    def of(self, is_announced: bool, is_waiting: bool) -> list[Work]:
-        """Where to append a task; the older subnets first."""
-        return self._groups[2 * (not is_announced) + is_waiting]
-
-    def in_order(self) -> list[Work]:
-        """All of them."""
-        return [work for group in self._groups for work in group]
-
-
-def _in_order(ranked: _Ranked) -> list[Work]:
-    return [work for _, work in sorted(ranked, key=_first)]
-
-
-def _first(pair: tuple[tuple[Any, ...], Work]) -> tuple[Any, ...]:
-    return pair[0]
+                    waits = conflicts.behind.is_waiting(task[:2])
+                    returning.append(((task not in announced, waits), backward))
+        return [
+            [work for _, work in sorted(ranked, key=lambda pair: pair[0])]
+            for ranked in (queued, returning, coming, unclear)
+        ]
 
 
 def _in_turn(*groups: Sequence[Work]) -> Iterator[Work]:

@@ -56,7 +56,8 @@ LEAST_AHEAD, MOST_AHEAD = 4, 10
 so what is loaded further ahead is mostly evicted unused."""
 
 FAR = 8
-"""How many layers behind those are looked at, to know how long nothing has to be loaded."""
+"""Number of layers beyond those that are looked at, to know for how long nothing has to be
+loaded."""
 
 CALM_LOADS = 64
 """Whenever the stage stands still for a layer, :data:`MOST_AHEAD` are loaded ahead from then on,
@@ -67,13 +68,13 @@ hits."""
 
 
 class _Settled(NamedTuple):
-    """Nothing can be loaded while the token is this, and neither count changes as it says."""
+    """Nothing can be loaded while the token and the counts are these."""
 
     token: Hashable
     gains: int | None = None
-    """Until the ledger's count is another; None for any."""
+    """Valid until the ledger's count differs; None for always."""
     uses_over: int | None = None
-    """Until the ledger's count is this; None for any."""
+    """Valid until the ledger's count reaches this; None for always."""
 
 
 class Prefetcher:
@@ -82,13 +83,6 @@ class Prefetcher:
     The next layers of a forecast are taken in order. One that has no room ends the round, so that
     none needed later takes the room it waits for. Room is what is free and what layers occupy
     that are clean, held by nothing and not needed sooner.
-
-    Args:
-        ledger: where loads and evictions are entered.
-        size_of: bytes of a layer on the device.
-        away: layers that live on another stage at present: never loaded.
-        max_loads: loads that may be under way at a time.
-        reach: layers of a forecast to look at.
     """
 
     def __init__(
@@ -106,11 +100,9 @@ class Prefetcher:
         self._reach = reach
         self._ahead = LEAST_AHEAD
         self._calm_loads = 0
-        """Since the stage stood still, or since ``_ahead`` became less."""
         self._settled: _Settled | None = None
 
     def reset(self) -> None:
-        """Look anew at the next forecast, whatever its token says."""
         self._settled = None
 
     def is_settled(self, token: Hashable) -> bool:
@@ -136,9 +128,6 @@ class Prefetcher:
 
         It holds the dirty layers that would make room once saved, the best to evict first.
         At least one more load must be allowed, as :meth:`is_settled` tells.
-
-        Raises:
-            InvariantError: when the demanded layer is away.
         """
         ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
         room = ledger.free_bytes + ledger.evictable_bytes
@@ -226,21 +215,83 @@ MAX_SAVES = 2
 the layer is written again before its bytes are read."""
 
 
-class ResidencyManager:
+class Residency:
+    """Which of a stage's layers are on its device: the paper's context manager.
+
+    Without a memory budget, which is what this class stands for, every layer is always there.
+    """
+
+    limits_memory = False
+    """Whether there is a budget. If so, a gradient is used up before the next one is made;
+    otherwise gradients may wait for their WRITEs until a run is over."""
+
+    def acquire(self, layers: Sequence[LayerId]) -> int:
+        """Pin the leading layers that are on the device, each once; returns their number."""
+        return len(layers)
+
+    def release(self, layer: LayerId, kind: AccessKind) -> None:
+        """Unpin a layer once, after an access of this kind."""
+
+    def needs_save(self, layer: LayerId) -> bool:
+        """Whether the layer cannot leave yet: host memory does not hold its newest version."""
+        return False
+
+    def save_first(self, layer: LayerId) -> None:
+        """Save this layer before others, because another stage waits for it."""
+
+    def on_loaded(self, layer: LayerId) -> None:
+        """The oldest load under way has finished."""
+
+    def on_saved(self, layer: LayerId) -> None:
+        """The oldest save under way has finished."""
+
+    def forget(self, layer: LayerId) -> Sequence[MemoryCommand]:
+        """The layer lives on another stage now; returns the commands to carry out at once."""
+        return ()
+
+    def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
+        """The layer came from another stage into host memory; anything older goes.
+
+        Returns the commands to carry out at once.
+        """
+        return ()
+
+    def plan(
+        self, look_ahead: Callable[[], Ahead], is_demanded: bool = False, token: Hashable = None
+    ) -> Sequence[MemoryCommand]:
+        """What to start now, in order; asked again without news, nothing.
+
+        Args:
+            look_ahead: makes the forecast; called only where it can matter. Layers that are away
+                are passed over.
+            is_demanded: the stage is idle and waits for the first of them.
+            token: differs whenever the forecast does, except for uses that are over by now;
+                None when that is not known.
+
+        Raises:
+            InvariantError: when the demanded layer is away, or when nothing is under way that
+                could make room for it: the budget is below the least one.
+        """
+        return ()
+
+
+class ResidencyManager(Residency):
     """Keeps the layers in use on the device, and those that will be used soon.
 
-    Loads are told back in the order given, and so are saves. A layer of no bytes is always
+    Loads are reported back in the order given, and so are saves. A layer of no bytes is always
     resident, and never loaded, saved or evicted. Every method raises :class:`InvariantError`
     when what it is told does not fit the state.
 
     Args:
-        budget_bytes: a hard limit; see :func:`naspipe.engine.residency.check_budget`.
+        budget_bytes: a hard limit; see :func:`check_budget`.
         sizes: what each layer takes.
         permanent: streams and blocks whose layers stay once loaded (shared layers).
         prefetches: load ahead of need; without, only what the stage waits for is loaded, and
             the least recently used layers are evicted.
         max_loads: loads that may be under way at a time.
     """
+
+    limits_memory = True
 
     def __init__(
         self,
@@ -270,122 +321,63 @@ class ResidencyManager:
         self._evicted: list[EvictLayer] = []
         """Evictions that the ledger knows of and that are not commanded yet."""
         self._first_to_save: set[LayerId] = set()
-        self._ledger = Ledger(budget_bytes, size_of, lambda layer: layer[:2] in self._permanent)
+        self.ledger = Ledger(budget_bytes, size_of, lambda layer: layer[:2] in self._permanent)
         self._prefetcher = Prefetcher(
-            self._ledger, size_of, self._away, max_loads, REACH if prefetches else 1
+            self.ledger, size_of, self._away, max_loads, REACH if prefetches else 1
         )
 
-    limits_memory = True
-    """See :class:`naspipe.engine.ports.Residency`."""
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes that layers occupy now, loads under way included."""
-        return self._ledger.used_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that ``used_bytes`` has been."""
-        return self._ledger.peak_bytes
-
-    @property
-    def resident(self) -> tuple[LayerId, ...]:
-        """The layers on the device, in order of their IDs; layers of no bytes left out."""
-        return self._ledger.resident
-
-    def is_resident(self, layer: LayerId) -> bool:
-        """Whether the layer can be used now."""
-        return self._ledger.is_resident(layer)
-
     def acquire(self, layers: Sequence[LayerId]) -> int:
-        """Pin the leading layers that are resident, each once; returns how many they are."""
         for count, layer in enumerate(layers):
-            if not self._ledger.is_resident(layer):
+            if not self.ledger.is_resident(layer):
                 return count
-            self._ledger.pin(layer)
+            self.ledger.pin(layer)
         return len(layers)
 
     def release(self, layer: LayerId, kind: AccessKind) -> None:
-        """Unpin a layer once, after an access of this kind.
-
-        A WRITE makes it dirty. So do both passes of a layer whose forward writes: a recompute
-        changes the buffers and puts them back, and a save under way may have seen them between.
-        """
+        """A WRITE makes a layer dirty. So do both passes of a layer whose forward writes: a
+        recompute changes the buffers and puts them back, and a save under way may have seen them
+        between."""
         wrote = kind is AccessKind.WRITE or self._size(layer).writes_forward
-        self._ledger.unpin(layer, wrote)
+        self.ledger.unpin(layer, wrote)
 
     def needs_save(self, layer: LayerId) -> bool:
-        """Whether the layer cannot leave the device yet: the host copy is older, or being written.
-
-        A permanent one never leaves it.
-        """
-        return layer[:2] not in self._permanent and self._ledger.needs_save(layer)
+        """A permanent layer never leaves the device."""
+        return layer[:2] not in self._permanent and self.ledger.needs_save(layer)
 
     def save_first(self, layer: LayerId) -> None:
-        """Save this layer before other dirty ones, because another stage waits for it."""
-        if self._ledger.needs_save(layer):
+        if self.ledger.needs_save(layer):
             self._first_to_save.add(layer)
 
     def on_loaded(self, layer: LayerId) -> None:
-        """The oldest load under way has finished."""
-        self._ledger.loaded(layer)
+        self.ledger.loaded(layer)
         if layer in self._overtaken:
             self._overtaken.remove(layer)
             self._evicted.append(self._evict(layer))
 
     def on_saved(self, layer: LayerId) -> None:
-        """The oldest save under way has finished."""
-        self._ledger.saved(layer)
-        if not self._ledger.needs_save(layer):
+        self.ledger.saved(layer)
+        if not self.ledger.needs_save(layer):
             self._first_to_save.discard(layer)
 
     def forget(self, layer: LayerId) -> Sequence[MemoryCommand]:
-        """The layer lives on another stage now; returns the commands to carry out at once.
-
-        It is not loaded again before :meth:`arrive`. A load under way is evicted as soon as
+        """It is not loaded again before :meth:`arrive`. A load under way is evicted as soon as
         it has finished, by the next :meth:`plan`. A permanent layer stays: its next version is
-        put in its place.
-
-        Raises:
-            InvariantError: when the layer is in use, dirty or being saved.
-        """
+        put in its place."""
         if layer[:2] in self._permanent:
             return ()
         self._away.add(layer)
         return self._discard(layer)
 
     def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
-        """The layer came from another stage into host memory; anything older goes.
-
-        Returns the commands to carry out at once. A permanent layer has it on the device.
-
-        Raises:
-            InvariantError: when the layer is in use, dirty or being saved.
-        """
+        """A permanent layer has the new version on the device."""
         if layer[:2] in self._permanent:
             return ()
         self._away.discard(layer)
         return self._discard(layer)
 
     def plan(
-        self,
-        look_ahead: Callable[[], Ahead],
-        is_demanded: bool = False,
-        token: Hashable = None,
+        self, look_ahead: Callable[[], Ahead], is_demanded: bool = False, token: Hashable = None
     ) -> Sequence[MemoryCommand]:
-        """What to start now, in order; asked again without news, nothing.
-
-        Args:
-            look_ahead: makes the forecast; called only where it can matter. Layers that are away
-                are passed over.
-            is_demanded: the stage is idle and waits for the first of them.
-            token: differs whenever the forecast does, except for uses that are over by now;
-                None when that is not known.
-
-        Raises:
-            InvariantError: when the demanded layer is away, or when nothing is under way that
-                could make room for it: the budget is below the least one.
-        """
         commands: list[MemoryCommand] = []
         if self._evicted:
             commands += self._evicted
@@ -396,15 +388,21 @@ class ResidencyManager:
         if (is_demanded or self._prefetches) and not self._prefetcher.is_settled(known):
             loads, worth_saving = self._prefetcher.plan(look_ahead(), is_demanded, token)
             commands += loads
-        if self._ledger.has_unsaved:
+        if self.ledger.has_unsaved:
             commands += self._start_saves(worth_saving)
-        if worth_saving is not None:
-            self._check_progress()
+        ledger = self.ledger
+        if worth_saving is not None and not (
+            ledger.num_loading or ledger.num_saving or ledger.num_pinned
+        ):
+            raise InvariantError(
+                f"no room for the layer that the stage waits for: expected it within "
+                f"{ledger.budget_bytes} bytes, found {ledger.used_bytes} that cannot be evicted"
+            )
         return commands
 
     def _start_saves(self, wanted: list[LayerId] | None) -> list[SaveLayer]:
         """Save what another stage waits for, then what is wanted, then the oldest first."""
-        ledger = self._ledger
+        ledger = self.ledger
         count = MAX_SAVES - ledger.num_saving
         if count <= 0:
             return []
@@ -415,88 +413,23 @@ class ResidencyManager:
             ledger.save(layer)
         return [SaveLayer(layer) for layer in order[:count]]
 
-    def _check_progress(self) -> None:
-        ledger = self._ledger
-        if not (ledger.num_loading or ledger.num_saving or ledger.num_pinned):
-            raise InvariantError(
-                f"no room for the layer that the stage waits for: expected it within "
-                f"{ledger.budget_bytes} bytes, found {ledger.used_bytes} that cannot be evicted"
-            )
-
     def _discard(self, layer: LayerId) -> list[EvictLayer]:
         self._prefetcher.reset()
-        state = self._ledger.state(layer)
+        state = self.ledger.state(layer)
         if state is LayerState.LOADING:
             self._overtaken.add(layer)
-        if state is not LayerState.RESIDENT or self._ledger.is_empty(layer):
+        if state is not LayerState.RESIDENT or self.ledger.is_empty(layer):
             return []
         return [self._evict(layer)]
 
     def _evict(self, layer: LayerId) -> EvictLayer:
-        self._ledger.evict(layer)
+        self.ledger.evict(layer)
         self._prefetcher.reset()
         return EvictLayer(layer)
 
 
-class AllResident:
-    """Answers as :class:`ResidencyManager` would if nothing were ever loaded or evicted."""
-
-    __slots__ = ()
-
-    used_bytes = 0
-    """Not counted."""
-    peak_bytes = 0
-    """Not counted."""
-    resident: tuple[LayerId, ...] = ()
-    """Not listed."""
-
-    limits_memory = False
-    """So gradients may wait for their WRITEs until a run is over."""
-
-    def is_resident(self, layer: LayerId) -> bool:
-        """Always."""
-        return True
-
-    def acquire(self, layers: Sequence[LayerId]) -> int:
-        """All of them."""
-        return len(layers)
-
-    def release(self, layer: LayerId, kind: AccessKind) -> None:
-        """Nothing to do."""
-
-    def needs_save(self, layer: LayerId) -> bool:
-        """Never: there is one copy."""
-        return False
-
-    def save_first(self, layer: LayerId) -> None:
-        """Nothing to do."""
-
-    def on_loaded(self, layer: LayerId) -> None:
-        """Nothing to do."""
-
-    def on_saved(self, layer: LayerId) -> None:
-        """Nothing to do."""
-
-    def forget(self, layer: LayerId) -> Sequence[MemoryCommand]:
-        """No commands."""
-        return ()
-
-    def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
-        """No commands."""
-        return ()
-
-    def plan(
-        self,
-        look_ahead: Callable[[], Ahead],
-        is_demanded: bool = False,
-        token: Hashable = None,
-    ) -> Sequence[MemoryCommand]:
-        """No commands; nobody looks ahead."""
-        return ()
-
-
 _LEAST_MEANT, _FEW = 1024, 100
-"""A budget of fewer bytes has lost its unit: a large one, where there are few of it."""
+"""A budget of fewer bytes lacks its unit: a large unit if the number is small."""
 
 
 def check_budget(budget_bytes: int, permanent_bytes: int, largest_bytes: int) -> None:

@@ -47,18 +47,16 @@ from typing import NamedTuple
 from naspipe.config.errors import InvariantError
 from naspipe.config.ids import INITIAL, LATEST, LayerId, SequenceId, StreamId, Subnet, Version
 from naspipe.config.rules import BlockRule, Rule, rule_of
-from naspipe.config.steps import Steps
 from naspipe.engine.events import KeptLayer
 from naspipe.engine.history import Uses
-from naspipe.engine.ports import SyncPolicy
+from naspipe.engine.policies import SyncPolicy
 
 
 @dataclass(slots=True)
 class LayerVersions:
-    """Kept by :class:`naspipe.engine.versions.VersionBook`."""
+    """The versions of one layer, kept by :class:`VersionBook`."""
 
     known: Sequence[Version]
-    """Its users, see :class:`naspipe.engine.history.Uses`."""
     users: list[Version] = field(default_factory=lambda: [INITIAL])
     """Promised WRITEs that later readers may ask for, oldest first, of each step the last one."""
     existing: set[Version] = field(default_factory=lambda: {INITIAL})
@@ -67,29 +65,12 @@ class LayerVersions:
     seen: int = 0
     """How many of ``known`` were taken over."""
     parts: set[Version] = field(default_factory=set)
-    """Promised WRITEs behind which another pass of their step writes too: nobody reads them."""
+    """Promised WRITEs that another pass of their step follows: nobody reads them."""
     num_owed: int = 0
     """WRITEs of this stage that are promised and not applied."""
 
-    def promise(self, writers: Iterable[Version], steps: Steps) -> None:
-        """Note that subnets will write it.
-
-        Where this stage owes no WRITE, nobody asks for parts of earlier steps any more.
-        """
-        if steps.passes == 1:
-            self.users.extend(writers)
-            return
-        if self.parts and not self.num_owed:
-            first = steps.first(self.users[-1])
-            self.parts = {part for part in self.parts if part >= first or part == self.newest}
-        for writer in writers:
-            if self.users[-1] >= steps.first(writer):
-                self.parts.add(self.users.pop())
-            self.users.append(writer)
-
 
 _NEVER = Version(sys.maxsize)
-"""Older than this: every version."""
 
 
 class Ticket(NamedTuple):
@@ -105,26 +86,19 @@ class Ticket(NamedTuple):
 
 
 class VersionBook:
-    """Versions of the layers of one stage, under one synchronisation policy.
-
-    Args:
-        rules: of each stream, the rule of each block of its chain.
-        policy: which version an access asks for.
-        uses: who uses each layer; stages of one process may share it.
-    """
+    """Versions of the layers of one stage, under one synchronisation policy."""
 
     def __init__(
         self, rules: Sequence[Sequence[BlockRule]], policy: SyncPolicy, uses: Uses | None = None
     ) -> None:
         self.rules = tuple(map(tuple, rules))
-        """Of each stream, of each block of its chain."""
         self._policy = policy
         self._uses = uses if uses is not None else Uses(is_shared=False)
         self._layers: dict[LayerId, LayerVersions] = {}
         self._next: dict[StreamId, int] = {}
 
     def resume(self, stream: StreamId, first: SequenceId, layers: Iterable[KeptLayer]) -> None:
-        """Go on behind a checkpoint: its versions exist here, and subnet ``first`` is the next."""
+        """Continue from a checkpoint: its versions exist here, and subnet ``first`` is the next."""
         self._next[stream] = first
         for layer, versions, _ in layers:
             known = self._uses.of(layer)
@@ -147,28 +121,34 @@ class VersionBook:
                 f"subnet {subnet.stream}.{subnet.sequence_id} admitted out of order: "
                 f"expected sequence ID {expected}"
             )
-        rules = self.rules[subnet.stream]
         if self._policy.binds_late:
             self._next[subnet.stream] = expected + 1
             layers = {block: subnet.layer(block) for block in blocks}
             return {
-                block: Ticket(layer, LATEST, LATEST, self._policy.is_writer(rule_of(rules, layer)))
+                block: Ticket(layer, LATEST, LATEST, self._policy.is_writer(self.rule(layer)))
                 for block, layer in layers.items()
             }
         is_probe = self._policy.steps.is_probe(subnet.sequence_id)
         self._uses.note(subnet, writes=not is_probe)
-        tickets = {block: self._ticket(subnet, block) for block in blocks}
+        tickets = {}
+        for block in blocks:
+            layer = subnet.layer(block)
+            state, rule = self._state(layer), self.rule(layer)
+            is_writer = self._policy.is_writer(rule) and not is_probe
+            state.num_owed += is_writer
+            reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
+            state.readers[reads] = state.readers.get(reads, 0) + 1
+            tickets[block] = Ticket(layer, reads, state.users[-1], is_writer)
         self._next[subnet.stream] = expected + 1
         for layer in self._uses.unread():
             self._state(layer)
         return tickets
 
     def is_admitted(self, stream: StreamId, sequence_id: int) -> bool:
-        """Whether a subnet has its tickets here."""
         return sequence_id < self._next.get(stream, 0)
 
     def begin(self, tickets: dict[int, Ticket]) -> None:
-        """A forward begins: fill in what it reads, where the policy binds late."""
+        """A forward begins: fill in what it reads, if the policy binds late."""
         if not self._policy.binds_late:
             return
         for block, ticket in tickets.items():
@@ -178,7 +158,7 @@ class VersionBook:
                 tickets[block] = ticket._replace(reads=state.newest)
 
     def queue_write(self, ticket: Ticket, writer: SequenceId) -> Ticket:
-        """A gradient is there: fill in what its WRITE follows, where the policy binds late."""
+        """A gradient is there: fill in what its WRITE follows, if the policy binds late."""
         if ticket.base != LATEST:
             return ticket
         state = self._state(ticket.layer)
@@ -187,15 +167,12 @@ class VersionBook:
         return ticket
 
     def is_clear(self, ticket: Ticket) -> bool:
-        """Whether what it reads can be read here now."""
         return ticket.reads == LATEST or self.exists(ticket.layer, ticket.reads)
 
     def exists(self, layer: LayerId, version: Version) -> bool:
-        """Whether a version can be read here now."""
         return version in self._state(layer).existing
 
     def newest(self, layer: LayerId) -> Version:
-        """The newest version that was written or arrived here."""
         return self._state(layer).newest
 
     def may_replace(self, layer: LayerId) -> bool:
@@ -226,7 +203,8 @@ class VersionBook:
         return tuple(v for v in known if v == newest or self._policy.makes_version(rule, v))
 
     def hold(self, layer: LayerId) -> tuple[Version, ...]:
-        """Be a reader of every readable version, until it is released; returns them."""
+        """Become a reader of every readable version, until it is released; returns these
+        versions."""
         versions = self.readable(layer)
         readers = self._state(layer).readers
         for version in versions:
@@ -234,7 +212,7 @@ class VersionBook:
         return versions
 
     def release(self, layer: LayerId, version: Version) -> list[Version]:
-        """One reader is done with a version; returns the versions nobody will read again."""
+        """One reader is done with a version; returns the versions that nobody will read again."""
         state = self._state(layer)
         left = state.readers.get(version, 0) - 1
         if left < 0:
@@ -246,11 +224,7 @@ class VersionBook:
         return self._drop(layer, state)
 
     def write(self, layer: LayerId, ticket: Ticket, version: Version) -> list[Version]:
-        """A WRITE was applied; returns the versions nobody will read again.
-
-        Raises:
-            InvariantError: when the WRITE was built on any but the newest version.
-        """
+        """A WRITE was applied; returns the versions that nobody will read again."""
         state = self._state(layer)
         if state.newest != ticket.base:
             raise InvariantError(
@@ -268,9 +242,6 @@ class VersionBook:
         """Another stage handed its newest version over; what was here before is stale.
 
         Of a layer with copies, older versions are read on.
-
-        Raises:
-            InvariantError: when it is not newer than what is here, or that is still read.
         """
         state = self._state(layer)
         if version <= state.newest or not self.may_replace(layer):
@@ -299,26 +270,25 @@ class VersionBook:
         state.existing.add(version)
         return self._drop(layer, state)
 
-    def _ticket(self, subnet: Subnet, block: int) -> Ticket:
-        layer = subnet.layer(block)
-        state = self._state(layer)
-        rule = self.rule(layer)
-        is_probe = self._policy.steps.is_probe(subnet.sequence_id)
-        is_writer = self._policy.is_writer(rule) and not is_probe
-        state.num_owed += is_writer
-        reads = self._policy.version_to_read(rule, state.users, subnet.sequence_id)
-        state.readers[reads] = state.readers.get(reads, 0) + 1
-        return Ticket(layer, reads, state.users[-1], is_writer)
-
     def _promise(self, layer: LayerId, state: LayerVersions, writers: Iterable[Version]) -> None:
-        """Note that subnets will write a layer."""
-        if self._policy.is_writer(self.rule(layer)):
-            state.promise(writers, self._policy.steps)
-            oldest = self._floor(layer, state)
-            del state.users[: min(bisect_left(state.users, oldest), len(state.users) - 1)]
+        if not self._policy.is_writer(self.rule(layer)):
+            return
+        steps, users = self._policy.steps, state.users
+        if steps.passes == 1:
+            users.extend(writers)
+        else:
+            if state.parts and not state.num_owed:  # nobody asks for parts of earlier steps
+                first = steps.first(users[-1])
+                state.parts = {p for p in state.parts if p >= first or p == state.newest}
+            for writer in writers:
+                if users[-1] >= steps.first(writer):
+                    state.parts.add(users.pop())
+                users.append(writer)
+        oldest = self._floor(layer, state)
+        del users[: min(bisect_left(users, oldest), len(users) - 1)]
 
     def _state(self, layer: LayerId) -> LayerVersions:
-        """A layer's state, with every use by a subnet that was admitted here."""
+        """A layer's state, which includes every use by a subnet that was admitted here."""
         state = self._layers.get(layer)
         if state is None:
             state = self._layers[layer] = LayerVersions(self._uses.of(layer))
@@ -338,7 +308,6 @@ class VersionBook:
         return _NEVER if version == LATEST else version
 
     def rule(self, layer: LayerId) -> Rule:
-        """How a layer's READs follow its WRITEs."""
         return rule_of(self.rules[layer.stream], layer)
 
     def _drop(self, layer: LayerId, state: LayerVersions) -> list[Version]:

@@ -1,4 +1,4 @@
-"""What a controller keeps of each subnet that is under way on its stage."""
+"""What a controller keeps of each subnet under way on its stage: its tasks and their progress."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from naspipe.config.ids import LayerId, StageId, Subnet, Version
 from naspipe.config.partition import Partition
 from naspipe.config.wiring import CHAIN, InputName
-from naspipe.engine.commands import RunTask
 from naspipe.engine.events import SubnetAdmitted, Task, TaskKind
 from naspipe.engine.versions import Ticket
 
 
 @dataclass(slots=True)
 class Work:
-    """One task's progress: blocks not yet run, and what is not there yet."""
+    """The progress of one task: blocks not yet run, and what is still missing."""
 
     task: Task
     subnet: Subnet
@@ -31,7 +30,7 @@ class Work:
     missing: set[InputName] = field(default_factory=lambda: {CHAIN})
     """Inputs that have not arrived. Without the chain's nothing can begin."""
     begins_here: bool = False
-    """Of a backward: the block where it begins is on this stage."""
+    """Whether the block where a backward begins is on this stage."""
     receiver: Task | None = None
     """What takes its output on another stage; None where the chain, or the part that a backward
     goes through, ends here."""
@@ -41,11 +40,10 @@ class Work:
 
     @property
     def priority(self) -> int:
-        """Of the next block."""
         return self.priorities[self.todo[-1]] if self.priorities else 0
 
     def clear_reads(self, limit: int | None) -> list[tuple[LayerId, Version]]:
-        """Layers and versions of the next blocks that are clear, ``limit`` at most."""
+        """Layers and versions of the next blocks that are clear, at most ``limit`` of them."""
         reads = []
         for block in self.todo[: -(limit or len(self.todo)) - 1 : -1]:
             if block in self.unclear:
@@ -54,17 +52,12 @@ class Work:
             reads.append((ticket.layer, ticket.reads))
         return reads
 
-    def run(self, reads: tuple[tuple[LayerId, Version], ...]) -> RunTask:
-        """The command to compute some of its blocks."""
-        return RunTask(self.task, reads, self.subnet.options(layer for layer, _ in reads))
-
     def clear_layers(self) -> list[LayerId]:
         """Layers of all its blocks that are clear, in the order in which they will run."""
         tickets, unclear = self.tickets, self.unclear
         return [tickets[block].layer for block in reversed(self.todo) if block not in unclear]
 
     def explain(self) -> str:
-        """What it waits for, for error messages."""
         if CHAIN in self.missing:
             return f"{self.task} has no input"
         if self.unclear:
@@ -88,34 +81,21 @@ class Progress:
     """Tasks whose layers are still needed, WRITEs still owed, gates that hold it, outputs still
     to be taken: the last of them retires the subnet."""
     holds: int = 0
-    """Gates that its WRITEs wait for."""
     write_priorities: tuple[int, ...] = ()
     """By block of the chain; empty where each WRITE goes before all tasks."""
     writing: set[int] = field(default_factory=set)
     """Blocks whose WRITE was commanded and has not finished."""
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether a backward follows the forward."""
-        return bool(self.backwards)
-
-    @property
-    def is_released(self) -> bool:
-        """Whether its WRITEs may begin as soon as nothing else is in their way."""
-        return not self.holds
-
     def work(self, task: Task) -> Work | None:
-        """What is kept of one of its tasks on this stage; None for any other."""
+        """What is kept of one of the subnet's tasks on this stage; None for any other task."""
         is_forward = task.kind is TaskKind.FORWARD
         found = self.forward if is_forward else self.backwards.get(task.section)
         return found if found is not None and found.task == task else None
 
     def works(self) -> list[Work]:
-        """Its tasks, the forward first."""
         return [self.forward, *self.backwards.values()]
 
     def explain(self) -> str:
-        """What it waits for, for error messages."""
         for work in self.works():
             if work.todo:
                 return work.explain()

@@ -1,4 +1,8 @@
-"""WRITEs that are owed: each follows the one before it, when nothing is in its way."""
+"""WRITEs that are owed: each follows the one before it, when nothing is in its way.
+
+``Writes`` puts the WRITEs of a stage in order. ``Followers`` makes layers that follow others, as
+those of a momentum teacher do, take turns with their sources.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +20,18 @@ from naspipe.engine.commands import Command, DropVersion, JoinSum, WriteLayer
 from naspipe.engine.events import TaskKind, WriteFinished
 from naspipe.engine.gates import Gates
 from naspipe.engine.history import Moves
-from naspipe.engine.ports import DispatchOrder, Residency
+from naspipe.engine.ports import DispatchOrder
+from naspipe.engine.residency import Residency
 from naspipe.engine.versions import Ticket, VersionBook
 from naspipe.engine.work import Progress
 
 _Place = tuple[StreamId, int]
-"""A block of a stream."""
 
 
 class Followers:
     """The sources and followers among the layers of one stage.
 
-    Args:
-        rules: of each stream, the rule of each block of its chain.
-        ended: the last step whose WRITEs of a layer are all over on this stage.
-        steps: how passes form steps, in every stream.
+    ``ended`` tells the last step whose WRITEs of a layer are all over on this stage.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Followers:
         self._sources: dict[_Place, _Place] = {}
         self._followers: dict[_Place, list[_Place]] = {}
         self._written: dict[LayerId, Version] = {}
-        """Of sources: the last step that was written here."""
+        """The last step of each source that was written here."""
         for place, rule in _places(rules):
             if isinstance(rule, Follows):
                 source = (StreamId(rule.stream), rule.block)
@@ -52,7 +53,7 @@ class Followers:
                 self._followers.setdefault(source, []).append(place)
 
     def may_end_step(self, layer: LayerId, version: Version) -> bool:
-        """Whether nothing of this kind is in the way of the WRITE that ends a step."""
+        """Whether no source or follower is in the way of the WRITE that ends a step."""
         if not self._sources:
             return True
         place = (layer.stream, layer.block)
@@ -99,14 +100,8 @@ class Writes:
     Where another stage computes earlier passes of a step, their gradients come first, as a sum. In
     a tree they are added whenever they come, before the sum leaves or the step ends.
 
-    Args:
-        book: the versions of this stage.
-        residency: what of them is on the device.
-        gates: hold WRITEs back.
-        steps: how passes form steps, in every stream.
-        order: of tasks, and of WRITEs that have a priority among them.
-        splits: backwards may be split. Then a WRITE may take as long as a backward, so one begins
-            at a time, and tasks that become ready go before the next one.
+    If backwards may be split (``splits``), a WRITE may take as long as a backward, so one begins
+    at a time, and tasks that become ready go before the next one.
     """
 
     def __init__(
@@ -124,26 +119,23 @@ class Writes:
         self._residency = residency
         self._gates = gates
         self._bases: dict[tuple[LayerId, Version], Version | None] = {}
-        """Of the sums that will come: the version from before their step; None in a tree."""
+        """For each sum that will come, the version from before its step; None in a tree."""
         self._lacking: dict[LayerId, set[Version]] = {}
-        """Sums of trees that were not joined yet."""
         self._instead: dict[tuple[LayerId, Version], Version] = {}
-        """What this stage's first WRITE of a step follows, for the version that its ticket says."""
+        """What this stage's first WRITE of a step follows, instead of what its ticket says."""
         self._sums: dict[LayerId, deque[Version]] = {}
-        """Those that came and were not joined yet, in their order."""
+        """Sums that came and were not joined yet, in their order."""
         self._owed: dict[tuple[LayerId, Version], tuple[Progress, int]] = {}
         """By layer and the version that the WRITE follows."""
         self._due: dict[LayerId, tuple[Progress, int]] = {}
-        """Nothing is in their way but a run, or that the layer is not on the device."""
+        """They wait only for a run to end, or for their layer to be on the device."""
         self._queue: list[tuple[tuple[Any, ...], int, LayerId]] = []
-        """A heap of those that are due: key, number, layer."""
         self._order, self._counter = order, count()
         self._splits, self._most_due = splits, MOST_OWED if splits else MOST_DUE
         self._num_under_way = 0
 
     @property
     def are_under_way(self) -> bool:
-        """Whether one was commanded and has not finished."""
         return self._num_under_way > 0
 
     @property
@@ -157,7 +149,7 @@ class Writes:
         return iter(self._due)
 
     def expect(self, moves: Moves) -> list[Command]:
-        """Sums will come, or came already; returns what those lead to."""
+        """Sums will come, or came already; returns what the latter lead to."""
         for before in moves.preceded:
             if before.base is not None:
                 self._instead[before.layer, before.version] = before.base
@@ -197,7 +189,7 @@ class Writes:
         progress, _ = self._owed[key]
         version = Version(progress.subnet.sequence_id)
         if self._book.ends_step(layer, version) and not (
-            progress.is_released
+            not progress.holds
             and self._followers.may_end_step(layer, version)
             and not self.lacks_sum(layer, version)
         ):
@@ -213,7 +205,8 @@ class Writes:
         return self._order.key(task, progress.write_priorities[block])
 
     def wrote(self, layer: LayerId, version: Version) -> list[Command]:
-        """A layer was written: the next WRITEs of it and of its kin may be due; as ``follow``."""
+        """A layer was written: the next WRITEs of it and of its kin may be due; returns as
+        ``follow``."""
         has_ended = self._book.ends_step(layer, version)
         kin = self._followers.wrote(layer, version) if has_ended else []
         # Update the followers first. With bounded staleness, the next WRITE of a source may
@@ -230,31 +223,28 @@ class Writes:
 
     def _join(self, layer: LayerId) -> list[Command]:
         """Let sums, the oldest first, be joined by this stage's own gradients, when it is time."""
-        versions, commands = self._sums[layer], []
+        versions, commands = self._sums[layer], list[Command]()
         while versions and (layer, versions[0]) in self._bases:
-            joined = self._join_one(layer, versions[0], self._bases[layer, versions[0]])
-            if not joined:
-                break
-            version = versions.popleft()
+            version, book = versions[0], self._book
+            base = self._bases[layer, version]
+            if base is None:
+                self._lacking[layer].remove(version)
+                commands.append(JoinSum(layer, version))
+            else:
+                keeps_base = book.has_copies(layer) and book.keeps(layer, base)
+                dropped = book.join(layer, base, version)
+                if dropped is None:
+                    break
+                commands.append(JoinSum(layer, version, base, keeps_base))
+                commands += [DropVersion(layer, each) for each in dropped if each != base]
+            versions.popleft()
             del self._bases[layer, version]
-            commands += [*joined, *self._gates.joined(layer, version)]
+            commands += self._gates.joined(layer, version)
         if not versions:
             del self._sums[layer]
         return commands
 
-    def _join_one(self, layer: LayerId, version: Version, base: Version | None) -> list[Command]:
-        if base is None:
-            self._lacking[layer].remove(version)
-            return [JoinSum(layer, version)]
-        keeps_base = self._book.has_copies(layer) and self._book.keeps(layer, base)
-        dropped = self._book.join(layer, base, version)
-        if dropped is None:
-            return []
-        drops = [DropVersion(layer, each) for each in dropped if each != base]
-        return [JoinSum(layer, version, base, keeps_base), *drops]
-
     def release(self, progress: Progress) -> list[Command]:
-        """The WRITEs of a step are held back no longer: a pass's may be due; as ``follow``."""
         layers = [ticket.layer for ticket in progress.tickets.values() if ticket.is_writer]
         return [command for layer in layers for command in self.follow(layer)]
 
@@ -277,22 +267,28 @@ class Writes:
             if key and (are_under_way or (is_behind and len(self._queue) <= self._most_due)):
                 break
             first = heapq.heappop(self._queue)
-            begun = self._begin(layer)
-            commands += begun
-            if not begun:
+            progress, block = self._due[layer]
+            sequence_id, book = progress.subnet.sequence_id, self._book
+            ends_step = book.ends_step(layer, Version(sequence_id))
+            needs_layer = ends_step or book.has_copies(layer)
+            if needs_layer and not self._residency.acquire((layer,)):
                 absent.append(first)
+                continue
+            del self._due[layer]
+            base = progress.tickets[block].base
+            self._num_under_way += 1
+            progress.writing.add(block)
+            keeps_base = book.has_copies(layer) and book.keeps(layer, base)
+            commands.append(WriteLayer(layer, sequence_id, base, keeps_base, ends_step))
         for each in absent:
             heapq.heappush(self._queue, each)
         return commands
 
     def finish(self, event: WriteFinished, progress: Progress) -> Ticket:
-        """A WRITE is over; returns its ticket.
-
-        Raises:
-            InvariantError: when it was not under way.
-        """
         layer = event.layer
-        needs_layer = self._needs_layer(layer, event.sequence_id)
+        # Whether the WRITE changed or copied the layer; others only add gradients up.
+        ends_step = self._book.ends_step(layer, Version(event.sequence_id))
+        needs_layer = ends_step or self._book.has_copies(layer)
         ticket = progress.tickets.get(layer.block)
         if ticket is None or ticket.layer != layer or layer.block not in progress.writing:
             raise InvariantError(
@@ -303,21 +299,3 @@ class Writes:
         if needs_layer:
             self._residency.release(layer, AccessKind.WRITE)
         return ticket
-
-    def _begin(self, layer: LayerId) -> list[Command]:
-        progress, block = self._due[layer]
-        needs_layer = self._needs_layer(layer, progress.subnet.sequence_id)
-        if needs_layer and not self._residency.acquire((layer,)):
-            return []
-        del self._due[layer]
-        ticket = progress.tickets[block]
-        self._num_under_way += 1
-        progress.writing.add(block)
-        keeps_base = self._book.has_copies(layer) and self._book.keeps(layer, ticket.base)
-        sequence_id = progress.subnet.sequence_id
-        ends_step = self._book.ends_step(layer, Version(sequence_id))
-        return [WriteLayer(layer, sequence_id, ticket.base, keeps_base, ends_step)]
-
-    def _needs_layer(self, layer: LayerId, sequence_id: int) -> bool:
-        """Whether a WRITE changes or copies the layer; others only add gradients up."""
-        return self._book.has_copies(layer) or self._book.ends_step(layer, Version(sequence_id))

@@ -1,11 +1,14 @@
-"""Why more stages stop helping: what limits a stream on a chain, in words and figures."""
+"""Why more stages stop helping: what limits a stream on a chain, in words and figures.
+
+``bottlenecks`` explains a simulated run; ``held_back`` warns before a run that hardly anything
+can be done at the same time, and names the least change that would help.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from naspipe.config.ids import Subnet
 from naspipe.config.rules import BlockRule, Every, Exact, Lag, rule_of
 from naspipe.config.steps import Steps
 from naspipe.plan.bounds import CausalBound, causal_bound, side_by_side
@@ -16,15 +19,15 @@ from naspipe.plan.pipeline import Pipeline, Plan, with_grown_lags
 from naspipe.plan.simulation import Outcome
 
 _MOST = 0.9
-"""Of a subnet's work that is entangled, and then counts as all of it."""
+"""Share of a subnet's work that has to be entangled for all of it to count as such."""
 
 _NOTABLE = 0.01
-"""Losses below this are not worth a line."""
+"""Smaller losses are not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """One reason, and how many stages it lets be busy at most."""
+    """One reason, and the number of stages that it allows to be busy at most."""
 
     busy_stages: float
     text: str
@@ -38,76 +41,70 @@ def bottlenecks(
     outcome: Outcome,
     groups: int = 1,
 ) -> list[Bottleneck]:
-    """What keeps the stages of one simulated run from being busy, the strictest first.
-
-    Args:
-        pipeline: streams of one space, with costs; the first stands for all.
-        labels: of the blocks of the chain, for the text.
-        bound: of the pipeline.
-        plan: under which it was run.
-        outcome: of that run.
-        groups: that the stages form.
-    """
+    """What keeps the stages of one simulated run from being busy, the strictest first."""
     stream, count = pipeline.streams[0], len(pipeline.streams)
-    if stream.costs is None:
+    costs, subnets = stream.costs, stream.subnets
+    if costs is None:
         return []
-    means = [
-        _mean_ns(stream.costs, stream.subnets, block) for block in range(len(stream.chain.rules))
+    means = [  # of one pass through each block, without the making of layers
+        sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
+        for block in range(len(stream.chain.rules))
     ]
-    work_ns = sum(means)
-    passes = pipeline.steps.passes
-    found = [_causal(bound, pipeline.steps.probes), _largest_block(means, labels, work_ns, groups)]
-    if not pipeline.steps.probes:  # otherwise the longest chain says it all
+    work_ns, passes, probes = sum(means), pipeline.steps.passes, pipeline.steps.probes
+    busy = bound.steady_parallelism
+    if probes:
+        text = (
+            f"probes: what a step trains waits for the losses of its {probes} probes, and they for "
+            f"the step before: at most {busy:.1f} stages are busy; more probes and passes of a "
+            f"step, lag(K), or several streams would help"
+        )
+    else:
+        text = (
+            f"causal order: the longest chain of subnets that use the same layers keeps at most "
+            f"{busy:.1f} stages busy; a sampler that spaces its choices, or several streams, would "
+            f"help"
+        )
+    found = [Bottleneck(busy, text)]
+    largest_ns, label = max(zip(means, labels, strict=True))
+    busy = groups * work_ns / largest_ns if largest_ns else float("inf")
+    text = (
+        f"largest block: {label} takes {largest_ns / work_ns:.1%} of a subnet and cannot be cut, "
+        f"so at most {busy:.1f} stages are busy"
+    )
+    found.append(Bottleneck(busy, text))
+    if not probes:  # otherwise the longest chain says it all
         found += _shared(stream.chain, labels, means, work_ns, count * passes)
         found += _entangled(stream, labels, means, passes * count, outcome.stages // groups, groups)
     if outcome.stages > groups:
-        found.append(_imbalance(stream.subnets, plan, stream.costs, outcome, groups))
-    found += _window(outcome, count)
-    found += _uneven(passes, groups, outcome)
-    if outcome.stall_ratio > _NOTABLE:
-        found.append(
-            Bottleneck(
-                outcome.stages * (1 - outcome.stall_ratio),
-                f"memory: stages wait {outcome.stall_ratio:.1%} of the time for layers to be "
-                f"loaded; a larger budget would help",
-            )
+        ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
+        mean = sum(ratios) / len(ratios) / groups  # the stages of the other groups are empty
+        text = (
+            f"imbalance: a subnet's dearest stage takes {mean:.2f} times the mean one, because a "
+            f"stage is a whole number of blocks"
         )
+        found.append(Bottleneck(outcome.stages / mean, text))
+    most = outcome.window * count
+    if most < outcome.stages:
+        text = (
+            f"window: at most {most} subnets are under way, each on one stage at a "
+            f"time; raise window or activation_memory"
+        )
+        found.append(Bottleneck(most, text))
+    if passes % groups:  # a step takes as long as the group with the most passes of it
+        most = -(-passes // groups)
+        text = (
+            f"groups: {passes} passes of a step on {groups} groups leave some with {most} and some "
+            f"with {passes // groups}; a multiple of {groups} would help"
+        )
+        found.append(Bottleneck(outcome.stages * passes / (most * groups), text))
+    if outcome.stall_ratio > _NOTABLE:
+        text = (
+            f"memory: stages wait {outcome.stall_ratio:.1%} of the time for layers to be "
+            f"loaded; a larger budget would help"
+        )
+        found.append(Bottleneck(outcome.stages * (1 - outcome.stall_ratio), text))
     biting = [limit for limit in found if limit.busy_stages < outcome.stages * (1 - _NOTABLE)]
     return sorted(biting, key=lambda limit: (limit.busy_stages, limit.text))
-
-
-def _mean_ns(costs: CostTable, subnets: Sequence[Subnet], block: int) -> float:
-    """Of one pass through a block, without the making of layers."""
-    return sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
-
-
-def _causal(bound: CausalBound, probes: int) -> Bottleneck:
-    busy = bound.steady_parallelism
-    if probes:
-        return Bottleneck(
-            busy,
-            f"probes: what a step trains waits for the losses of its {probes} probes, and they for "
-            f"the step before: at most {busy:.1f} stages are busy; more probes and passes of a "
-            f"step, lag(K), or several streams would help",
-        )
-    return Bottleneck(
-        busy,
-        f"causal order: the longest chain of subnets that use the same layers keeps at most "
-        f"{busy:.1f} stages busy; a sampler that spaces its choices, or several streams, would "
-        f"help",
-    )
-
-
-def _largest_block(
-    means: Sequence[float], labels: Sequence[str], work_ns: float, groups: int
-) -> Bottleneck:
-    largest_ns, label = max(zip(means, labels, strict=True))
-    busy = groups * work_ns / largest_ns if largest_ns else float("inf")
-    return Bottleneck(
-        busy,
-        f"largest block: {label} takes {largest_ns / work_ns:.1%} of a subnet and cannot be cut, "
-        f"so at most {busy:.1f} stages are busy",
-    )
 
 
 def _shared(
@@ -158,8 +155,15 @@ def _entangled(
     Nothing of a step starts there before the last step's WRITEs, so passes alone fill the stages:
     S · P / (P + S - 1) of S stages with P passes. Streams count as passes do.
     """
-    rules, elastic = stream.chain.rules, _settings_everywhere(stream)
-    exact = [block for block in elastic if isinstance(rules[block], Exact)]
+    rules = stream.chain.rules
+    used = [subnet for subnet in stream.subnets if subnet.candidates]
+    exact = [
+        block
+        for block in range(len(rules) if used else 0)
+        if len({subnet.layer(block) for subnet in used}) == 1
+        and len({subnet.chain[block] for subnet in used}) > 1
+        and isinstance(rules[block], Exact)
+    ]
     share = sum(means[exact[0] :]) / sum(means) if exact else 0.0
     if share < _MOST:
         return []
@@ -176,76 +180,23 @@ def _entangled(
     ]
 
 
-def _settings_everywhere(stream: Stream) -> list[int]:
-    """Blocks of which all subnets use one layer, and not by one option."""
-    used = [subnet for subnet in stream.subnets if subnet.candidates]
-    return [
-        block
-        for block in range(len(stream.chain.rules) if used else 0)
-        if len({subnet.layer(block) for subnet in used}) == 1
-        and len({subnet.chain[block] for subnet in used}) > 1
-    ]
-
-
-def _imbalance(
-    subnets: Sequence[Subnet], plan: Plan, costs: CostTable, outcome: Outcome, groups: int
-) -> Bottleneck:
-    ratios = peak_to_mean(subnets, plan.streams[0].partitions[: len(subnets)], costs)
-    mean = sum(ratios) / len(ratios) / groups  # the stages of the other groups are empty
-    return Bottleneck(
-        outcome.stages / mean,
-        f"imbalance: a subnet's dearest stage takes {mean:.2f} times the mean one, because a "
-        f"stage is a whole number of blocks",
-    )
-
-
-def _uneven(passes: int, groups: int, outcome: Outcome) -> list[Bottleneck]:
-    """A step takes as long as the group with the most passes of it."""
-    most = -(-passes // groups)
-    busy = outcome.stages * passes / (most * groups)
-    if passes % groups == 0:
-        return []
-    return [
-        Bottleneck(
-            busy,
-            f"groups: {passes} passes of a step on {groups} groups leave some with {most} and some "
-            f"with {passes // groups}; a multiple of {groups} would help",
-        )
-    ]
-
-
-def _window(outcome: Outcome, streams: int) -> list[Bottleneck]:
-    """A subnet is on one stage at a time."""
-    most = outcome.window * streams
-    if most >= outcome.stages:
-        return []
-    return [
-        Bottleneck(
-            most,
-            f"window: at most {most} subnets are under way, each on one stage at a "
-            f"time; raise window or activation_memory",
-        )
-    ]
-
-
 NEAR_ONE = 1.5
 """Fewer stages that can be busy are hardly more than one; half of them all, but 2 at most, are not
 many either."""
 
 NEARER = 1.25
-"""The same where nothing in particular is the reason."""
+"""The same if nothing in particular is the reason."""
 
 LIFTS = 1.2
-"""By how much a change must raise that."""
+"""Factor by which a change must raise the number of busy stages to be suggested."""
 
 MOST_SUBNETS = 400
-"""Looked at, from the first."""
+"""Number of first subnets that are looked at."""
 
 LEAST_STEPS = 10
-"""Of a run that is worth a word."""
 
 _ALIKE = LayerCost(1, 2, 0)
-"""Of every layer, where costs are not known."""
+"""The cost of every layer if costs are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +204,14 @@ class HeldBack:
     """Why a pipeline is hardly faster than one stage."""
 
     busy_stages: float
-    """That can be, however many there are."""
     lifted: float
-    """The same with all that holds it back changed."""
+    """Stages that could be busy if everything that holds the pipeline back were changed."""
     layers: tuple[int, ...] = ()
-    """Blocks of the chain whose exact layer every subnet reads behind the one before."""
+    """Blocks whose exact layer every subnet reads after the one before has written it."""
     is_gated: bool = False
-    """Every WRITE waits for all gradients of its step."""
+    """Whether every WRITE waits for all gradients of its step."""
     is_chosen: bool = True
-    """Whether there is anything to choose: otherwise every step reads all of the one before."""
+    """Whether there is anything to choose; otherwise every step reads all of the one before."""
 
 
 def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
@@ -279,7 +229,8 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
     busy, wanted = _busy(pipeline, rules, steps), max(NEAR_ONE, min(2.0, workers / 2))
     if busy >= wanted:
         return None
-    fixed = [block for block in range(len(rules)) if _is_fixed(first.subnets, block)]
+    used = [subnet for subnet in first.subnets if subnet.chain]
+    fixed = [b for b in range(len(rules)) if len({subnet.layer(b) for subnet in used}) <= 1]
     if len(fixed) == len(rules):
         return HeldBack(busy, busy, is_chosen=False)
 
@@ -289,8 +240,7 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
         )
         return _busy(pipeline, changed, replace(steps, is_gated=steps.is_gated and not gate))
 
-    any_subnet = next(subnet for subnet in first.subnets if subnet.chain)
-    exact = [b for b in fixed if isinstance(rule_of(rules, any_subnet.layer(b)), Exact)]
+    exact = [b for b in fixed if isinstance(rule_of(rules, used[0].layer(b)), Exact)]
     enough = max(busy * LIFTS, min(wanted, lifted(exact, True)))
     found = _least(exact, steps.is_gated, lambda *change: lifted(*change) >= enough)
     if found is not None:
@@ -301,7 +251,7 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
 def _least(
     layers: Sequence[int], gate: bool, helps: Callable[[Sequence[int], bool], bool]
 ) -> tuple[tuple[int, ...], bool] | None:
-    """Changes that help together and of which none can be left out; layers behind go first."""
+    """A minimal set of changes that help together; the last layers are left out first."""
     if not helps(layers, gate):
         return None
     kept = tuple(layers)
@@ -312,19 +262,11 @@ def _least(
     return kept, gate and not helps(kept, False)
 
 
-def _is_fixed(subnets: Sequence[Subnet], block: int) -> bool:
-    """Whether all subnets use the same layer there."""
-    return len({subnet.layer(block) for subnet in subnets if subnet.chain}) <= 1
-
-
 def _busy(pipeline: Pipeline, rules: Sequence[BlockRule], steps: Steps) -> float:
-    """Stages that can be busy once the streams flow."""
+    """Number of stages that can be busy once the streams flow."""
     bounds = []
     for stream in pipeline.streams:
         subnets = stream.subnets[: steps.end(MOST_SUBNETS)]
-        bounds.append(causal_bound(subnets, rules, stream.costs or _alike(stream), steps))
+        alike = {(block, 0): _ALIKE for block in range(len(stream.chain.rules))}
+        bounds.append(causal_bound(subnets, rules, stream.costs or CostTable(alike), steps))
     return side_by_side(bounds).steady_parallelism
-
-
-def _alike(stream: Stream) -> CostTable:
-    return CostTable({(block, 0): _ALIKE for block in range(len(stream.chain.rules))})

@@ -9,7 +9,7 @@ figure from a finished run's own times: :func:`naspipe.store.metrics.causal_boun
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from naspipe.config.ids import LayerId, Subnet
@@ -39,7 +39,6 @@ class CausalBound:
 
     @property
     def parallelism(self) -> float:
-        """Work over the longest chain."""
         return self.work_ns / self.chain_ns if self.chain_ns else 1.0
 
     @property
@@ -99,13 +98,7 @@ def side_by_side(bounds: Sequence[CausalBound]) -> CausalBound:
 
 @dataclass(slots=True)
 class StreamChain:
-    """The longest causal chain of a stream's first subnets, one subnet at a time.
-
-    Args:
-        rules: the rule of each block of the chain.
-        costs: of every layer.
-        steps: how passes form steps.
-    """
+    """The longest causal chain of a stream's first subnets, one subnet at a time."""
 
     rules: Sequence[BlockRule]
     costs: CostTable
@@ -122,10 +115,9 @@ class StreamChain:
     _step_ns: int = 0
     """When the gradients of the step so far could all be there."""
     _probed_ns: int = 0
-    """When the losses of the step's probes so far could be there: its other passes follow."""
+    """When the losses of the step's probes so far could be there; its other passes follow."""
 
     def extend(self, subnet: Subnet) -> None:
-        """Add the stream's next subnet."""
         layers = list(map(subnet.layer, range(len(subnet.chain))))
         chain = [self.costs.of(*place) for place in enumerate(subnet.chain)]
         is_probe, step = self.steps.is_probe(self.num_passes), self.steps.step(self.num_passes)
@@ -150,7 +142,8 @@ class StreamChain:
             self._end_step()
 
     def _end_step(self) -> None:
-        """The step's WRITEs: each behind the layer's last backward, or the step's."""
+        """Add the step's WRITEs, each after the layer's last backward, or after that of the
+        step."""
         for layer, known_ns in self._unwritten.items():
             write_ns = self.costs.of(layer.block, layer.candidate).write_ns
             self.work_ns += write_ns
@@ -159,13 +152,11 @@ class StreamChain:
         self._step_ns = self._probed_ns = 0
 
     def _readable_ns(self, layer: LayerId, step: int) -> int:
-        """When the version that a step reads exists."""
         last = rule_of(self.rules, layer).last_read(step)
         written = reversed(self._written.get(layer, ()))
         return next((end_ns for number, end_ns in written if number <= last), 0)
 
     def _write(self, layer: LayerId, after_ns: int, write_ns: int) -> None:
-        """A WRITE follows its backward and the WRITE before it."""
         written = self._written.get(layer)
         if written is None:
             behind = steps_behind(rule_of(self.rules, layer)) or 0
@@ -173,18 +164,6 @@ class StreamChain:
         end_ns = max(after_ns, written[-1][1] if written else 0) + write_ns
         written.append((self.steps.step(self.num_passes - 1), end_ns))
         self.longest_ns = max(self.longest_ns, end_ns)
-
-
-def chain_lengths(
-    subnets: Iterable[Subnet], rules: Sequence[BlockRule], costs: CostTable, steps: Steps = ONE_PASS
-) -> list[int]:
-    """The longest chain of the first 1, 2, 3, ... subnets of one stream; nanoseconds."""
-    chain = StreamChain(rules, costs, steps)
-    lengths: list[int] = []
-    for subnet in subnets:
-        chain.extend(subnet)
-        lengths.append(chain.longest_ns)
-    return lengths
 
 
 GRAIN = 0.3
@@ -195,62 +174,12 @@ stages, 0.003 more at 8."""
 STREAMS_GRAIN = 0.1
 """The same for several streams, which share the bubbles evenly only if small differences count."""
 
-LAG_KEPT = 0.9
-"""How much of what is thought of a stream's lag stays from round to round."""
-
-ROUND = 16
-"""Subnets whose priorities are worked out together where not all of the stream is known."""
-
-
-def rolling_priorities(
-    subnets: Sequence[Subnet],
-    rules: Sequence[BlockRule],
-    costs: CostTable,
-    known: int,
-    usual: Sequence[float] = (),
-    steps: Steps = ONE_PASS,
-) -> list[Priorities]:
-    """As :func:`critical_path_priorities`, when only the next subnets are known at each.
-
-    Args:
-        subnets: one stream in sequence order.
-        rules: the rule of each block of the chain.
-        costs: of every layer.
-        known: how many subnets, its own included, a subnet's priorities may look at; the rounds
-            look at fewer from all but their first, so 2 * ROUND or more are advisable.
-        usual: for each subnet, the longest chain up to its end in the mean of all streams that
-            share the stages; a stream whose chain grows faster has more left to do, and goes first.
-        steps: how passes form steps; a round is of whole ones.
-    """
-    lengths = chain_lengths(subnets, rules, costs, steps)
-    result: list[Priorities] = []
-    lag = 0.0
-    stride = max(1, min(ROUND, known) // steps.passes) * steps.passes
-    known = max(known, stride)
-    for first in range(0, len(subnets), stride):
-        horizon = min(first + known, len(subnets))
-        levels = critical_path_priorities(subnets[first:horizon], rules, costs, steps)
-        end = lengths[horizon - 1]
-        if usual:
-            now = end - usual[min(horizon, len(usual)) - 1]
-            lag = LAG_KEPT * lag + (1 - LAG_KEPT) * now
-            end -= int(lag)
-        result += [
-            Priorities(*(tuple(level - end for level in row) for row in priorities))
-            for priorities in levels[:stride]
-        ]
-    return result
-
 
 def coarsened(priorities: Sequence[Priorities], grain_ns: int) -> list[Priorities]:
     """Priorities in whole grains, so that the order's next rule decides between near ones.
 
     That rule is the paper's: backward first, then the older subnet. It finishes what was begun,
     which a small difference between long paths is not worth giving up.
-
-    Args:
-        priorities: nanoseconds.
-        grain_ns: 1 or more; see :data:`GRAIN`.
     """
     return [
         Priorities(*(tuple(level // grain_ns for level in row) for row in one))

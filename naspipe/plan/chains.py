@@ -1,4 +1,4 @@
-"""What of a run a schedule depends on: the chain of its space, its subnets and their costs."""
+"""Streams as far as a schedule depends on them, and what places their blocks on stages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from naspipe.plan.partitions import PLACEMENTS, Cutter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """What of a space a schedule depends on."""
+    """The properties of a space that a schedule depends on."""
 
     rules: tuple[BlockRule, ...]
-    """Of each block of the chain."""
     is_shared: tuple[bool, ...]
     """For each block, whether every subnet uses its only layer, which stays where it is."""
     buffered: frozenset[tuple[int, int]] | None = None
@@ -43,7 +42,6 @@ class Chain:
         buffered: frozenset[tuple[int, int]] | None = None,
         stateless: frozenset[tuple[int, int]] = frozenset(),
     ) -> Chain:
-        """The chain of a space."""
         counts = [len(block.candidates) for block in space.blocks]
         return cls(
             rules=with_stateless(space.rules, counts, stateless),
@@ -55,8 +53,6 @@ class Chain:
 
 
 class _Every:
-    """All options of all blocks."""
-
     def __contains__(self, place: object) -> bool:
         return True
 
@@ -66,19 +62,19 @@ EVERY_OPTION: Container[tuple[int, int]] = _Every()
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One run of a pipeline, as far as its schedule depends on it."""
+    """One stream of a pipeline, as far as its schedule depends on it."""
 
     chain: Chain
     subnets: tuple[Subnet, ...]
     """In sequence order; at least one."""
     costs: CostTable | None
-    """Of every layer; None for one stage without a limit of activations."""
+    """None for one stage without a limit of activations."""
     output_bytes: int = 1
-    """What its last block hands to other streams in a pass, where that matters."""
+    """What its last block hands to other streams in a pass, if that matters."""
     is_sample: bool = False
-    """Whether the subnets only stand for others, which are not known yet."""
+    """Whether the subnets only represent others, which are not known yet."""
     split: Container[tuple[int, int]] = frozenset()
-    """Blocks, with those of their options whose backwards are split; ``costs`` know it."""
+    """Pairs of block and option whose backwards are split; ``costs`` take that into account."""
 
     def splitting(self, dearer: float) -> Stream:
         """The same stream with split backwards; see :meth:`Pipeline.splitting`."""
@@ -89,18 +85,15 @@ class Stream:
         return self.split_at(chosen)
 
     def split_at(self, chosen: Container[tuple[int, int]]) -> Stream:
-        """The same stream where the backwards of these options of blocks are split."""
         return replace(self, costs=self.costs and self.costs.split(chosen), split=chosen)
 
 
 CutSteps = Callable[[Sequence[Subnet]], tuple[Partition, ...]]
-"""Says where the passes of whole steps are cut, over the stages of all groups."""
 
 
 def cut_by_steps(
     streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
 ) -> list[CutSteps]:
-    """Of each stream; see :func:`make_cutters`."""
     cutters, groups = make_cutters(streams, execution, wiring, steps), execution.pipeline.groups
     if is_joint(execution):
         return [partial(_one_by_one, cutter) for cutter in cutters]
@@ -125,8 +118,21 @@ def make_cutters(
     one whose wiring says so. Both then have one cut for all subnets, balanced for their costs
     together.
     """
+    name, stages = execution.pipeline.partition, execution.pipeline.stages
     if is_joint(execution):
-        return _jointly(streams, execution, wiring, steps)
+        if (groups := execution.pipeline.groups) > 1:
+            raise ConfigError(
+                f"partition {name}: expected groups=1, found groups={groups}; hybrid deals passes"
+            )
+        means = (
+            stream.costs.stream_means_ns(stream.subnets)
+            if stream.costs
+            else [1.0] * len(stream.chain.rules)
+            for stream in streams
+        )
+        outputs = tuple(stream.output_bytes for stream in streams)
+        pieces = Pieces(tuple(map(tuple, means)), wiring, outputs, steps.passes)
+        return [_by_pass(own, steps) for own in JOINT_PLACEMENTS[name](pieces, stages)]
     leaders = _leaders(streams, wiring)
     cutters = [
         _cutter(_together(number, streams, leaders), execution, number in leaders.values())
@@ -141,7 +147,7 @@ def make_cutters(
 
 
 def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wiring) -> list[bool]:
-    """Of each stream, whether all subnets, known or not, have the cuts of those that are known."""
+    """For each stream, whether subnets not known yet have the same cuts as the known ones."""
     partition = execution.pipeline.partition
     if is_joint(execution) or partition == "static" or execution.pipeline.stages == 1:
         return [True] * len(streams)
@@ -150,7 +156,7 @@ def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wirin
 
 
 def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
-    """Of streams that are cut where another one is: which one that is."""
+    """For each stream that is cut like another one, the number of that one."""
     own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
     return {number: leader for number, leader in own if leader is not None} | {
         number: rule.stream
@@ -161,33 +167,8 @@ def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
 
 
 def is_joint(execution: Execution) -> bool:
-    """Whether streams are placed together, which the stages of a pass may depend on."""
+    """Whether streams are placed together, so that the stages of a pass may depend on the pass."""
     return execution.pipeline.partition in JOINT_PLACEMENTS
-
-
-def _jointly(
-    streams: Sequence[Stream], execution: Execution, wiring: Wiring, steps: Steps
-) -> list[Cutter]:
-    name, groups = execution.pipeline.partition, execution.pipeline.groups
-    if groups > 1:
-        raise ConfigError(
-            f"partition {name}: expected groups=1, found groups={groups}; hybrid deals passes"
-        )
-    pieces = Pieces(
-        tuple(tuple(_mean_costs(stream)) for stream in streams),
-        wiring,
-        tuple(stream.output_bytes for stream in streams),
-        steps.passes,
-    )
-    return [
-        _by_pass(own, steps) for own in JOINT_PLACEMENTS[name](pieces, execution.pipeline.stages)
-    ]
-
-
-def _mean_costs(stream: Stream) -> list[float]:
-    if stream.costs is None:
-        return [1.0] * len(stream.chain.rules)
-    return stream.costs.stream_means_ns(stream.subnets)
 
 
 def _by_pass(own: Sequence[Partition], steps: Steps) -> Cutter:
@@ -203,30 +184,22 @@ def _cutter(stream: Stream, execution: Execution, is_followed: bool) -> Cutter:
 
 
 def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]) -> Stream:
-    """A stream whose layers cost what those that follow them cost, too."""
+    """A stream whose layers cost as much as they and those that follow them together."""
     stream = streams[number]
     for other, leader in leaders.items():
         follower = streams[other].costs
         if leader == number and stream.costs is not None and follower is not None:
-            costs = CostTable(
-                {
-                    (block, candidate): _sum(cost, follower, block, candidate)
-                    for (block, candidate), cost in stream.costs.costs.items()
-                }
-            )
-            stream = replace(stream, costs=costs)
+            costs, followed = dict(stream.costs.costs), {block for block, _ in follower.costs}
+            for (block, candidate), cost in costs.items():
+                if block in followed:
+                    pairs = zip(cost, follower.of(block, candidate), strict=True)
+                    costs[block, candidate] = LayerCost(*(mine + its for mine, its in pairs))
+            stream = replace(stream, costs=CostTable(costs))
     return stream
 
 
-def _sum(cost: LayerCost, follower: CostTable, block: int, candidate: int) -> LayerCost:
-    if all(block != other for other, _ in follower.costs):
-        return cost
-    other = follower.of(block, candidate)
-    return LayerCost(*(mine + its for mine, its in zip(cost, other, strict=True)))
-
-
 def _clipped(cutter: Cutter, num_blocks: int) -> Callable[[Subnet], Partition]:
-    """The same cuts of another chain; of a shorter one, a stage behind its end has nothing."""
+    """The same cuts for another chain; beyond the end of a shorter one, a stage has no block."""
     made: dict[Partition, Partition] = {}
 
     def cut(subnet: Subnet) -> Partition:

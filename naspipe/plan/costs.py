@@ -1,4 +1,8 @@
-"""Measured time per layer."""
+"""Costs and sizes of layers, and what follows from the figures of the machine alone.
+
+``CostTable`` holds measured times, ``SizeTable`` exact sizes. ``shapes`` lists how many groups of
+how many stages a number of devices admits, and ``plan_window`` how many subnets may be under way.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ class LayerCost(NamedTuple):
     backward_ns: int
     write_ns: int
     make_ns: int = 0
-    """Once, when the layer is first used."""
+    """Spent once, when the layer is first used."""
     activation_bytes: int = 0
     """Held by one pass from the block's forward to its backward: its inputs and, unless they
     are computed again, the tensors that autograd saves. What blocks hand on counts in each."""
@@ -38,7 +42,7 @@ class LayerCost(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """All of one pass, the making left out."""
+        """The time of one pass, without the making of the layer."""
         return self.forward_ns + self.backward_ns + self.owed_ns + self.write_ns
 
     @property
@@ -51,14 +55,13 @@ class LayerCost(NamedTuple):
 
     @property
     def split(self) -> LayerCost:
-        """The cost with a split backward, where it can be split."""
+        """The cost with a split backward, if it can be split."""
         if not self.inputs_ns and not self.weights_ns:
             return self
         return self._replace(backward_ns=self.inputs_ns, owed_ns=self.weights_ns)
 
 
 COLUMNS = ("block", "option", *LayerCost._fields)
-"""Of a table as rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,6 @@ class CostTable:
         return self._means[block]
 
     def split(self, chosen: Container[tuple[int, int]]) -> CostTable:
-        """The table where the backwards of these options of blocks are split."""
         return CostTable(
             {place: cost.split if place in chosen else cost for place, cost in self.costs.items()},
             self.whole,
@@ -93,7 +95,6 @@ class CostTable:
 
     @classmethod
     def of_rows(cls, rows: Iterable[Sequence[int]]) -> CostTable:
-        """The table whose :attr:`rows` these are."""
         return cls({(block, option): LayerCost(*cost) for block, option, *cost in rows})
 
     @property
@@ -114,7 +115,7 @@ class CostTable:
 
 
 def mean_costs(tables: Sequence[CostTable]) -> CostTable:
-    """The mean of several measurements, of the layers that are in each of them."""
+    """The mean of several measurements, for the layers that are in each of them."""
     if len(tables) == 1:
         return tables[0]
     common = set.intersection(*(set(table.costs) for table in tables))
@@ -144,12 +145,11 @@ def first_of_kind(space: Space) -> tuple[int, ...]:
 
 
 class LayerSize(NamedTuple):
-    """What one layer takes on the device; each tensor at a multiple of 512 bytes."""
+    """The size of one layer on the device; each tensor takes a multiple of 512 bytes."""
 
     state_bytes: int
     """Parameters, buffers and optimizer state: all that is there while the layer is resident."""
     parameter_bytes: int
-    """The parameters alone."""
     writes_forward: bool
     """Whether a forward may change the layer. It has buffers, such as the running statistics of
     a normalisation; which of them a forward writes is not asked."""
@@ -157,31 +157,28 @@ class LayerSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
-    """Sizes of every layer of a space, exact; blocks of one kind share their rows."""
+    """Exact sizes of every layer of a space; blocks of one kind share their rows."""
 
     twins: tuple[int, ...]
-    """See :func:`naspipe.plan.costs.first_of_kind`."""
     rows: Mapping[int, tuple[LayerSize, ...]]
     """By the first block of each kind: one size per candidate."""
 
     def of(self, block: int, candidate: int) -> LayerSize:
-        """A layer's size."""
         return self.rows[self.twins[block]][candidate]
 
 
 AUTO = "auto"
-"""What users write in the place of a number of stages, to have it chosen."""
+"""What users write instead of a number of stages, to have it chosen."""
 
 
 class Shape(NamedTuple):
-    """How many groups of how many stages."""
+    """The number of groups, and of stages in each group."""
 
     groups: int
     stages: int
 
     @property
     def workers(self) -> int:
-        """Stages of all groups."""
         return self.groups * self.stages
 
     def __str__(self) -> str:
@@ -189,7 +186,6 @@ class Shape(NamedTuple):
 
 
 def counts(devices: int) -> list[int]:
-    """1, 2, 4, ... devices and all."""
     return sorted({devices, *(1 << power for power in range(devices.bit_length()))})
 
 
@@ -208,7 +204,7 @@ def shapes(devices: int, num_blocks: int, passes: int) -> list[Shape]:
 
 
 WIDEST = 16
-"""Sequence IDs, unless the user says otherwise."""
+"""Sequence IDs under way, unless the user says otherwise."""
 MORE_THAN_STAGES = 4
 """With a memory budget, so many steps more than there are stages. Subnets beyond that hardly fill a
 bubble, but each takes room from those before it. Simulated without what copies take, ``nlp.c1``,
@@ -218,11 +214,6 @@ slower than with 16. ``nlp.c2`` with memory for 1.5 subnets on 2 stages: 8 % few
 
 def plan_window(execution: Execution, steps: Steps, kept_bytes: int) -> int:
     """The window of a stream's admission.
-
-    Args:
-        execution: the user's window, budgets and stages.
-        steps: how passes form steps.
-        kept_bytes: what one subnet of each stream keeps on one stage, at most.
 
     Raises:
         ConfigError: when one step alone does not fit ``activation_memory``.

@@ -38,14 +38,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How near a simulation comes to the run it imitates."""
+    """How close a simulation comes to the run that it imitates."""
 
     tasks: int
     """Forwards and backwards of all subnets and stages."""
     order_agreement: float
     """The share of a stage's neighbouring tasks that both begin in the same order."""
     start_deviation: float
-    """Median distance of a task's starts in the two, over the real makespan."""
+    """Median distance between a task's two starts, relative to the real makespan."""
     real_bubble: float
     simulated_bubble: float
     real_seconds: float
@@ -53,11 +53,9 @@ class Fidelity:
 
     @property
     def bubble_error(self) -> float:
-        """Simulated less real bubble ratio."""
         return self.simulated_bubble - self.real_bubble
 
     def as_dict(self) -> dict[str, float]:
-        """Plain values."""
         return {**asdict(self), "bubble_error": self.bubble_error}
 
 
@@ -119,18 +117,16 @@ class LoggedCosts(TableCosts):
     durations_ns: Mapping[tuple[LayerId, AccessKind, int], int]
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         known = self.durations_ns.get((layer, kind, sequence_id))
         return TableCosts.access_ns(self, layer, kind) if known is None else known
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`naspipe.plan.virtual_costs.Costs`."""
         known = self.durations_ns.get((layer, AccessKind.WRITE, sequence_id))
         return TableCosts.add_ns(self, layer, sequence_id) if known is None else known
 
 
 def logged_costs(accesses: Sequence[Access], steps: Steps = ONE_PASS) -> LoggedCosts:
-    """The costs that a log shows, of passes that form steps like these."""
+    """The costs found in a log whose passes form steps like these."""
     durations: dict[tuple[LayerId, AccessKind, int], int] = {
         (access.layer, access.kind, access.sequence_id): access.end_ns - access.start_ns
         for access in accesses
@@ -145,7 +141,7 @@ def logged_costs(accesses: Sequence[Access], steps: Steps = ONE_PASS) -> LoggedC
 
 
 def logged_table(accesses: Sequence[Access], steps: Steps) -> CostTable:
-    """Median costs of every layer that a log has; of WRITEs, those that end a step."""
+    """Median costs of every layer that a log has; only those WRITEs count that end a step."""
     last: dict[tuple[LayerId, int], int] = {}
     for access in accesses:
         use = (access.layer, steps.step(access.sequence_id))

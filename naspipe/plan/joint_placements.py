@@ -18,14 +18,14 @@ from naspipe.config.wiring import TapRole, Wiring
 from naspipe.plan.partitions import balanced_partition
 
 MOST_STEPS = 200_000
-"""Of a search through all ways; what was found by then is taken."""
+"""Limit of a search; the best placement found by then is used."""
 
 NEAR = 0.002
-"""Part of the least peak that is given up to move less."""
+"""Share of the least peak that is given up to move fewer bytes."""
 
 
 class Link(NamedTuple):
-    """What one piece hands to another, if they are on different stages."""
+    """The bytes that one piece hands to another, if they are on different stages."""
 
     source: int
     sink: int
@@ -38,18 +38,17 @@ def pack(costs: Sequence[float], links: Sequence[Link], num_stages: int) -> tupl
     The dearest piece goes to the cheapest stage first; pieces are then moved and exchanged for as
     long as that makes it better. From there all ways are gone through that may be better yet, up to
     :data:`MOST_STEPS`; so the answer for some 12 pieces is the best there is.
-
-    Args:
-        costs: of each piece, in any unit.
-        links: between pieces, by their places.
-        num_stages: 1 or more.
     """
     problem = _Problem(tuple(costs), tuple(links), num_stages)
-    dealt = problem.improved(_dearest_first(costs, num_stages))
-    dealt = problem.searched(dealt)
+    loads, dealt = [0.0] * num_stages, [0] * len(costs)
+    for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
+        dealt[piece] = loads.index(min(loads))
+        loads[dealt[piece]] += costs[piece]
+    dealt = problem.searched(problem.improved(dealt))
     limit = problem.peak(dealt) * (1 + NEAR)
-    dealt = problem.improved(dealt, limit)
-    return _numbered(problem.searched(dealt, limit))
+    dealt = problem.searched(problem.improved(dealt, limit), limit)
+    names: dict[int, int] = {}  # stages are numbered by the first piece of each
+    return tuple(names.setdefault(stage, len(names)) for stage in dealt)
 
 
 class _Problem(NamedTuple):
@@ -58,18 +57,16 @@ class _Problem(NamedTuple):
     num_stages: int
 
     def peak(self, dealt: Sequence[int]) -> float:
-        """Of the dearest stage."""
         loads = [0.0] * self.num_stages
         for cost, stage in zip(self.costs, dealt, strict=True):
             loads[stage] += cost
         return max(loads)
 
     def moved(self, dealt: Sequence[int]) -> int:
-        """Bytes that go from stage to stage."""
         return sum(each.num_bytes for each in self.links if dealt[each.source] != dealt[each.sink])
 
     def improved(self, dealt: list[int], limit: float = 0.0) -> list[int]:
-        """Exchange and move single pieces for as long as that makes it better."""
+        """Exchange and move single pieces for as long as that improves the placement."""
 
         def badness(way: Sequence[int]) -> tuple[float, float, float]:
             peak = self.peak(way)
@@ -83,10 +80,17 @@ class _Problem(NamedTuple):
         return dealt
 
     def searched(self, dealt: list[int], limit: float = 0.0) -> list[int]:
-        """The best of all ways: by the peak, or by what is moved, the peak being below a limit."""
+        """The best placement: by its peak or, with a limit of the peak, by the bytes that are
+        moved."""
         order = sorted(range(len(self.costs)), key=lambda n: n if limit else -self.costs[n])
         best, least = dealt, self.moved(dealt) if limit else self.peak(dealt)
-        linked = self._linked(order)
+        place = {piece: number for number, piece in enumerate(order)}
+        # Of each piece, those before it in this order that it is linked with, and the bytes.
+        linked: dict[int, list[tuple[int, int]]] = {piece: [] for piece in order}
+        for source, sink, num_bytes in self.links:
+            if source != sink:
+                first, last = sorted((source, sink), key=place.__getitem__)
+                linked[last].append((first, num_bytes))
         loads, places, left = [0.0] * self.num_stages, dict[int, int](), MOST_STEPS
 
         def go_on(depth: int, used: int, badness: float) -> None:
@@ -109,23 +113,6 @@ class _Problem(NamedTuple):
         go_on(0, 0, 0.0)
         return best
 
-    def _linked(self, order: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-        """For each piece, those before it in this order that it is linked with."""
-        place = {piece: number for number, piece in enumerate(order)}
-        found: dict[int, list[tuple[int, int]]] = {piece: [] for piece in order}
-        for source, sink, num_bytes in (each for each in self.links if each.source != each.sink):
-            first, last = sorted((source, sink), key=place.__getitem__)
-            found[last].append((first, num_bytes))
-        return found
-
-
-def _dearest_first(costs: Sequence[float], num_stages: int) -> list[int]:
-    loads, dealt = [0.0] * num_stages, [0] * len(costs)
-    for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
-        dealt[piece] = loads.index(min(loads))
-        loads[dealt[piece]] += costs[piece]
-    return dealt
-
 
 def _neighbours(dealt: list[int], num_stages: int) -> Iterator[list[int]]:
     for piece, own in enumerate(dealt):
@@ -139,23 +126,16 @@ def _neighbours(dealt: list[int], num_stages: int) -> Iterator[list[int]]:
             yield changed
 
 
-def _numbered(dealt: Sequence[int]) -> tuple[int, ...]:
-    """Stages numbered by the first piece of each."""
-    names: dict[int, int] = {}
-    return tuple(names.setdefault(stage, len(names)) for stage in dealt)
-
-
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Streams, as far as their placement depends on them."""
 
     costs: tuple[tuple[float, ...], ...]
-    """Of each stream, nanoseconds of a pass in each block, on average."""
+    """For each stream, the mean nanoseconds of a pass in each block."""
     wiring: Wiring
     output_bytes: tuple[int, ...]
-    """Of each stream, what its last block hands to others in a pass."""
+    """For each stream, what its last block hands to others in a pass."""
     passes: int = 1
-    """Of a step."""
 
     @property
     def pairs(self) -> list[list[int]]:
@@ -175,32 +155,37 @@ class Pieces:
         return found
 
     def cost(self, streams: Sequence[int]) -> float:
-        """Of whole streams together."""
         return sum(sum(self.costs[stream]) for stream in streams)
 
 
 JointPlacement = Callable[[Pieces, int], list[list[Partition]]]
-"""Of each stream, the partition of each pass of a step: all alike, or by the number of the pass."""
+"""For each stream, the partition of each pass of a step; a single one holds for all."""
 
 
 def pairs(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Consecutive pairs on each stage, as the paper has it."""
+    """Consecutive pairs on each stage, as in the paper."""
     units = pieces.pairs
     cut = balanced_partition([pieces.cost(unit) for unit in units], num_stages)
     return _whole(pieces, units, [cut.stage_of(n) for n in range(len(units))], num_stages)
 
 
 def packed(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Pairs on any stage."""
-    units = pieces.pairs
-    stages = pack([pieces.cost(unit) for unit in units], _links(pieces, units), num_stages)
-    return _whole(pieces, units, stages, num_stages)
+    return _packed(pieces, pieces.pairs, num_stages)
 
 
 def free(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Every stream on any stage."""
-    units = [[stream] for stream in range(len(pieces.costs))]
-    stages = pack([pieces.cost(unit) for unit in units], _links(pieces, units), num_stages)
+    return _packed(pieces, [[stream] for stream in range(len(pieces.costs))], num_stages)
+
+
+def _packed(
+    pieces: Pieces, units: Sequence[Sequence[int]], num_stages: int
+) -> list[list[Partition]]:
+    unit_of = {stream: number for number, unit in enumerate(units) for stream in unit}
+    links = [
+        Link(unit_of[tap.source[0]], unit_of[tap.sink[0]], pieces.output_bytes[tap.source[0]])
+        for tap in pieces.wiring.taps
+    ]
+    stages = pack([pieces.cost(unit) for unit in units], links, num_stages)
     return _whole(pieces, units, stages, num_stages)
 
 
@@ -231,12 +216,14 @@ def hybrid(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
     for units_done in range(1, len(units) + 1):
         for stages_used in range(1, num_stages + 1):
             ways = [
-                (max(before[0], sum(costs[first:units_done]) * _share(size, passes)),
-                 [*before[1], (units_done, size)])
+                (
+                    max(before[0], sum(costs[first:units_done]) * _share(size, passes)),
+                    [*before[1], (units_done, size)],
+                )
                 for first in range(units_done)
                 for size in range(1, min(stages_used, passes) + 1)
                 if (before := best.get((first, stages_used - size)))
-            ]  # fmt: skip
+            ]
             if ways:
                 best[units_done, stages_used] = min(ways)
     if (len(units), num_stages) not in best:
@@ -267,23 +254,15 @@ def shared(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
 
 
 def _share(size: int, passes: int) -> float:
-    """What part of a step's passes the busiest of a group's stages has."""
+    """The share of a step's passes that the busiest stage of a group computes."""
     bounds = [-(-stage * passes // size) for stage in range(size + 1)]
     return max(high - low for low, high in pairwise(bounds)) / passes
-
-
-def _links(pieces: Pieces, units: Sequence[Sequence[int]]) -> list[Link]:
-    unit_of = {stream: number for number, unit in enumerate(units) for stream in unit}
-    return [
-        Link(unit_of[tap.source[0]], unit_of[tap.sink[0]], pieces.output_bytes[tap.source[0]])
-        for tap in pieces.wiring.taps
-    ]
 
 
 def _whole(
     pieces: Pieces, units: Sequence[Sequence[int]], stages: Sequence[int], num_stages: int
 ) -> list[list[Partition]]:
-    """Whole streams; each stage has one at least."""
+    """Place whole streams; each stage has at least one."""
     if num_stages > len(units):
         raise ConfigError(
             f"partition: expected at most {len(units)} stages, one for each piece, found "
@@ -297,12 +276,11 @@ def _whole(
 
 
 def on_one_stage(stage: int, length: int, num_stages: int) -> Partition:
-    """A chain that is whole on one stage."""
     return make_partition((0,) * (stage + 1) + (length,) * (num_stages - stage))
 
 
 def moved_bytes(partitions: Sequence[Sequence[Partition]], pieces: Pieces) -> int:
-    """What goes from stage to stage in a step: tapped outputs, each once to each stage."""
+    """Bytes that go from stage to stage in a step: tapped outputs, each once to each stage."""
     total = 0
     for number in range(pieces.passes):
         own = [each[number % len(each)] for each in partitions]
@@ -326,7 +304,6 @@ JOINT_PLACEMENTS: dict[str, JointPlacement] = {
 
 
 def register_joint_placement(name: str, placement: JointPlacement) -> None:
-    """Let a placement of streams that belong together be chosen by a name."""
     JOINT_PLACEMENTS[name] = placement
     if name not in PARTITIONS:
         PARTITIONS.append(name)

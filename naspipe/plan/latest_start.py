@@ -40,38 +40,22 @@ class Way:
 
     stream: int
     number: int
-    """In its stream."""
     stages: Sequence[int]
-    """Of the chain."""
     durations: list[int]
     written: dict[int, int] = field(default_factory=dict)
-    """By the place of a backward, that of its WRITE, where it is an access of its own."""
+    """For the place of a backward, that of its WRITE, if it is an access of its own."""
     earlier: list[tuple[int, Way, int]] = field(default_factory=list)
-    """A place, and the access of another way that comes before it."""
+    """A place, and the access of another way that has to come before it."""
     first: int = 0
     """The number of its first access; the others have the next ones."""
 
-    def write(self, place: int, takes: int) -> None:
-        """The WRITE behind the backward at a place is an access of its own."""
-        self.written[place] = len(self.durations)
-        self.durations.append(takes)
-
-    @property
-    def numbers(self) -> range:
-        """Of all its accesses."""
-        return range(self.first, self.first + len(self.durations))
-
     def ends(self) -> tuple[list[int], list[int]]:
-        """The numbers of the accesses that nothing of it comes before, and behind."""
+        """The numbers of the accesses that begin the way, and of those that end it."""
         last = len(self.stages) - 1
         if last < 0:
             return [], []
         behind = [*self.written.values()] + [last] * (last not in self.written)
         return [self.first], [self.first + place for place in behind]
-
-    def follow(self, place: int, other: Way, its: int) -> None:
-        """The access at a place comes behind another way's."""
-        self.earlier.append((place, other, its))
 
 
 class ListSchedule:
@@ -87,7 +71,7 @@ class ListSchedule:
         self._streams = streams
         self._passes, self._window = passes, window
         self.stages: list[int] = []
-        """Of each access; those of a way have one number behind the other."""
+        """The stage of each access; the accesses of a way have consecutive numbers."""
         self._durations: list[int] = []
         for way in (way for own in streams for way in own):
             way.first = len(self.stages)
@@ -102,7 +86,6 @@ class ListSchedule:
         self._before, self._behind = before, behind
 
     def _pairs(self) -> Iterable[tuple[int, int]]:
-        """Accesses that come one before the other."""
         for own in self._streams:
             for way in own:
                 end = way.first + len(way.stages)
@@ -162,29 +145,22 @@ class ListSchedule:
 
 
 class _Window:
-    """Which ways of a stream may run: so many steps from the oldest on that is not through.
-
-    Args:
-        own: all ways, in sequence order.
-        passes: of a step.
-        window: how many steps.
-        is_backwards: from the last way on, each from its last access on.
-    """
+    """Which ways of a stream may run: a number of steps from the oldest unfinished one on."""
 
     def __init__(self, own: Sequence[Way], passes: int, window: int, is_backwards: bool) -> None:
         ways = own[::-1] if is_backwards else own
         ends = [way.ends()[:: -1 if is_backwards else 1] for way in ways]
         self.entries = [first for first, _ in ends]
-        """Of each way the accesses that it begins with."""
+        """For each way, the accesses that it begins with."""
         self.places = {each: place for place, (_, last) in enumerate(ends) for each in last}
-        """Of the accesses that a way ends with: which way that is."""
+        """For each access that ends a way, which way that is."""
         self._left = [len(last) for _, last in ends]
-        """How many of them each has still to do."""
+        """For each way, how many of these are still to be done."""
         self._passes, self._window = passes, window
         self._oldest = self._let_in = 0
 
     def let_in(self) -> list[int]:
-        """The first accesses of those that may run now, too."""
+        """Admit further ways as far as possible; returns the accesses that they begin with."""
         found: list[int] = []
         while True:
             while self._oldest < self._let_in and not self._left[self._oldest]:
@@ -197,19 +173,19 @@ class _Window:
             found += [entry for entries in self.entries[begin:end] for entry in entries]
 
     def let_in_behind(self, last: int) -> list[int]:
-        """The same when a way is through with an access that it ends with."""
+        """As :meth:`let_in`, after a way has finished an access that it ends with."""
         self._left[place := self.places[last]] -= 1
         return [] if self._left[place] else self.let_in()
 
 
 SHARE, MOST_ROUNDS = 0.02, 16
-"""What part of the stream's own time may be spent on improvement, and how often at most."""
+"""Share of the stream's own time that improvement may take, and its most rounds."""
 
 PIECE = 1024
-"""Subnets of a stream that are looked at together, beside two windows of those behind them."""
+"""Subnets of a stream that are scheduled together, plus two windows of those after them."""
 
 _ROUND_NS = 4_000
-"""What one access takes in one round, forwards and backwards."""
+"""Time that one access takes in one round, forwards and backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,17 +193,13 @@ class CutStream:
     """A stream whose subnets are cut into stages."""
 
     subnets: Sequence[Subnet]
-    """In sequence order, whole steps."""
     partitions: Sequence[Partition]
-    """Of every subnet."""
     rules: Sequence[BlockRule]
-    """Of each block of the chain."""
     costs: CostTable
-    """Of every layer."""
     ordered: Collection[LayerId] | None = None
     """Layers through which the passes of a step go in their order; None for every layer."""
     is_trained: bool = True
-    """Otherwise there are forwards only."""
+    """If not, there are forwards only."""
 
 
 def latest_start_priorities(
@@ -251,80 +223,48 @@ def latest_start_priorities(
     """
     pieces = max(1, -(-max(len(each.subnets) for each in streams) // PIECE))
     look = -(-2 * window // steps.passes) * steps.passes
+
+    def begin_of(stream: CutStream, piece: int) -> int:
+        return len(stream.subnets) // steps.passes * piece // pieces * steps.passes
+
     found: list[list[Priorities]] = [[] for _ in streams]
     for piece in reversed(range(pieces)):
-        ends = [_cut(stream, piece + 1, pieces, steps) for stream in streams]
-        begins = [_cut(stream, piece, pieces, steps) for stream in streams]
-        own = _of_piece(
-            [
-                replace(
-                    stream,
-                    subnets=stream.subnets[begin : end + look],
-                    partitions=stream.partitions[begin : end + look],
-                )
-                for stream, begin, end in zip(streams, begins, ends, strict=True)
-            ],
-            steps, window, rounds, defers_writes,
-        )  # fmt: skip
+        ends = [begin_of(stream, piece + 1) for stream in streams]
+        begins = [begin_of(stream, piece) for stream in streams]
+        pieces_of = [
+            replace(
+                stream,
+                subnets=stream.subnets[begin : end + look],
+                partitions=stream.partitions[begin : end + look],
+            )
+            for stream, begin, end in zip(streams, begins, ends, strict=True)
+        ]
+        ways, starts = _scheduled(pieces_of, steps, window, rounds, defers_writes)
+        own = [
+            [_priorities(way, starts, len(stream.rules), defers_writes) for way in mine]
+            for mine, stream in zip(ways, streams, strict=True)
+        ]
         sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
-        later = _apart(own, sizes, found, window)
+        levels = [  # how much later the streams end than the piece, by subnets that both have
+            later.forward[0] - mine.forward[0]
+            for each, size, behind in zip(own, sizes, found, strict=True)
+            for mine, later in zip(each[size : size + window], behind, strict=False)
+        ]
+        later = int(fmean(levels)) if levels else 0
         found = [
-            [_shifted(each, later) for each in mine[:size]] + behind
+            [
+                Priorities(*(tuple(level + later for level in row) for row in each))
+                for each in mine[:size]
+            ]
+            + behind
             for mine, size, behind in zip(own, sizes, found, strict=True)
         ]
     return found
 
 
-def _cut(stream: CutStream, piece: int, pieces: int, steps: Steps) -> int:
-    """Where a piece begins."""
-    return len(stream.subnets) // steps.passes * piece // pieces * steps.passes
-
-
-def _apart(
-    own: Sequence[Sequence[Priorities]],
-    sizes: Sequence[int],
-    found: Sequence[Sequence[Priorities]],
-    window: int,
-) -> int:
-    """How much later the streams end than a piece does, by the subnets that both have."""
-    levels = [
-        later.forward[0] - mine.forward[0]
-        for each, size, behind in zip(own, sizes, found, strict=True)
-        for mine, later in zip(each[size : size + window], behind, strict=False)
-    ]
-    return int(fmean(levels)) if levels else 0
-
-
-def _shifted(own: Priorities, later: int) -> Priorities:
-    if not later:
-        return own
-    return Priorities(*(tuple(level + later for level in levels) for levels in own))
-
-
 def shortest_ns(streams: Sequence[CutStream], steps: Steps, window: int, rounds: int) -> int:
-    """How long all streams take in the shortest schedule that was found; see above.
-
-    Args:
-        streams: which share the stages.
-        steps: how passes form steps, in every stream.
-        window: sequence IDs of a stream that are under way at a time.
-        rounds: how often the schedule is improved.
-    """
+    """The length of the shortest schedule of all streams that was found."""
     return max(_scheduled(streams, steps, window, rounds)[1], default=0)
-
-
-def _of_piece(
-    streams: Sequence[CutStream],
-    steps: Steps,
-    window: int,
-    rounds: int | None,
-    defers_writes: bool,
-) -> list[list[Priorities]]:
-    ways, ends = _scheduled(streams, steps, window, rounds, defers_writes)
-    return [
-        [_priorities(way, ends, len(stream.rules), defers_writes) for way in own]
-        for own, stream in zip(ways, streams, strict=True)
-    ]
 
 
 def _scheduled(
@@ -334,14 +274,14 @@ def _scheduled(
     rounds: int | None,
     defers_writes: bool = False,
 ) -> tuple[list[list[Way]], list[int]]:
-    """Each stream's ways, and how long before the end each of their accesses begins."""
+    """The ways of each stream, and how long before the end each of their accesses begins."""
     ways = [
         list(_StreamWays(number, stream, steps, defers_writes).made())
         for number, stream in enumerate(streams)
     ]
     schedule = ListSchedule(ways, steps.passes, max(1, window // steps.passes))
     ends = shortest = schedule.run(_paper_backwards(ways), is_backwards=True)
-    numbers = [way.number for own in ways for way in own for _ in way.numbers]
+    numbers = [way.number for own in ways for way in own for _ in way.durations]
     for _ in range(_rounds(ways) if rounds is None else rounds):
         latest = schedule.run(_last_first(ends, numbers), is_backwards=False)
         ends = schedule.run(_last_first(latest, numbers), is_backwards=True)
@@ -351,7 +291,7 @@ def _scheduled(
 
 
 def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
-    """The paper's order, seen from the end: what was begun is finished, younger ones first."""
+    """The paper's order seen from the end: what was begun is finished, younger subnets first."""
     keys = [
         (place >= len(way.stages) // 2, own[-1].number - way.number, way.stream)
         for own in ways
@@ -362,13 +302,13 @@ def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
 
 
 def _last_first(ends: Sequence[int], numbers: Sequence[int]) -> list[int]:
-    """Accesses in another order: what ended last comes first, and of equal ones older subnets."""
+    """Accesses in a new order: what ended last comes first; of equal ones, older subnets."""
     found: list[int] = np.lexsort((np.array(numbers), -np.array(ends, int))).tolist()
     return found
 
 
 def _rounds(ways: Sequence[Sequence[Way]]) -> int:
-    """How often it is worth the time to improve the schedule."""
+    """How many rounds of improvement are worth their time."""
     everyone = [way for own in ways for way in own]
     accesses = sum(len(way.durations) for way in everyone)
     if not accesses:
@@ -388,47 +328,53 @@ def _priorities(way: Way, ends: Sequence[int], blocks: int, defers_writes: bool)
 
 
 class _StreamWays:
-    """Makes the ways of one stream, each with what it waits for in others."""
+    """Makes the ways of one stream, each with the accesses of others that it waits for."""
 
     def __init__(self, number: int, stream: CutStream, steps: Steps, defers_writes: bool) -> None:
         self._number, self._stream, self._steps = number, stream, steps
         self._defers_writes = defers_writes
         self._writers: dict[LayerId, deque[tuple[int, list[Way]]]] = {}
-        """By layer, the last steps that changed it, and their ways that a reader waits for."""
+        """For each layer, the last steps that changed it, and the ways that a reader waits for."""
         self._stages: dict[Partition, list[int]] = {}
 
     def made(self) -> Iterator[Way]:
-        """In sequence order."""
         size = self._steps.passes
         cut = list(zip(self._stream.subnets, self._stream.partitions, strict=True))
         for first in range(0, len(cut), size):
             yield from self._step(cut[first : first + size])
 
     def _step(self, cut: Sequence[tuple[Subnet, Partition]]) -> list[Way]:
-        step = [subnet for subnet, _ in cut]
+        rules, step = self._stream.rules, [subnet for subnet, _ in cut]
         number = self._steps.step(step[0].sequence_id)
         ways = [self._begin(*each) for each in cut]
         users: dict[LayerId, list[Way]] = {}
         for subnet, way in zip(step, ways, strict=True):
             for layer in self._layers(subnet):
                 self._follow_writers(way, layer, number)
-                self._follow_pass(way, layer, users.get(layer, ()))
-                users.setdefault(layer, []).append(way)
+                before = users.setdefault(layer, [])
+                is_ordered = self._stream.ordered is None or layer in self._stream.ordered
+                if before and is_ordered and isinstance(rule_of(rules, layer), Exact):
+                    way.earlier.append((layer.block, before[-1], layer.block))
+                before.append(way)
         for layer, own in users.items():
-            backward = self._backward(own[-1], layer)
-            takes = self._write_ns(step, ways.index(own[-1]), layer)
+            backward = len(own[-1].stages) - 1 - layer.block
+            last = step[ways.index(own[-1])]
+            cost = self._stream.costs.of(layer.block, last.chain[layer.block])
+            # Where WRITEs wait, so does what the backward leaves to them.
+            takes = cost.write_ns + (cost.owed_ns if self._defers_writes else 0)
             if self._defers_writes and takes:
-                own[-1].write(backward, takes)
+                own[-1].written[backward] = len(own[-1].durations)  # an access of its own
+                own[-1].durations.append(takes)
             else:
                 own[-1].durations[backward] += takes
-            reach = steps_behind(rule_of(self._stream.rules, layer)) or 0
+            reach = steps_behind(rule_of(rules, layer)) or 0
             writers = ways if self._steps.is_gated else own
             kept = self._writers.setdefault(layer, deque(maxlen=reach + 1))
             kept.append((number, writers))
         return ways
 
     def _layers(self, subnet: Subnet) -> Iterator[LayerId]:
-        """Those that it changes."""
+        """The layers that a subnet changes."""
         for layer in map(subnet.layer, range(len(subnet.chain))):
             rule = rule_of(self._stream.rules, layer)
             if self._stream.is_trained and not isinstance(rule, Frozen | Follows):
@@ -448,28 +394,13 @@ class _StreamWays:
             durations.append(cost.backward_ns + later * cost.owed_ns)
         return Way(self._number, subnet.sequence_id, self._stages[partition], durations)
 
-    def _write_ns(self, step: Sequence[Subnet], place: int, layer: LayerId) -> int:
-        """Of the last pass; where WRITEs wait, so does what the backward leaves to them."""
-        cost = self._stream.costs.of(layer.block, step[place].chain[layer.block])
-        return cost.write_ns + (cost.owed_ns if self._defers_writes else 0)
-
-    def _backward(self, way: Way, layer: LayerId) -> int:
-        return len(way.stages) - 1 - layer.block
-
-    def _follow_pass(self, way: Way, layer: LayerId, before: Sequence[Way]) -> None:
-        """Behind the pass before of the step, where passes go through a layer in their order."""
-        if not before or not isinstance(rule_of(self._stream.rules, layer), Exact):
-            return
-        if self._stream.ordered is None or layer in self._stream.ordered:
-            way.follow(layer.block, before[-1], layer.block)
-
     def _follow_writers(self, way: Way, layer: LayerId, step: int) -> None:
-        """The forward behind the backwards of the step whose WRITE it reads."""
+        """Let a forward follow the backwards of the step whose WRITE it reads."""
         newest = rule_of(self._stream.rules, layer).last_read(step)
         known = reversed(self._writers.get(layer, ()))
         writers = next((ways for number, ways in known if number <= newest), ())
         for writer in writers:
             if writer.stages:
                 end = len(writer.stages) - 1
-                place = end if self._steps.is_gated else self._backward(writer, layer)
-                way.follow(layer.block, writer, writer.written.get(place, place))
+                place = end if self._steps.is_gated else end - layer.block
+                way.earlier.append((layer.block, writer, writer.written.get(place, place)))

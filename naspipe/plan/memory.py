@@ -16,35 +16,32 @@ from naspipe.plan.costs import LayerSize, SizeTable
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """Layer sizes with what readers of older versions need: copies, as many as its rule says."""
+    """Layer sizes that include the copies which readers of older versions need."""
 
     table: SizeTable
     rules: tuple[BlockRule, ...]
 
     def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
-        """A layer's size on the device, in any stream of the space."""
         size = self.table.of(block, candidate)
         layer = LayerId(StreamId(stream), block, candidate)
         copies = most_copies(rule_of(self.rules, layer)) * size.parameter_bytes
         return size._replace(state_bytes=size.state_bytes + copies)
 
     def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
-        """A layer's bytes in host memory, where there are no copies."""
+        """Bytes of a layer in host memory, where there are no copies."""
         return self.table.of(block, candidate).state_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSizes:
-    """Of streams of several spaces."""
+    """Layer sizes of streams that train different spaces."""
 
     streams: tuple[DeviceSizes, ...]
 
     def of(self, block: int, candidate: int, stream: int = 0) -> LayerSize:
-        """A layer's size on the device."""
         return self.streams[stream].of(block, candidate)
 
     def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
-        """A layer's bytes in host memory, where there are no copies."""
         return self.streams[stream].on_host(block, candidate)
 
 
@@ -53,12 +50,11 @@ Sizes = DeviceSizes | StreamSizes
 
 @dataclass(frozen=True, slots=True)
 class StageNeed:
-    """Bytes that one stage's layers take."""
+    """The bytes that the layers of one stage take."""
 
     permanent_bytes: int
     """Its layers that stay on the device, the shared ones above all."""
     largest_bytes: int
-    """The largest of its other layers."""
     subnet_bytes: float
     """The other layers of one subnet, on average over those that have blocks there."""
     host_bytes: int
@@ -66,7 +62,6 @@ class StageNeed:
 
     @property
     def least_bytes(self) -> int:
-        """The least budget that the stage can run with."""
         return self.permanent_bytes + self.largest_bytes
 
 
@@ -100,10 +95,25 @@ def plan_memory(
     never less than the stage can run with, and a byte where it has no layers; ``512MiB`` is the
     same for every stage.
     """
-    needs = tuple(
-        _stage_need(StageId(stage), subnets, partitions, sizes, stays)
-        for stage in range(partitions[0].num_stages)
-    )
+    found = []
+    for stage in map(StageId, range(partitions[0].num_stages)):
+        staying: dict[LayerId, int] = {}
+        on_host: dict[LayerId, int] = {}
+        largest = total = num_there = 0
+        for subnet, partition in zip(subnets, partitions, strict=True):
+            num_there += bool(partition.blocks(stage))
+            for block in partition.blocks(stage):
+                layer = subnet.layer(block)
+                size_bytes = sizes.of(block, layer.candidate, subnet.stream).state_bytes
+                on_host[layer] = sizes.on_host(block, layer.candidate, subnet.stream)
+                if stays[subnet.stream][block]:
+                    staying[layer] = size_bytes
+                else:
+                    largest = max(largest, size_bytes)
+                    total += size_bytes
+        mean = total / max(1, num_there)
+        found.append(StageNeed(sum(staying.values()), largest, mean, sum(on_host.values())))
+    needs = tuple(found)
     if is_sample:
         largest = max(need.largest_bytes for need in needs)
         needs = tuple(replace(need, largest_bytes=largest) for need in needs)
@@ -132,11 +142,6 @@ def staying_blocks(
     so do layers whose older versions are read (those of a momentum teacher that lags): after a
     group has handed its part of a step on, its stage has no current version of the layer that
     could be loaded again, although subnets still read the older versions there.
-
-    Args:
-        rules: of each block of a chain.
-        is_shared: of each block, whether every subnet uses its only layer.
-        groups: copies of the pipeline.
     """
     return tuple(
         shared or (groups > 1 and bool(steps_behind(rule_with_state(rule))))
@@ -146,10 +151,6 @@ def staying_blocks(
 
 def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
     """Check that every layer of the stream has its place in host memory, on every stage.
-
-    Args:
-        limit: bytes as users write them, for each stage; empty for no limit.
-        needs: of every stage.
 
     Raises:
         ConfigError: when they are more than the limit on some stage.
@@ -164,39 +165,10 @@ def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
         )
 
 
-def _stage_need(
-    stage: StageId,
-    subnets: Sequence[Subnet],
-    partitions: Sequence[Partition],
-    sizes: Sizes,
-    stays: Sequence[Sequence[bool]],
-) -> StageNeed:
-    permanent: dict[LayerId, int] = {}
-    on_host: dict[LayerId, int] = {}
-    largest = total = count = 0
-    for subnet, partition in zip(subnets, partitions, strict=True):
-        count += bool(partition.blocks(stage))
-        for block in partition.blocks(stage):
-            layer = subnet.layer(block)
-            size_bytes = sizes.of(block, layer.candidate, subnet.stream).state_bytes
-            on_host[layer] = sizes.on_host(block, layer.candidate, subnet.stream)
-            if stays[subnet.stream][block]:
-                permanent[layer] = size_bytes
-            else:
-                largest = max(largest, size_bytes)
-                total += size_bytes
-    return StageNeed(
-        permanent_bytes=sum(permanent.values()),
-        largest_bytes=largest,
-        subnet_bytes=total / max(1, count),
-        host_bytes=sum(on_host.values()),
-    )
-
-
 def residency_of(
     memory: MemoryPlan | None, stage: StageId, execution: Execution
 ) -> ResidencyManager | None:
-    """A manager of the stage's part of the budget; None where everything is on the device."""
+    """A manager of the stage's part of the budget; None if every layer stays on the device."""
     if memory is None:
         return None
     return ResidencyManager(

@@ -1,11 +1,10 @@
-"""A partition for every subnet of a stream."""
+"""A partition for every subnet of a stream: balanced, static or rotated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,30 +56,23 @@ def balanced_partition(
     stages = _stage_costs(costs, spans, backlog or (0,) * num_stages)
     peak, cuts = _least_peak(stages, spans)
     if preferred is not None:
-        _check_preference(preferred, slack, spans)
+        if (preferred.num_stages, preferred.num_blocks) != (num_stages, num_blocks):
+            raise InvariantError(
+                f"preferred partition {preferred}: expected {num_stages} stages and {num_blocks} "
+                f"blocks"
+            )
+        if slack < 0:
+            raise InvariantError(f"slack of a partition: expected 0 or more, found {slack}")
         limit = max(peak, peak * (1 + slack)) if slack else peak
         cuts = _nearest(stages, spans, limit, preferred.bounds)
     return make_partition((0, *cuts, num_blocks))
 
 
-def _check_preference(preferred: Partition, slack: float, spans: Sequence[_Span]) -> None:
-    num_stages, num_blocks = len(spans) - 1, spans[-1].last
-    if (preferred.num_stages, preferred.num_blocks) != (num_stages, num_blocks):
-        raise InvariantError(
-            f"preferred partition {preferred}: expected {num_stages} stages and {num_blocks} blocks"
-        )
-    if slack < 0:
-        raise InvariantError(f"slack of a partition: expected 0 or more, found {slack}")
-
-
 _Costs = npt.NDArray[np.float64]
 
 
-class _Span(NamedTuple):
-    """The places where a cut may be, both ends included."""
-
-    first: int
-    last: int
+_Span = tuple[int, int]
+"""The first and the last place where a cut may be."""
 
 
 def _cut_spans(num_blocks: int, num_stages: int, homes: Mapping[int, int]) -> list[_Span]:
@@ -90,39 +82,38 @@ def _cut_spans(num_blocks: int, num_stages: int, homes: Mapping[int, int]) -> li
     """
     first = [*range(num_stages), num_blocks]
     last = [0, *range(num_blocks - num_stages + 1, num_blocks + 1)]
-    for block, stage in homes.items():
-        if not (0 <= block < num_blocks and 0 <= stage < num_stages):
-            raise _impossible(homes, num_blocks, num_stages)
+    blocks, stages = range(num_blocks), range(num_stages)
+    is_possible = all(block in blocks and stage in stages for block, stage in homes.items())
+    for block, stage in homes.items() if is_possible else ():
         first[stage + 1] = max(first[stage + 1], block + 1)
         last[stage] = min(last[stage], block)
     for cut in range(num_stages):
         first[cut + 1] = max(first[cut + 1], first[cut] + 1)
     for cut in reversed(range(num_stages)):
         last[cut] = min(last[cut], last[cut + 1] - 1)
-    spans = [_Span(*ends) for ends in zip(first, last, strict=True)]
-    if any(span.first > span.last for span in spans):
-        raise _impossible(homes, num_blocks, num_stages)
+    spans = list(zip(first, last, strict=True))
+    if not is_possible or any(begin > end for begin, end in spans):
+        found = [f"block {block} on stage {stage}" for block, stage in sorted(homes.items())]
+        raise ConfigError(
+            f"{num_stages} stages for {num_blocks} blocks: expected home stages that rise with the "
+            f"blocks and leave a block to every stage, found {', '.join(found)}; choose fewer "
+            f"stages"
+        )
     return spans
-
-
-def _impossible(homes: Mapping[int, int], num_blocks: int, num_stages: int) -> ConfigError:
-    found = ", ".join(f"block {block} on stage {stage}" for block, stage in sorted(homes.items()))
-    return ConfigError(
-        f"{num_stages} stages for {num_blocks} blocks: expected home stages that rise with the "
-        f"blocks and leave a block to every stage, found {found}; choose fewer stages"
-    )
 
 
 def _stage_costs(
     costs: Sequence[float], spans: Sequence[_Span], backlog: Sequence[float]
 ) -> list[_Costs]:
-    """For each stage, what it costs from each place of its start's span to each of its stop's."""
+    """For each stage, its cost from each possible start to each possible stop."""
     sums = np.array([0, *accumulate(costs)], dtype=np.float64)  # exact for integers up to 2 ** 53
     places = np.arange(len(sums))
     whole = np.where(places[:, None] < places, sums - sums[:, None], np.inf)
     return [
-        whole[start.first : start.last + 1, stop.first : stop.last + 1] + before
-        for start, stop, before in zip(spans, spans[1:], backlog, strict=False)
+        whole[first : last + 1, next_first : next_last + 1] + before
+        for (first, last), (next_first, next_last), before in zip(
+            spans, spans[1:], backlog, strict=False
+        )
     ]
 
 
@@ -136,9 +127,9 @@ def _least_peak(stages: Sequence[_Costs], spans: Sequence[_Span]) -> tuple[float
         peaks = ways.min(axis=0)
     cuts: list[int] = []
     place = 0
-    for starts, span in zip(reversed(chosen), spans[-2::-1], strict=False):
+    for starts, (first, _) in zip(reversed(chosen), spans[-2::-1], strict=False):
         place = int(starts[place])
-        cuts.append(span.first + place)
+        cuts.append(first + place)
     return float(peaks[0]), cuts[::-1]
 
 
@@ -148,23 +139,25 @@ def _nearest(
     """The cuts nearest to the preferred ones, of those that keep every stage within the limit."""
     distances = np.zeros(1)
     followers = []
-    for cost, span, wanted in zip(reversed(stages), spans[-2::-1], preferred[-2::-1], strict=True):
+    for cost, (first, last), wanted in zip(
+        reversed(stages), spans[-2::-1], preferred[-2::-1], strict=True
+    ):
         ways = np.where(cost <= limit, distances, np.inf)
         followers.append(ways.argmin(axis=1))
-        distances = np.abs(np.arange(span.first, span.last + 1) - wanted) + ways.min(axis=1)
+        distances = np.abs(np.arange(first, last + 1) - wanted) + ways.min(axis=1)
     cuts: list[int] = []
     place = 0
-    for follower, span in zip(reversed(followers), spans[1:-1], strict=False):
+    for follower, (first, _) in zip(reversed(followers), spans[1:-1], strict=False):
         place = int(follower[place])
-        cuts.append(span.first + place)
+        cuts.append(first + place)
     return cuts
 
 
 FEW = 3
-"""Parts that are tried beside one for each stage, and one for every second."""
+"""A number of parts that is tried besides one per stage and one per two stages."""
 
 _ACCESSES, _ROUNDS, _WINDOW = 12_800, 3, 64
-"""Of the first subnets, scheduled to choose; how often that is improved; how many run at a time."""
+"""Accesses scheduled to choose, rounds of improvement, and subnets under way."""
 
 
 class RotatedPlacement:
@@ -173,12 +166,6 @@ class RotatedPlacement:
     Parts with layers that every subnet uses stay where the mean of all subnets has them; the other
     parts take turns on the other stages. Without such layers the number of parts is that with the
     shortest list schedule of the first subnets (:mod:`naspipe.plan.latest_start`).
-
-    Args:
-        subnets: whose mean costs say where shared layers are, at least one.
-        is_shared: for each block of the chain, whether every subnet uses its only layer.
-        costs: of every layer.
-        num_stages: of every partition.
 
     Raises:
         ConfigError: for more stages than blocks.
@@ -205,7 +192,6 @@ class RotatedPlacement:
             self._parts = self._fastest([each for each in subnets if each.chain][:first])
 
     def __call__(self, subnet: Subnet) -> Partition:
-        """The partition of a subnet."""
         own = self._cut(subnet, self._turn, self._parts)
         self._turn += 1
         return self._made.setdefault(own, own)
@@ -221,23 +207,24 @@ class RotatedPlacement:
         return make_partition(own.bounds, stages)
 
     def _fastest(self, subnets: Sequence[Subnet]) -> int:
-        """How many parts are the fastest; of equal numbers the largest."""
+        """The fastest number of parts; if several are equally fast, the largest."""
+
+        def takes_ns(parts: int) -> int:
+            stream = CutStream(
+                subnets=subnets,
+                partitions=[self._cut(subnet, turn, parts) for turn, subnet in enumerate(subnets)],
+                rules=[Exact()] * len(subnets[0].chain),
+                costs=self._costs,
+            )
+            return shortest_ns([stream], ONE_PASS, _WINDOW, _ROUNDS)
+
         some = (self._num_stages, -(-self._num_stages // 2), min(FEW, self._num_stages))
         tried = sorted(set(some) - {1}, reverse=True)
-        return min(tried, key=lambda parts: self._takes_ns(subnets, parts)) if tried else 1
-
-    def _takes_ns(self, subnets: Sequence[Subnet], parts: int) -> int:
-        stream = CutStream(
-            subnets=subnets,
-            partitions=[self._cut(subnet, turn, parts) for turn, subnet in enumerate(subnets)],
-            rules=[Exact()] * len(subnets[0].chain),
-            costs=self._costs,
-        )
-        return shortest_ns([stream], ONE_PASS, _WINDOW, _ROUNDS)
+        return min(tried, key=takes_ns) if tried else 1
 
 
 def _few_parts(own: Partition, turn: int, num_stages: int) -> Partition:
-    """The parts on stages that are as far from each other as they can be; the others have none."""
+    """Spread the parts over the stages as far apart as possible; the other stages have none."""
     parts = own.num_stages
     apart = -(-num_stages // parts)
     if (parts - 1) * apart >= num_stages:
@@ -253,7 +240,7 @@ layers then change stages from user to user, and have to be mirrored."""
 
 
 KEPT = 0.97
-"""Part of a stage's backlog that is still there for the next subnet."""
+"""Share of a stage's backlog that is kept for the next subnet."""
 
 COUNTED = 0.5
 """Part of a stage's backlog that counts as the next subnet's cost there: with all of it, single
@@ -269,14 +256,6 @@ class Partitioner:
     layers stay on the stage where the static one has them. What earlier subnets gave a stage beyond
     the mean of all stages is its backlog and counts too, less and less: whole blocks divide
     no single subnet evenly, but a stage that got too much of one gets less of the next.
-
-    Args:
-        kind: ``balanced`` or ``static``.
-        subnets: whose mean costs are balanced, at least one: the stream, or what stands for it.
-        is_shared: for each block of the chain, whether every subnet uses its only layer.
-        costs: of every layer.
-        num_stages: of every partition.
-        slack: see :data:`NEAR`.
 
     Raises:
         ConfigError: for another kind, or more stages than blocks.
@@ -305,7 +284,6 @@ class Partitioner:
         self._made = {static: static}
 
     def __call__(self, subnet: Subnet) -> Partition:
-        """The partition of a subnet."""
         if self._is_one:
             return self._static
         chain = _block_costs(subnet, self._costs)
@@ -335,7 +313,6 @@ PLACEMENTS: dict[str, Placement] = {
 
 
 def register_placement(name: str, placement: Placement) -> None:
-    """Let a placement be chosen by a name."""
     PLACEMENTS[name] = placement
     if name not in PARTITIONS:
         PARTITIONS.append(name)
@@ -358,6 +335,6 @@ def peak_to_mean(
 
 
 def _block_costs(subnet: Subnet, costs: CostTable) -> list[int]:
-    """Nanoseconds of one pass in each block; what is done once, a layer's making, left out."""
+    """Nanoseconds of one pass in each block, without the making of the layer."""
     of = costs.of
     return [of(block, candidate).total_ns for block, candidate in enumerate(subnet.chain)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.config.ids import LayerId, StageId, StreamId, Subnet
+from naspipe.config.ids import LayerId, StageId, StreamId
 from naspipe.config.partition import Partition
 from naspipe.config.rules import grown_up
 from naspipe.config.steps import ONE_PASS, Steps
@@ -24,10 +24,8 @@ from naspipe.engine.residency import check_budget
 from naspipe.plan.bounds import (
     GRAIN,
     STREAMS_GRAIN,
-    chain_lengths,
     coarsened,
     critical_path_priorities,
-    rolling_priorities,
 )
 from naspipe.plan.chains import CutSteps, Stream, are_cut_alike, cut_by_steps
 from naspipe.plan.costs import CostTable, plan_window
@@ -35,39 +33,10 @@ from naspipe.plan.latest_start import CutStream, latest_start_priorities
 from naspipe.plan.memory import MemoryPlan, Sizes, check_host_memory, plan_memory, staying_blocks
 
 
-def mean_lengths(streams: Sequence[Stream], steps: Steps) -> list[float]:
-    """The longest chain up to the end of each subnet, in the mean of streams."""
-    chains = ((each.subnets, each.chain.rules, costs_of(each)) for each in streams)
-    lengths = (chain_lengths(*each, steps) for each in chains)
-    return [sum(each) / len(each) for each in zip(*lengths, strict=False)]
-
-
 def costs_of(stream: Stream) -> CostTable:
-    """Of a stream's layers.
-
-    Raises:
-        ConfigError: when they are not known.
-    """
     if stream.costs is None:
         raise ConfigError("dispatch order: expected layers of known costs, found none")
     return stream.costs
-
-
-def longest_paths(
-    stream: Stream, steps: Steps, grain: float, known: int | None, usual: Sequence[float]
-) -> list[Priorities]:
-    """The priorities of the critical-path order, in whole grains: parts of a subnet's mean work.
-
-    ``known`` and ``usual`` as :func:`naspipe.plan.bounds.rolling_priorities` has them.
-    """
-    subnets, rules, costs = stream.subnets, stream.chain.rules, costs_of(stream)
-    if known is None:
-        levels = critical_path_priorities(subnets, rules, costs, steps)
-    else:
-        levels = rolling_priorities(subnets, rules, costs, known, usual, steps)
-    places = (place for subnet in subnets for place in enumerate(subnet.chain))
-    work_ns = sum(costs.of(*place).total_ns for place in places)
-    return coarsened(levels, max(1, int(grain * work_ns / len(subnets))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +46,8 @@ class Pipeline:
     streams: tuple[Stream, ...]
     policy: str = "csp"
     bulk: int = 1
-    """Subnets that ``bsp`` trains at the same versions."""
     steps: Steps = ONE_PASS
-    """How passes form steps, in every stream."""
     wiring: Wiring = PLAIN
-    """How the streams are joined."""
 
     def splitting(self, dearer: float) -> Pipeline:
         """The same with split backwards.
@@ -95,12 +61,11 @@ class Pipeline:
 
     @property
     def is_causal(self) -> bool:
-        """Whether results do not depend on how it is carried out."""
         return traits_of(self.policy).is_causal
 
     @property
     def buffered(self) -> frozenset[LayerId] | None:
-        """Layers whose forwards leave something for the next one; None where it is not known."""
+        """Layers whose forwards leave something for the next one; None if it is not known."""
         own = [each.chain.buffered for each in self.streams]
         layers = (
             LayerId(StreamId(s), *place) for s, found in enumerate(own) for place in found or ()
@@ -113,34 +78,28 @@ class StreamPlan:
     """How the subnets of one stream are cut and ordered."""
 
     planned: tuple[Planned, ...] = field(repr=False)
-    """Every subnet."""
     cut: CutSteps | None = field(default=None, repr=False, compare=False)
-    """Says where the passes of any other whole steps of the space are cut."""
     cuts: frozenset[Partition] = frozenset()
-    """All that ``cut`` says; none where that is not known."""
+    """All partitions that ``cut`` may return; empty if they are not known."""
     stateless: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
-    """Block and candidate of the layers without parameters and buffers."""
     split: Container[tuple[int, int]] = field(default=frozenset(), repr=False)
-    """Blocks, with those of their options whose backwards are split."""
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """Of every subnet."""
         return tuple(each.partition for each in self.planned)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """None of this changes a bit of the result of a causal policy."""
+    """How a pipeline is carried out. With a causal policy, it changes no bit of the result."""
 
     streams: tuple[StreamPlan, ...]
     order: str
     window: int
     memory: MemoryPlan | None = field(default=None, repr=False)
     buffered: frozenset[LayerId] | None = field(default=None, repr=False)
-    """Layers whose forwards leave something for the next one; None for all."""
     chosen: str = ""
-    """What simulation chose that layers move for, for the user."""
+    """A note for the user if a simulation chose that layers move."""
 
 
 def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None = None) -> Plan:
@@ -150,11 +109,6 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     one static partition and the paper's order, as the systems do that they stand for. Steps with
     probes keep one static partition, as a probe's layers do not move. The order ``auto`` is planned
     as ``paper``, the partition as ``balanced``; ``plan.simulation.chosen_plan`` decides.
-
-    Args:
-        pipeline: what is to be run.
-        execution: how many stages, and every limit.
-        sizes: of every layer; needed where there is a memory budget.
 
     Raises:
         ConfigError: when the memory budget is below the least that works, or cannot be had.
@@ -194,7 +148,11 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
     plan = Plan(streams, order, window, memory, pipeline.buffered)
     if asked not in RANKINGS:
         return plan
-    _check_known(pipeline, asked)
+    if any(stream.is_sample for stream in pipeline.streams):
+        raise ConfigError(
+            f"order {asked}: expected a stream that is known from the beginning, found "
+            f"one that follows from losses; use --order paper or auto"
+        )
     return RANKINGS[asked](plan, pipeline) if has_choice(pipeline, execution) else plan
 
 
@@ -210,36 +168,31 @@ def as_planned(pipeline: Pipeline, plan: Plan) -> Pipeline:
     return replace(pipeline, streams=tuple(each.split_at(own.split) for each, own in pairs))
 
 
-def _check_known(pipeline: Pipeline, order: str) -> None:
-    if any(stream.is_sample for stream in pipeline.streams):
-        raise ConfigError(
-            f"order {order}: expected a stream that is known from the beginning, found "
-            f"one that follows from losses; use --order paper or auto"
-        )
+def by_critical_path(plan: Plan, pipeline: Pipeline) -> Plan:
+    """The same plan under the critical-path order."""
+    steps = pipeline.steps
+    levels = [
+        critical_path_priorities(stream.subnets, stream.chain.rules, costs_of(stream), steps)
+        for stream in pipeline.streams
+    ]
+    return in_grains(plan, pipeline, levels)
 
 
-def by_critical_path(plan: Plan, pipeline: Pipeline, known: int | None = None) -> Plan:
-    """The same plan under the critical-path order.
-
-    Args:
-        plan: whose partitions, window and memory are kept.
-        pipeline: streams with costs.
-        known: how many of the next subnets a subnet's priorities may look at; None for all.
-    """
+def in_grains(plan: Plan, pipeline: Pipeline, levels: Sequence[list[Priorities]]) -> Plan:
+    """The same plan with the longest paths of each subnet, in multiples of a part of its mean
+    work."""
     grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
-    streams, steps = pipeline.streams, pipeline.steps
-    usual = [] if known is None or grain == GRAIN else mean_lengths(streams, steps)
-    priorities = [longest_paths(stream, steps, grain, known, usual) for stream in streams]
+    priorities = []
+    for stream, own in zip(pipeline.streams, levels, strict=True):
+        costs, subnets = costs_of(stream), stream.subnets
+        places = (place for subnet in subnets for place in enumerate(subnet.chain))
+        work_ns = sum(costs.of(*place).total_ns for place in places)
+        priorities.append(coarsened(own, max(1, int(grain * work_ns / len(subnets)))))
     return _ranked(plan, pipeline, "critical-path", priorities)
 
 
 def by_latest_start(plan: Plan, pipeline: Pipeline) -> Plan:
-    """The same plan under the order of latest starts.
-
-    Args:
-        plan: whose partitions, window and memory are kept.
-        pipeline: streams with costs, all of them known.
-    """
+    """The same plan under the order of latest starts."""
     streams = [
         CutStream(
             subnets=stream.subnets,
@@ -261,7 +214,7 @@ RANKINGS: Mapping[str, Callable[[Plan, Pipeline], Plan]] = {
     "critical-path": by_critical_path,
     "latest-start": by_latest_start,
 }
-"""What gives accesses their priorities, by the order that asks for them."""
+"""Functions that give accesses their priorities, by the order that needs them."""
 
 
 def _defers_writes(plan: Plan, pipeline: Pipeline) -> bool:
@@ -278,13 +231,16 @@ def _defers_writes(plan: Plan, pipeline: Pipeline) -> bool:
 def _ranked(
     plan: Plan, pipeline: Pipeline, order: str, priorities: Sequence[Sequence[Priorities]]
 ) -> Plan:
-    defers_writes = _defers_writes(plan, pipeline)
-
-    def ranked(planned: Planned, own: Priorities) -> Planned:
-        return planned._replace(priorities=own if defers_writes else own._replace(write=()))
-
+    if not _defers_writes(plan, pipeline):
+        priorities = [[each._replace(write=()) for each in own] for own in priorities]
     streams = tuple(
-        replace(each, planned=tuple(map(ranked, each.planned, own)))
+        replace(
+            each,
+            planned=tuple(
+                planned._replace(priorities=ranked)
+                for planned, ranked in zip(each.planned, own, strict=False)
+            ),
+        )
         for each, own in zip(plan.streams, priorities, strict=True)
     )
     return replace(plan, order=order, streams=streams)
@@ -296,7 +252,7 @@ def _memory(
     execution: Execution,
     sizes: Sizes | None,
 ) -> MemoryPlan | None:
-    """The budget of each stage, checked; None where there is no limit."""
+    """The checked budget of each stage; None if there is no limit."""
     budget = execution.memory.budget
     if not budget:
         return None
@@ -324,31 +280,25 @@ def _memory(
 
 
 def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution: Execution) -> int:
-    """How many subnets of a stream may be under way, so that what all keep fits every stage."""
+    """How many subnets of a stream may be under way so that what they keep fits on every stage."""
     kept_bytes = 0
-    if execution.memory.activations:
-        kept_bytes = sum(
-            _dearest(stream.subnets, cut, stream.costs)
-            for stream, cut in zip(pipeline.streams, cuts, strict=True)
-            if stream.costs is not None
-        )
+    for stream, cut in zip(pipeline.streams, cuts, strict=True):
+        if execution.memory.activations and (costs := stream.costs) is not None:
+            kept_bytes += max(  # by one subnet on one stage
+                sum(
+                    costs.of(block, subnet.chain[block]).activation_bytes
+                    for block in partition.blocks(StageId(stage))
+                )
+                for subnet, partition in zip(stream.subnets, cut, strict=True)
+                for stage in range(partition.num_stages)
+            )
     return plan_window(execution, pipeline.steps, kept_bytes)
-
-
-def _dearest(subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable) -> int:
-    """The most bytes that one subnet keeps on one stage."""
-    return max(
-        sum(costs.of(b, subnet.chain[b]).activation_bytes for b in partition.blocks(StageId(stage)))
-        for subnet, partition in zip(subnets, partitions, strict=True)
-        for stage in range(partition.num_stages)
-    )
 
 
 def with_grown_lags(pipeline: Pipeline) -> Pipeline:
     """The same streams, without the beginning in which lags grow."""
-    return replace(pipeline, streams=tuple(map(_grown, pipeline.streams)))
-
-
-def _grown(stream: Stream) -> Stream:
-    rules = tuple(map(grown_up, stream.chain.rules))
-    return replace(stream, chain=replace(stream.chain, rules=rules))
+    streams = tuple(
+        replace(each, chain=replace(each.chain, rules=tuple(map(grown_up, each.chain.rules))))
+        for each in pipeline.streams
+    )
+    return replace(pipeline, streams=streams)

@@ -1,10 +1,15 @@
-"""A whole run on the virtual clock, from streams and costs to its access log and its numbers."""
+"""A whole run on the virtual clock, from streams and costs to its access log and its figures.
+
+``simulate_run`` carries a plan out. ``chosen_plan`` simulates the beginning of the streams to
+decide what the user left to ``auto``, and ``outcome_of`` computes the figures that commands
+print.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,12 +18,10 @@ import numpy as np
 
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.config.ids import AccessKind, LayerId, StageId, StreamId
+from naspipe.config.ids import Access, LayerId, StageId, StreamId
 from naspipe.engine.builder import build_admission, build_controller, new_history
 from naspipe.engine.history import participants
-from naspipe.engine.ports import Admission
 from naspipe.plan.bounds import CausalBound, causal_bound, side_by_side
-from naspipe.plan.chains import Stream
 from naspipe.plan.costs import CostTable
 from naspipe.plan.memory import MemoryPlan, Sizes, residency_of
 from naspipe.plan.pipeline import (
@@ -29,13 +32,20 @@ from naspipe.plan.pipeline import (
     plan_pipeline,
     with_grown_lags,
 )
-from naspipe.plan.simulated_log import AccessTable, Integers, summarize_table
 from naspipe.plan.virtual_costs import PARCEL_NS, PAUSE_NS, Costs, StreamCosts, TableCosts
 from naspipe.plan.virtual_driver import Admitted, KnownPasses, VirtualClock, simulate_into
-from naspipe.store.metrics import Summary
+from naspipe.store.access_columns import (
+    BACKWARD,
+    FORWARD,
+    AccessColumns,
+    Integers,
+    from_accesses,
+    joined,
+)
+from naspipe.store.metrics import Summary, summarize
 
 PREVIEW_SUBNETS = 100
-"""How much of each stream is simulated to choose what is left to ``auto``."""
+"""Number of subnets of each stream that are simulated to decide what is left to ``auto``."""
 
 AUTO, ROTATED, LATEST_START = "auto", "rotated", "latest-start"
 
@@ -43,36 +53,42 @@ WORTH = 1.03
 """Layers move from stage to stage where that is so many times as fast: simulations are not more
 exact."""
 
+_PART = 4096
+"""Number of accesses that are held as tuples at a time."""
+
 Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
-"""What everything takes, under a plan of the memory."""
 
 SPLIT_DEARER = 1.15
 """Candidates are split whose two parts of a backward take up to so many times as long as the whole
 one."""
 
 SPLIT_WORTH = 1.01
-"""Backwards are split where that is so many times as fast."""
+"""Backwards are split if that is this many times as fast."""
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """What a simulation leaves."""
+    """The result of a simulation."""
 
     plan: Plan
-    accesses: AccessTable = field(repr=False)
+    columns: AccessColumns = field(repr=False)
+    """In the order in which the accesses ended; without digests."""
     num_stages: int
     layer_bytes: tuple[int, ...]
-    """The most that each stage's layers occupied; empty without a memory budget."""
+    """Peak bytes of the layers of each stage; empty without a memory budget."""
 
     @cached_property
     def summary(self) -> Summary:
-        """Throughput, bubble, hits and stalls."""
-        return summarize_table(self.accesses, self.num_stages)
+        return summarize(self.columns, self.num_stages)
 
     @property
     def makespan_ns(self) -> int:
-        """From the first access to the end of the last."""
-        return int(self.accesses.column("end_ns").max())
+        return int(self.columns.end_ns.max())
+
+    @cached_property
+    def accesses(self) -> list[Access]:
+        """The same as tuples, which need five times as much memory."""
+        return list(self.columns.accesses())
 
 
 def simulate_run(
@@ -97,8 +113,12 @@ def simulate_run(
     stages = [StageId(stage) for stage in range(execution.workers)]
     rules = [stream.chain.rules for stream in pipeline.streams]
     steps, lengths = pipeline.steps, list(map(len, rules))
-    history = new_history(rules, pipeline.wiring, steps=pipeline.steps, buffered=plan.buffered)
-    taken_part = _taken_part(pipeline, plan, execution.workers)
+    history = new_history(rules, pipeline.wiring, steps=steps, buffered=plan.buffered)
+    partitions = [{each.partition for each in stream.planned} for stream in plan.streams]
+    takers = participants(partitions, pipeline.wiring, execution.workers)
+    taken_part = [
+        [number for number, taking in enumerate(takers) if stage in taking] for stage in stages
+    ]
     managers = [residency_of(plan.memory, stage, execution) for stage in stages]
     controllers = [
         build_controller(
@@ -110,7 +130,7 @@ def simulate_run(
             residency=manager,
             starts_partly_clear=execution.pipeline.partly_clear,
             history=history,
-            steps=pipeline.steps,
+            steps=steps,
             wiring=pipeline.wiring,
             streams=streams,
             reduction_launch=execution.pipeline.reduction_launch,
@@ -123,40 +143,35 @@ def simulate_run(
         is_trained = pipeline.wiring.of(stream).is_trained and not steps.is_probe(number)
         return *plan.streams[stream].planned[number], is_trained
 
-    table = AccessTable()
-    admissions = (_admissions(pipeline, plan, streams) for streams in taken_part)
-    known = KnownPasses(steps, lengths) if steps.probes else None
-    simulate_into(
-        table.append, admitted, controllers, timing, lambda: next(admissions), clock, known
+    parts: list[AccessColumns] = []
+    latest: list[Access] = []
+
+    def record(access: Access) -> None:
+        latest.append(access)
+        if len(latest) == _PART:
+            parts.append(from_accesses(latest))
+            latest.clear()
+
+    admissions = (
+        [
+            build_admission(
+                pipeline.policy,
+                len(stream.subnets),
+                window=pipeline.wiring.of(number).window or plan.window,
+                bulk=pipeline.bulk,
+                stages=plan.streams[number].partitions[0].num_stages,
+                steps=steps,
+                takes_part=number in streams,
+            )
+            for number, stream in enumerate(pipeline.streams)
+        ]
+        for streams in taken_part
     )
-    peaks = tuple(manager.peak_bytes for manager in managers if manager is not None)
-    return SimulatedRun(plan, table, execution.workers, peaks)
-
-
-def _taken_part(pipeline: Pipeline, plan: Plan, num_stages: int) -> list[list[int]]:
-    """Of each stage, the streams that it takes part in."""
-    partitions = [{each.partition for each in stream.planned} for stream in plan.streams]
-    taking_part = participants(partitions, pipeline.wiring, num_stages)
-    return [
-        [number for number, stages in enumerate(taking_part) if stage in stages]
-        for stage in range(num_stages)
-    ]
-
-
-def _admissions(pipeline: Pipeline, plan: Plan, streams: Sequence[int]) -> list[Admission]:
-    """Which subnets of each stream may be under way on a stage that takes part in some."""
-    return [
-        build_admission(
-            pipeline.policy,
-            len(stream.subnets),
-            window=pipeline.wiring.of(number).window or plan.window,
-            bulk=pipeline.bulk,
-            stages=plan.streams[number].partitions[0].num_stages,
-            steps=pipeline.steps,
-            takes_part=number in streams,
-        )
-        for number, stream in enumerate(pipeline.streams)
-    ]
+    known = KnownPasses(steps, lengths) if steps.probes else None
+    simulate_into(record, admitted, controllers, timing, lambda: next(admissions), clock, known)
+    peaks = tuple(manager.ledger.peak_bytes for manager in managers if manager is not None)
+    columns = joined([*parts, from_accesses(latest)])
+    return SimulatedRun(plan, columns, execution.workers, peaks)
 
 
 def chosen_plan(
@@ -170,16 +185,13 @@ def chosen_plan(
     grown: most of a stream comes behind that. Budgets are left out: they hardly change which order
     is the fastest, and simulating what they swap takes four times as long.
 
-    Args:
-        pipeline: what is to be run.
-        execution: what the user asked for.
-        sizes: of every layer; needed where there is a memory budget.
-        timing: what everything takes, under a plan of the memory.
-
     Raises:
         ConfigError: as :func:`naspipe.plan.pipeline.plan_pipeline` does.
     """
-    backward = _backward(pipeline, execution)
+    backward = execution.pipeline.backward
+    # The simulations that decide for ``auto`` leave memory budgets out.
+    if not pipeline.is_causal or (backward == AUTO and execution.memory.budget):
+        backward = "whole"
     if backward == "split":
         pipeline = pipeline.splitting(math.inf)
     best = _chosen(pipeline, execution, sizes, timing)
@@ -197,16 +209,6 @@ def chosen_plan(
     found = _chosen(split, settled, sizes, timing)
     is_faster = found.takes_ns is not None and found.takes_ns < wanted_ns
     return found.plan if is_faster else best.plan
-
-
-def _backward(pipeline: Pipeline, execution: Execution) -> str:
-    """The backward that the user asked for, or ``whole`` where it does not apply.
-
-    The simulations that decide for ``auto`` leave memory budgets out.
-    """
-    backward = execution.pipeline.backward
-    is_undecided = backward == AUTO and execution.memory.budget
-    return backward if pipeline.is_causal and not is_undecided else "whole"
 
 
 def _share_of_proofs(pipeline: Pipeline, split: Pipeline, workers: int) -> float:
@@ -234,12 +236,12 @@ def _share_of_proofs(pipeline: Pipeline, split: Pipeline, workers: int) -> float
 
 
 class _Chosen(NamedTuple):
-    """A plan, and what the simulation of the streams' beginnings says of it."""
+    """A plan, and how long the beginning of the streams takes under it."""
 
     plan: Plan
     partition: str
     takes_ns: int | None
-    """None where nothing was simulated."""
+    """None if nothing was simulated."""
 
 
 def _chosen(
@@ -248,23 +250,39 @@ def _chosen(
     """See :func:`chosen_plan`; backwards are as the pipeline says."""
     plan = plan_pipeline(pipeline, execution, sizes)
     way = execution.pipeline
-    may_rotate = _may_rotate(pipeline, execution)
+    # Orders for comparison stand for systems in which the first block is on the first stage.
+    may_rotate = (
+        way.partition == AUTO
+        and way.order in (AUTO, "paper", *RANKINGS)
+        and not execution.memory.budget
+        and not pipeline.steps.probes
+    )
     is_open = AUTO in (way.order, way.backward) or may_rotate
     if not is_open or not has_choice(pipeline, execution):
         return _Chosen(plan, way.partition, None)
-    preview = _Preview(pipeline, execution, timing(pipeline, plan.memory))
-    first = preview.beginning(plan)
+    beginning, costs = _beginning(pipeline), timing(pipeline, plan.memory)
+
+    def takes_ns(plan: Plan, order: str) -> int:
+        """How long the beginning takes, as if the streams ended there; memory is not limited."""
+        ranked = replace(_ranked(plan, order, beginning), memory=None)
+        return simulate_run(beginning, ranked, execution, costs).makespan_ns
+
+    streams = [
+        replace(own, planned=own.planned[: len(stream.subnets)])
+        for own, stream in zip(plan.streams, beginning.streams, strict=True)
+    ]
+    first = replace(plan, streams=tuple(streams))
     orders = (plan.order, *RANKINGS) if way.order == AUTO else (plan.order,)
-    took = {order: preview.takes_ns(first, order) for order in orders}
+    took = {order: takes_ns(first, order) for order in orders}
     best = min(orders, key=took.__getitem__)
     partition, fastest = way.partition, took[best]
     if may_rotate:
         partition = "balanced"
         asked = execution.changed(partition=ROTATED)
         order = LATEST_START if way.order == AUTO else best
-        rotated = plan_pipeline(preview.pipeline, asked, sizes)
+        rotated = plan_pipeline(beginning, asked, sizes)
         goes_round = any(cut.stages for each in rotated.streams for cut in each.partitions)
-        turning = preview.takes_ns(rotated, order) if goes_round else 0
+        turning = takes_ns(rotated, order) if goes_round else 0
         if turning and (gain := fastest / turning) > WORTH:
             partition, fastest = ROTATED, turning
             note = f"partition=auto: rotated, simulated {gain:.2f} times as fast as balanced"
@@ -272,29 +290,14 @@ def _chosen(
     return _Chosen(_ranked(plan, best, pipeline), partition, fastest)
 
 
-def _may_rotate(pipeline: Pipeline, execution: Execution) -> bool:
-    """Whether layers may go round, if that is faster.
-
-    Orders for comparison stand for systems in which the first block is on the first stage.
-    """
-    way = execution.pipeline
-    is_asked = way.partition == AUTO and way.order in (AUTO, "paper", *RANKINGS)
-    return is_asked and not execution.memory.budget and not pipeline.steps.probes
-
-
 def _ranked(plan: Plan, order: str, pipeline: Pipeline) -> Plan:
     return plan if order == plan.order else RANKINGS[order](plan, pipeline)
 
 
-def _num_shown(pipeline: Pipeline) -> int:
-    """Subnets of each stream that are simulated: whole steps."""
-    size = pipeline.steps.passes
-    return max(1, PREVIEW_SUBNETS // size) * size
-
-
 def _beginning(pipeline: Pipeline) -> Pipeline:
-    """The first subnets of all streams, with the lags that they have later on."""
-    shown = _num_shown(pipeline)
+    """The first subnets of all streams, with lags that have already grown."""
+    size = pipeline.steps.passes
+    shown = max(1, PREVIEW_SUBNETS // size) * size  # whole steps
     streams = with_grown_lags(pipeline).streams
     return replace(
         pipeline, streams=tuple(replace(each, subnets=each.subnets[:shown]) for each in streams)
@@ -302,32 +305,13 @@ def _beginning(pipeline: Pipeline) -> Pipeline:
 
 
 def _least_ns(pipeline: Pipeline, workers: int) -> float:
-    """How long the beginning takes in any schedule: no less than its trained streams."""
+    """A lower bound of the time that any schedule needs for the beginning."""
     bounds = [
         causal_bound(stream.subnets, stream.chain.rules, stream.costs, pipeline.steps)
         for number, stream in enumerate(_beginning(pipeline).streams)
         if stream.costs is not None and pipeline.wiring.of(number).is_trained
     ]
     return side_by_side(bounds).least_makespan_ns(workers) if bounds else 0.0
-
-
-class _Preview:
-    """Simulates the beginning of all streams, as if they ended there."""
-
-    def __init__(self, pipeline: Pipeline, execution: Execution, timing: Costs) -> None:
-        self.pipeline = _beginning(pipeline)
-        self._shown = _num_shown(pipeline)
-        self._execution, self._timing = execution, timing
-
-    def beginning(self, plan: Plan) -> Plan:
-        """The same plan of these subnets."""
-        streams = [replace(each, planned=each.planned[: self._shown]) for each in plan.streams]
-        return replace(plan, streams=tuple(streams))
-
-    def takes_ns(self, plan: Plan, order: str) -> int:
-        """How long they take, without a memory budget."""
-        ranked = replace(_ranked(plan, order, self.pipeline), memory=None)
-        return simulate_run(self.pipeline, ranked, self._execution, self._timing).makespan_ns
 
 
 def measured_timing(
@@ -370,11 +354,6 @@ def table_timing(
     )
 
 
-_FORWARD, _BACKWARD = (
-    tuple(AccessKind).index(k) for k in (AccessKind.FORWARD, AccessKind.BACKWARD)
-)
-
-
 @dataclass(frozen=True, slots=True)
 class StageUse:
     """What one stage did and held."""
@@ -382,9 +361,9 @@ class StageUse:
     busy: float
     """Share of the makespan, warm-up included."""
     layer_bytes: int
-    """The most that its layers occupied; 0 where there is no memory budget."""
+    """Peak bytes of its layers; 0 without a memory budget."""
     activation_bytes: int
-    """The most that the passes under way kept."""
+    """Peak bytes that the passes under way kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,18 +389,13 @@ class Outcome:
         return self.bubble_ratio - self.bound
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; what reads them knows the speed by another name."""
+        """Plain values; readers know the speed as ``steps_per_second``."""
         names = {"passes_per_second": "steps_per_second"}
         values = {names.get(name, name): value for name, value in asdict(self).items()}
         return {**values, "distance": self.distance}
 
 
 def bound_of(pipeline: Pipeline) -> CausalBound:
-    """The causal bound of a pipeline's streams together.
-
-    Raises:
-        ConfigError: where costs are not known.
-    """
     parts = []
     for stream in pipeline.streams:
         if stream.costs is None:
@@ -439,29 +413,25 @@ class BackwardBounds(NamedTuple):
 
 
 def backward_bounds(pipeline: Pipeline) -> BackwardBounds | None:
-    """The bounds with whole backwards and with ``backward=split``.
+    """The bounds of a pipeline with whole backwards, and the same with ``backward=split``.
 
-    Args:
-        pipeline: whose backwards are whole.
-
-    Returns:
-        None where no run splits backwards, or where it is not known what their parts take.
+    None if no run splits backwards, or if it is not known what their parts take.
     """
-    if not pipeline.is_causal or not any(map(_knows_parts, pipeline.streams)):
+    tables = [stream.costs.costs for stream in pipeline.streams if stream.costs]
+    knows_parts = any(cost.split != cost for table in tables for cost in table.values())
+    if not pipeline.is_causal or not knows_parts:
         return None
     return BackwardBounds(bound_of(pipeline), bound_of(pipeline.splitting(math.inf)))
 
 
-def _knows_parts(stream: Stream) -> bool:
-    costs = stream.costs.costs.values() if stream.costs else ()
-    return any(cost.split != cost for cost in costs)
-
-
 def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Outcome:
-    """The figures of a pipeline's run; ``bound`` is :func:`bound_of` the pipeline."""
     summary = run.summary
-    busy = _busy_shares(run.accesses, run.num_stages)
-    held = _activation_peaks(run.accesses, run.num_stages, pipeline)
+    columns = run.columns
+    makespan = int(columns.end_ns.max()) - int(columns.start_ns.min())
+    worked = columns.end_ns - columns.start_ns
+    sums = np.bincount(columns.stage, weights=worked, minlength=run.num_stages)
+    busy = [float(value) / makespan if makespan else 0.0 for value in sums]
+    held = _activation_peaks(columns, run.num_stages, pipeline)
     layers = run.layer_bytes or (0,) * run.num_stages
     return Outcome(
         stages=run.num_stages,
@@ -477,54 +447,39 @@ def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Out
     )
 
 
-def _busy_shares(table: AccessTable, num_stages: int) -> list[float]:
-    start, end, stage = map(table.column, ("start_ns", "end_ns", "stage"))
-    makespan = int(end.max()) - int(start.min())
-    sums = np.bincount(stage, weights=end - start, minlength=num_stages)
-    return [float(value) / makespan if makespan else 0.0 for value in sums]
-
-
-def _activation_peaks(table: AccessTable, num_stages: int, pipeline: Pipeline) -> list[int]:
+def _activation_peaks(columns: AccessColumns, num_stages: int, pipeline: Pipeline) -> list[int]:
     """The most bytes held between a block's forward and its backward, on each stage.
 
     A pass without a backward holds nothing.
     """
-    stage, kind = table.column("stage"), table.column("kind")
-    passes = table.column("stream").astype(np.int64) << 40 | table.column("sequence_id")
-    is_trained = np.isin(passes, passes[kind == _BACKWARD])
-    held = np.where(is_trained, _activation_bytes(table, pipeline), 0)
-    changes = np.where(kind == _FORWARD, held, np.where(kind == _BACKWARD, -held, 0))
-    times = np.where(kind == _FORWARD, table.column("start_ns"), table.column("end_ns"))
+    kind = columns.kind
+    passes = columns.stream.astype(np.int64) << 40 | columns.sequence_id
+    is_trained = np.isin(passes, passes[kind == BACKWARD])
+    held = np.where(is_trained, _activation_bytes(columns, pipeline), 0)
+    changes = np.where(kind == FORWARD, held, np.where(kind == BACKWARD, -held, 0))
+    times = np.where(kind == FORWARD, columns.start_ns, columns.end_ns)
     peaks = []
     for number in range(num_stages):
-        mine = np.flatnonzero(stage == number)
+        mine = np.flatnonzero(columns.stage == number)
         order = mine[np.lexsort((changes[mine], times[mine]))]
         peaks.append(int(np.cumsum(changes[order]).max(initial=0)))
     return peaks
 
 
-def _options(
-    table: AccessTable, columns: Sequence[Integers], number: int, stream: Stream
-) -> Integers:
-    """The column of candidates, with a stream's options in their place."""
-    blocks = len(stream.chain.rules)
-    chains = np.array([each.chain or (0,) * blocks for each in stream.subnets], dtype=np.int64)
-    here = columns[0] == number
-    found = columns[2].astype(np.int64)
-    found[here] = chains[table.column("sequence_id")[here], columns[1][here]]
-    return found
-
-
-def _activation_bytes(table: AccessTable, pipeline: Pipeline) -> Integers:
-    """Of each access's block and subnet."""
-    columns = list(map(table.column, ("stream", "block", "candidate")))
+def _activation_bytes(columns: AccessColumns, pipeline: Pipeline) -> Integers:
+    """For each access, the bytes that its pass keeps of its block."""
+    streams, blocks, options = columns.stream, columns.block, columns.candidate.astype(np.int64)
     for number, stream in enumerate(pipeline.streams):
         if any(subnet.candidates for subnet in stream.subnets):
-            columns[2] = _options(table, columns, number, stream)
-    places = np.stack(columns)
+            # A stream's options stand in the place of its layers' candidates.
+            empty, here = (0,) * len(stream.chain.rules), streams == number
+            chains = np.array([each.chain or empty for each in stream.subnets], np.int64)
+            options[here] = chains[columns.sequence_id[here], blocks[here]]
+    places = np.stack((streams, blocks, options))
     known, inverse = np.unique(places, axis=1, return_inverse=True)
     held = []
     for stream, block, candidate in known.T.tolist():
         costs = pipeline.streams[stream].costs
         held.append(costs.of(block, candidate).activation_bytes if costs else 0)
-    return np.array(held, dtype=np.int64)[inverse.reshape(-1)]
+    found: Integers = np.array(held, dtype=np.int64)[inverse.reshape(-1)]
+    return found

@@ -1,4 +1,4 @@
-"""What things take on the virtual clock."""
+"""What things take on the virtual clock: computing, writing, sending, copying and making layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from naspipe.config.ids import AccessKind, LayerId, StreamId
+from naspipe.config.ids import AccessKind, LayerId
 from naspipe.engine.events import LAYER, Parcel, Task
 from naspipe.plan.costs import CostTable
 
@@ -19,15 +19,12 @@ class Costs(Protocol):
 
         Of a forward and a backward, the option stands in the place of the layer's candidate.
         """
-        ...
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """Of a WRITE that only adds a pass's gradients to its step's."""
-        ...
+        """Time of a WRITE that only adds the gradients of a pass to those of its step."""
 
     def make_ns(self, layer: LayerId) -> int:
-        """Making a layer, once on each stage that uses it, before the first block there."""
-        ...
+        """Time to make a layer, once on each stage that uses it, before the first block there."""
 
     def between_ns(self, parcels: int = 0) -> int:
         """Before every access: what the stage itself takes, which counts as idle.
@@ -35,43 +32,31 @@ class Costs(Protocol):
         ``parcels`` (parts of) layers were sent to other stages or taken from them since the one
         before it.
         """
-        ...
 
     def message_ns(self, receiver: Task) -> int:
-        """From the end of a task to the arrival of its output at the receiving stage."""
-        ...
+        """Time from the end of a task to the arrival of its output at the receiving stage."""
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """From a push of (a part of) a layer to its arrival at its user's stage."""
-        ...
+        """Time from a push of (a part of) a layer to its arrival at its user's stage."""
 
     def copy_ns(self, layer: LayerId) -> int:
-        """One copy of a layer between host memory and the device."""
-        ...
-
-
-class Learner(Protocol):
-    """A stage, as the launcher sees it where steps begin with probes."""
-
-    def learn(self, stream: StreamId, known: int) -> None:
-        """So many subnets of a stream are known by now."""
-        ...
+        """Time of one copy of a layer between host memory and the device."""
 
 
 LINK_NS_PER_BYTE = 0.4
-"""Of a layer on its way to another process: 0.4 ms per MB was measured over ipc."""
+"""For a layer on its way to another process: 0.4 ms per MB was measured over ipc."""
 
 
 ADDING = 0.07
-"""Of a layer's WRITE, what adding one pass's gradients takes; 0.05 (Adam) to 0.1 (SGD) was seen."""
+"""Share of a layer's WRITE that adding the gradients of one pass takes; measured: 0.05 to 0.1."""
 
 
 PAUSE_NS = 100_000
-"""Between two accesses of a real stage: 0.09 ms alone, 0.15 ms beside another one was seen."""
+"""Between two accesses of a stage; measured: 0.09 ms alone, 0.15 ms next to another one."""
 
 
 PARCEL_NS = 250_000
-"""What a real stage takes to send or to take (a part of) a small layer; 0.15 to 0.5 ms was seen."""
+"""Time of a stage to send or take (a part of) a small layer; measured: 0.15 to 0.5 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +65,19 @@ class TableCosts:
 
     table: CostTable
     link_ns: int = 500_000
-    """Encoding, sending and receiving one boundary."""
+    """Time to encode, send and receive one boundary."""
     state_bytes: Callable[[LayerId], int] = lambda layer: 0
-    """What a copy between host and device moves."""
+    """Bytes that a copy between host and device moves."""
     bytes_per_ns: float = 12.0
-    """Bandwidth of such copies: PCIe 3.0 x16."""
     pushed_bytes: Callable[[LayerId], int] = lambda layer: 0
-    """What a layer's parameters take on their way to another stage; its gradients are as large."""
+    """Bytes of a layer's parameters sent to another stage; its gradients are as large."""
     copy_latency_ns: int = 0
     pause_ns: int = 0
-    """Between two accesses of a stage that has work: the stage's own administration."""
+    """Administration of a stage between two accesses, if it has work."""
     parcel_ns: int = 0
-    """Of a stage's own time, for each (part of a) layer that it sends or takes."""
+    """Time that a stage spends on each (part of a) layer that it sends or takes."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`Costs`."""
         cost = self.table.of(layer.block, layer.candidate)
         match kind:
             case AccessKind.FORWARD:
@@ -105,28 +88,22 @@ class TableCosts:
                 return cost.owed_ns + cost.write_ns
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`Costs`."""
         cost = self.table.of(layer.block, layer.candidate)
         return cost.owed_ns + int(ADDING * cost.write_ns)
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
         return self.table.of(layer.block, layer.candidate).make_ns
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`Costs`."""
         return self.pause_ns + parcels * self.parcel_ns
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`Costs`."""
         return self.link_ns
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`Costs`."""
         return self.link_ns + int(self.pushed_bytes(layer) * LINK_NS_PER_BYTE)
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
         return self.copy_latency_ns + int(self.state_bytes(layer) / self.bytes_per_ns)
 
 
@@ -135,32 +112,24 @@ class StreamCosts:
     """Costs of streams that train different spaces."""
 
     streams: Sequence[Costs]
-    """Of each stream."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].access_ns(layer, kind, sequence_id)
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].add_ns(layer, sequence_id)
 
     def make_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].make_ns(layer)
 
     def between_ns(self, parcels: int = 0) -> int:
-        """See :class:`Costs`."""
         return max(costs.between_ns(parcels) for costs in self.streams)
 
     def message_ns(self, receiver: Task) -> int:
-        """See :class:`Costs`."""
         return self.streams[receiver.stream].message_ns(receiver)
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].push_ns(layer, parcel)
 
     def copy_ns(self, layer: LayerId) -> int:
-        """See :class:`Costs`."""
         return self.streams[layer.stream].copy_ns(layer)

@@ -1,4 +1,4 @@
-"""Carries a controller's commands out on the virtual clock."""
+"""The virtual driver: carries the commands of all controllers out on a virtual clock."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from naspipe.config.ids import Access, AccessKind, LayerId, StageId, StreamId, S
 from naspipe.config.partition import Partition
 from naspipe.config.steps import Steps
 from naspipe.config.wiring import CHAIN, InputName, field_input
+from naspipe.engine.admission import AdmissionWindow
 from naspipe.engine.commands import (
     Command,
     Contribute,
@@ -40,12 +41,11 @@ from naspipe.engine.events import (
     VersionArrived,
     WriteFinished,
 )
-from naspipe.engine.ports import Admission
-from naspipe.plan.virtual_costs import Costs, Learner
+from naspipe.plan.virtual_costs import Costs
 
 
 class VirtualClock:
-    """Runs callbacks in time order; ties run in the order in which they were asked for."""
+    """Runs callbacks in order of time; ties run in the order in which they were requested."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -53,42 +53,34 @@ class VirtualClock:
         self._asked = 0
 
     def after(self, delay_ns: int, callback: Callable[[], None]) -> None:
-        """Call back ``delay_ns`` from now (0 or more)."""
         heapq.heappush(self._heap, (self.now_ns + delay_ns, self._asked, callback))
         self._asked += 1
 
     def run(self) -> None:
-        """Run until nothing is left to call."""
         while self._heap:
             self.now_ns, _, callback = heapq.heappop(self._heap)
             callback()
 
     def stop(self) -> None:
-        """Call nothing more of what was asked for so far."""
+        """Drop all callbacks that were requested so far."""
         self._heap.clear()
 
 
 class KnownPasses:
-    """Follows the probes of every stream; a step's other passes are known behind the last one.
-
-    Args:
-        steps: what a step is made of, in every stream.
-        lengths: blocks of each stream's chain.
-    """
+    """Follows the probes of every stream; a step's other passes are known after the last one."""
 
     def __init__(self, steps: Steps, lengths: Sequence[int]) -> None:
         self._steps = steps
         self._ends = [length - 1 for length in lengths]
         self._through: Counter[tuple[int, int]] = Counter()
-        """By stream and step, probes that have a loss."""
+        """By stream and step, the number of probes that have a loss."""
 
     @property
     def first(self) -> int:
-        """Passes of each stream that are known at the beginning."""
         return self._steps.probes
 
     def take(self, access: Access) -> int | None:
-        """How many passes of its stream are known from now on, where an access leads to more."""
+        """How many passes of its stream are known from now on, if an access leads to more."""
         steps, layer = self._steps, access.layer
         is_end = layer.block == self._ends[layer.stream] and access.kind is AccessKind.FORWARD
         if not is_end or not steps.is_probe(access.sequence_id):
@@ -100,39 +92,13 @@ class KnownPasses:
         del self._through[layer.stream, step]
         return (step + 1) * steps.passes + steps.probes
 
-    def telling(
-        self,
-        record: Callable[[Access], None],
-        stages: Sequence[Learner],
-        clock: VirtualClock,
-        costs: Costs,
-    ) -> Callable[[Access], None]:
-        """Takes accesses for ``record``, and has the launcher tell all stages what is known."""
-
-        def taken(access: Access) -> None:
-            record(access)
-            if (known := self.take(access)) is not None:
-                stream = access.layer.stream
-                told = Task(stream, access.sequence_id, TaskKind.FORWARD, access.stage)
-                clock.after(2 * costs.message_ns(told), partial(_learn, stages, stream, known))
-
-        return taken
-
-
-def _learn(stages: Sequence[Learner], stream: StreamId, known: int) -> None:
-    """All are told before any of them hands a subnet on."""
-    for stage in stages:
-        stage.learn(stream, known)
-
 
 Admitted = tuple[Subnet, Partition, Priorities | None, bool]
 """What a stage is told of a subnet when it is admitted; last, whether it is trained."""
 
 Admit = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None] | Admitted]
-"""By stream and sequence ID."""
 
 Record = Callable[[Access], None]
-"""Where the accesses of all stages go, in the order of their ends."""
 
 
 class _CopyLane:
@@ -143,7 +109,6 @@ class _CopyLane:
         self._free_ns = 0
 
     def copy(self, duration_ns: int, finished: Callable[[], None]) -> None:
-        """Call back when a copy that is asked for now is over."""
         self._free_ns = max(self._free_ns, self._clock.now_ns) + duration_ns
         self._clock.after(self._free_ns - self._clock.now_ns, finished)
 
@@ -159,7 +124,7 @@ class SimulatedStage:
         controller: StageController,
         clock: VirtualClock,
         costs: Costs,
-        admissions: Sequence[Admission],
+        admissions: Sequence[AdmissionWindow],
         admitted: Admit,
         record: Record,
     ) -> None:
@@ -177,50 +142,38 @@ class SimulatedStage:
         self._is_busy = False
         self._made: set[LayerId] = set()
         self._parcels = 0
-        """Sent or taken since the last access, while there was something to do."""
+        """Parcels sent or taken since the last access, while there was something to do."""
         self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
 
     def start(self, known: int | None = None) -> None:
-        """Admit the first subnets of every stream, of so many that are known; None for all."""
+        """Admit the first of the ``known`` subnets of every stream; None if all are known."""
         for number, admission in enumerate(self._admissions):
             opened = admission.open() if known is None else admission.learn(known)
             self._admit(StreamId(number), opened)
 
     def learn(self, stream: StreamId, known: int) -> None:
-        """So many subnets of a stream are known by now."""
         self._admit(stream, self._admissions[stream].learn(known))
 
     @property
     def unfinished(self) -> str:
-        """The first stream that is not through and its oldest subnet; empty if all are."""
+        """The first unfinished stream and its oldest subnet; empty if all are finished."""
         for number, admission in enumerate(self._admissions):
             if not admission.is_finished:
                 return f"{number}.{admission.oldest}"
         return ""
 
     def receive(self, task: Task, upcoming: tuple[Task, ...] = (), name: InputName = CHAIN) -> None:
-        """An input of a task arrived."""
         self._admit(task.stream, self._admissions[task.stream].reach(task.sequence_id))
         self._tell(InputArrived(self._clock.now_ns, task, upcoming, name))
 
     def receive_parcel(self, push: PushVersion) -> None:
-        """Another stage pushed (a part of) a layer."""
         self._parcels += 1
         self._tell(VersionArrived(self._clock.now_ns, push.layer, push.version, push.parcel))
 
     def receive_contribution(self, command: Contribute, sender: StageId) -> None:
-        """A stage contributed to an exchange."""
         name, stream, first = command.exchange, command.stream, command.sequence_id
         self._admit(stream, self._admissions[stream].reach(first))
         self._tell(ContributionArrived(self._clock.now_ns, name, stream, first, sender))
-
-    def _contribute(self, command: Contribute) -> None:
-        sender = next(StageId(i) for i, peer in enumerate(self.peers) if peer is self)
-        for stage in command.receivers:
-            receiver = Task(command.stream, command.sequence_id, TaskKind.BACKWARD, stage)
-            delay_ns = 0 if stage == sender else self._costs.message_ns(receiver)
-            receive = partial(self.peers[stage].receive_contribution, command, sender)
-            self._clock.after(delay_ns, receive)
 
     def _admit(self, stream: StreamId, sequence_ids: range) -> None:
         self._unadmitted.extend((stream, sequence_id) for sequence_id in sequence_ids)
@@ -241,7 +194,10 @@ class SimulatedStage:
                 self._task, number = task, task.sequence_id
                 for layer, _, option in command.accesses():
                     work_ns = self._costs.access_ns(layer._replace(candidate=option), kind, number)
-                    self._run.append((layer.block, self._made_ns(layer) + work_ns))
+                    if layer not in self._made:
+                        self._made.add(layer)
+                        work_ns += self._costs.make_ns(layer)
+                    self._run.append((layer.block, work_ns))
             case WriteLayer():
                 self._writes.append(command)
             case SendOutput(receiver, upcoming, name):
@@ -252,8 +208,13 @@ class SimulatedStage:
             case RequestField(task, field):
                 receive = partial(self.receive, task, name=field_input(field))
                 self._clock.after(self._costs.message_ns(task), receive)
-            case Contribute():
-                self._contribute(command)
+            case Contribute(_, stream, first, receivers):
+                sender = next(StageId(i) for i, peer in enumerate(self.peers) if peer is self)
+                for stage in receivers:
+                    told = Task(stream, first, TaskKind.BACKWARD, stage)
+                    delay_ns = 0 if stage == sender else self._costs.message_ns(told)
+                    receive = partial(self.peers[stage].receive_contribution, command, sender)
+                    self._clock.after(delay_ns, receive)
             case PushVersion(layer, _, stage, parcel):
                 self._parcels += 1
                 receive = partial(self.peers[stage].receive_parcel, command)
@@ -283,9 +244,14 @@ class SimulatedStage:
         start_ns = self._clock.now_ns + between_ns
         if self._writes:
             write = self._writes.popleft()
+            layer, number = write.layer, write.sequence_id
+            if write.ends_step:
+                write_ns = self._costs.access_ns(layer, AccessKind.WRITE, number)
+            else:
+                write_ns = self._costs.add_ns(layer, number)
             self._occupy(
-                between_ns + self._write_ns(write),
-                lambda: WriteFinished(self._clock.now_ns, write.layer, write.sequence_id, start_ns),
+                between_ns + write_ns,
+                lambda: WriteFinished(self._clock.now_ns, layer, number, start_ns),
             )
         elif self._run and self._task is not None:
             task, (block, duration_ns) = self._task, self._run.popleft()
@@ -293,17 +259,6 @@ class SimulatedStage:
                 between_ns + duration_ns,
                 lambda: BlockFinished(self._clock.now_ns, task, block, start_ns),
             )
-
-    def _made_ns(self, layer: LayerId) -> int:
-        if layer in self._made:
-            return 0
-        self._made.add(layer)
-        return self._costs.make_ns(layer)
-
-    def _write_ns(self, write: WriteLayer) -> int:
-        if not write.ends_step:
-            return self._costs.add_ns(write.layer, write.sequence_id)
-        return self._costs.access_ns(write.layer, AccessKind.WRITE, write.sequence_id)
 
     def _occupy(self, duration_ns: int, finish: Callable[[], Event]) -> None:
         self._is_busy = True
@@ -319,9 +274,9 @@ def simulate(
     admitted: Admit,
     controllers: Sequence[StageController],
     costs: Costs,
-    admissions: Callable[[], Sequence[Admission]],
+    admissions: Callable[[], Sequence[AdmissionWindow]],
 ) -> list[list[Access]]:
-    """As :func:`simulate_into`; returns each stage's accesses in the order of their ends."""
+    """As :func:`simulate_into`; returns the accesses of each stage in the order of their ends."""
     stages: list[list[Access]] = [[] for _ in controllers]
 
     def record(access: Access) -> None:
@@ -336,7 +291,7 @@ def simulate_into(
     admitted: Admit,
     controllers: Sequence[StageController],
     costs: Costs,
-    admissions: Callable[[], Sequence[Admission]],
+    admissions: Callable[[], Sequence[AdmissionWindow]],
     clock: VirtualClock | None = None,
     known: KnownPasses | None = None,
 ) -> None:
@@ -350,15 +305,25 @@ def simulate_into(
         admissions: called once per stage: which subnets of each stream may be under way.
         clock: a new one, for costs that depend on the time, as those of a busy link.
         known: which subnets are known when; all of them from the beginning, where it is None.
-
-    Raises:
-        InvariantError: when the schedule stops before every subnet is finished.
     """
-    clock, stages = clock or VirtualClock(), list[SimulatedStage]()
-    if known is not None:
-        record = known.telling(record, stages, clock, costs)
-    stages += [
-        SimulatedStage(controller, clock, costs, admissions(), admitted, record)
+    clock = clock or VirtualClock()
+
+    def recorded(access: Access) -> None:
+        """Record an access, and have the launcher tell all stages what is known from now on."""
+        record(access)
+        if known is not None and (count := known.take(access)) is not None:
+            stream = access.layer.stream
+            told = Task(stream, access.sequence_id, TaskKind.FORWARD, access.stage)
+            clock.after(2 * costs.message_ns(told), partial(learn, stream, count))
+
+    def learn(stream: StreamId, count: int) -> None:
+        for stage in stages:  # all are told before any of them hands a subnet on
+            stage.learn(stream, count)
+
+    stages = [
+        SimulatedStage(
+            controller, clock, costs, admissions(), admitted, record if known is None else recorded
+        )
         for controller in controllers
     ]
     for stage in stages:

@@ -139,7 +139,7 @@ def limits(run: Recorded) -> Limits:
     if not window or definition.get("sampler") not in ("uniform", "fair") or steps.passes > 1:
         return Limits(found)
     drawn = make_sampler(f"spaced:{window}", run.labels.options, int(definition.get("seed", 0)))
-    spaced = tuple(run.labels.subnet(number, drawn.draw()) for number in range(len(subnets)))
+    spaced = tuple(run.labels.subnet(number, next(drawn)) for number in range(len(subnets)))
     then = causal_bound(spaced, run.labels.rules, table, steps)
     busy, better = (min(each.steady_parallelism, run.num_stages) for each in (bound, then))
     if better <= _GAIN * busy:

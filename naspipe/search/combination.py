@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,41 +22,31 @@ import numpy as np
 from naspipe.config.errors import ConfigError
 
 FINE = 1 << 40
-"""Prices are whole multiples of one part in so many of a unit of the score."""
+"""Prices are whole multiples of this fraction of a unit of the score."""
 
 _ROUNDS = 300
-"""Of raising the prices of limits that are exceeded and lowering the others."""
+"""Rounds in which the prices of exceeded limits are raised and the others lowered."""
 
 
 class Part(NamedTuple):
-    """Paths of one block or of several, in whole numbers; sorts as combinations are preferred."""
+    """Paths of one or several blocks, in whole numbers; sorts as combinations are preferred."""
 
     score: int
     places: tuple[int, ...]
-    """Of each block's path."""
     costs: tuple[int, ...]
 
     def and_then(self, other: Part) -> Part:
-        """Both together."""
         costs = tuple(map(int.__add__, self.costs, other.costs))
         return Part(self.score + other.score, (*self.places, *other.places), costs)
 
 
-class Priced(NamedTuple):
-    """What is known before combinations are looked at one after the other."""
-
-    prices: tuple[int, ...]
-    """Of a unit of each cost, in parts of a unit of the score (:data:`FINE`)."""
-    known: Part | None
-    """A combination that keeps the limits."""
-
-
-def price_limits(blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> Priced:
+def price_limits(
+    blocks: Sequence[Sequence[Part]], most: Sequence[int]
+) -> tuple[tuple[int, ...], Part | None]:
     """Prices by subgradients, the same for the same parts.
 
-    Args:
-        blocks: the paths of each.
-        most: what their costs may sum up to.
+    Returns the price of a unit of each cost, in parts of a unit of the score (:data:`FINE`), and
+    a combination that keeps the limits, if one was found.
     """
     top = max(abs(part.score) for parts in blocks for part in parts) or 1
     room = [max(limit, 1) for limit in most]
@@ -68,8 +59,14 @@ def price_limits(blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> Price
     highest, prices, pace = -np.inf, best, 1.0
     spread = sum(float(np.ptp(each)) for each in scores)
     for number in range(_ROUNDS):
-        bound, chosen, excess = _choose(scores, costs, prices)
-        joined = _joined_parts([options[at] for options, at in zip(blocks, chosen, strict=True)])
+        priced = [score + cost @ prices for score, cost in zip(scores, costs, strict=True)]
+        chosen = [int(each.argmin()) for each in priced]
+        paid = sum(float(each[at]) for each, at in zip(priced, chosen, strict=True))
+        bound = paid - float(prices.sum())
+        own = (each[at] for each, at in zip(costs, chosen, strict=True))
+        excess = sum(own, -np.ones_like(prices))  # how far the limits are exceeded
+        parts = (options[at] for options, at in zip(blocks, chosen, strict=True))
+        joined = reduce(Part.and_then, parts)
         if all(map(int.__le__, joined.costs, most)):
             known = min(filter(None, (known, joined)))
         if bound > highest:
@@ -85,29 +82,11 @@ def price_limits(blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> Price
         int(Fraction(float(price)) * top * FINE / limit)
         for price, limit in zip(best, room, strict=True)
     )
-    return Priced(tuple(whole), known)
-
-
-def _choose(
-    scores: Sequence[np.ndarray], costs: Sequence[np.ndarray], prices: np.ndarray
-) -> tuple[float, list[int], np.ndarray]:
-    """The bound that prices give, what the blocks choose, and how far that exceeds the limits."""
-    priced = [score + cost @ prices for score, cost in zip(scores, costs, strict=True)]
-    chosen = [int(each.argmin()) for each in priced]
-    paid = sum(float(each[at]) for each, at in zip(priced, chosen, strict=True))
-    excess = sum((each[at] for each, at in zip(costs, chosen, strict=True)), -np.ones_like(prices))
-    return paid - float(prices.sum()), chosen, excess
-
-
-def _joined_parts(parts: Sequence[Part]) -> Part:
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole.and_then(part)
-    return whole
+    return tuple(whole), known
 
 
 _WIDTHS = (30, 300, 3000)
-"""Beginnings that are kept in the first tries, which find combinations to compare with."""
+"""Beginnings kept in the first attempts, which find combinations to compare with."""
 
 
 class RatedPath(NamedTuple):
@@ -117,7 +96,6 @@ class RatedPath(NamedTuple):
     score: float
     """Less is better."""
     costs: Mapping[str, float]
-    """By name."""
 
 
 class Combination(NamedTuple):
@@ -171,7 +149,7 @@ def combine(
 
 
 def _known(number: int, paths: Sequence[RatedPath], names: Sequence[str]) -> list[RatedPath]:
-    """In the order of their choices, each once."""
+    """Paths whose score and costs are known, in the order of their choices, each once."""
     unique: dict[tuple[int, ...], RatedPath] = {}
     for path in sorted(paths, key=lambda each: (each.choices, each.score)):
         values = (path.score, *(path.costs.get(name, math.nan) for name in names))
@@ -186,19 +164,14 @@ def _known(number: int, paths: Sequence[RatedPath], names: Sequence[str]) -> lis
 
 
 def _whole(rows: Sequence[Sequence[float]]) -> tuple[list[list[int]], int]:
-    """The same numbers in a unit of which each is a whole multiple; how many make 1."""
+    """The same numbers in a unit of which each is a whole multiple, and that unit's inverse."""
     exact = [[Fraction(value) for value in row] for row in rows]
     parts = max(value.denominator for row in exact for value in row)  # powers of two
     return [[int(value * parts) for value in row] for row in exact], parts
 
 
 class _Growth:
-    """Combinations that keep the limits, block by block.
-
-    Args:
-        blocks: the paths of each, none of them dominated.
-        most: what their costs may sum up to.
-    """
+    """Combinations that keep the limits, block by block."""
 
     def __init__(self, blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> None:
         self._most = most
@@ -211,12 +184,11 @@ class _Growth:
         )
 
     def _priced(self, part: Part) -> int:
-        """Its score, with what its costs are worth."""
         paid = sum(map(int.__mul__, self._prices, part.costs))
         return part.score * FINE + paid
 
     def best(self, width: int | None = None) -> Part | None:
-        """The best, unless more than ``width`` beginnings had to be kept at a time."""
+        """The best one, unless more than ``width`` beginnings had to be kept at a time."""
         worst = math.inf
         if self.known is not None:
             worst = self.known.score * FINE + sum(map(int.__mul__, self._prices, self._most))
@@ -241,7 +213,7 @@ class _Growth:
 
 
 def _behind(blocks: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Of each place in a row of blocks, the sums of all from there on; the last ones are 0."""
+    """For each place in a row of blocks, the sums of all from there on; the last ones are 0."""
     rows = [list(each) for each in blocks]
     nothing = [0] * len(rows[0])
     add = lambda one, other: [a + b for a, b in zip(one, other, strict=True)]  # noqa: E731
@@ -249,7 +221,7 @@ def _behind(blocks: Iterable[Sequence[int]]) -> list[list[int]]:
 
 
 def _undominated(parts: Sequence[Part]) -> list[Part]:
-    """Those to which no better one is as cheap in every cost, the best first."""
+    """Parts for which no better one is as cheap in every cost, the best first."""
     found: list[Part] = []
     cheapest: list[tuple[int, ...]] = []
     for part in sorted(parts):
@@ -271,7 +243,7 @@ def _joined(paths: Sequence[RatedPath]) -> Combination:
 
 
 def _nothing_fits(blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, float]) -> str:
-    """Where a limit cannot be kept even alone, about that one; otherwise about them all."""
+    """A message about the limits that cannot be kept even alone, or else about all of them."""
     said = []
     for name in sorted(limits):
         cheapest = _joined(
@@ -279,18 +251,13 @@ def _nothing_fits(blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, fl
         )
         said.append((name, cheapest))
     too_dear = [each for each in said if each[1].costs[each[0]] > limits[each[0]]]
-    found = [
-        f"{cheapest.costs[name]:g} {name} ({_text(cheapest.choices)})"
-        for name, cheapest in too_dear or said
-    ]
+    found = []
+    for name, cheapest in too_dear or said:  # choices as ``naspipe export --subnet`` takes them
+        text = ";".join(",".join(map(str, each)) for each in cheapest.choices)
+        found.append(f"{cheapest.costs[name]:g} {name} ({text})")
     asked = " and ".join(f"{limits[name]:g} {name}" for name, _ in too_dear or said)
     together = "" if too_dear else ", but not together"
     return (
         f"combination: expected one within {asked}, found the cheapest at {' and '.join(found)}"
         f"{together}; raise the limits"
     )
-
-
-def _text(choices: Sequence[Sequence[int]]) -> str:
-    """As ``naspipe export --subnet`` takes it."""
-    return ";".join(",".join(map(str, each)) for each in choices)

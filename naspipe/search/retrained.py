@@ -19,21 +19,19 @@ from naspipe.store.files import writing
 _FILE = "retrained.jsonl"
 
 LEVEL = 0.9
-"""Of the interval of tau."""
 
 FEWEST = 4
-"""Subnets that an order can be judged by."""
+"""Minimum number of subnets to judge an order by."""
 
 COMPARED = ("loss", "top1", "top5")
-"""What is judged of a subnet that was trained alone."""
+"""The scores of a subnet that was trained alone."""
 
 
 class Terms(NamedTuple):
-    """What subnets have to have in common to be compared."""
+    """What subnets must have in common to be compared."""
 
     steps: int
     seed: int
-    """Of first weights and batches."""
     judged_by: str
     """The held-out data, and how many batches."""
 
@@ -51,25 +49,19 @@ class Retrained(NamedTuple):
 
 
 class Confidence(NamedTuple):
-    """How alike the order by inherited weights is to that alone."""
+    """How similar the order by inherited weights is to the order of subnets trained alone."""
 
     subnets: int
-    """How many."""
     tau: float
-    """Kendall's."""
     low: float
     high: float
-    """Ends of its interval, over subnets."""
+    """The interval over subnets ends here and at ``low``."""
     right_pairs: float
-    """Of 100 pairs, in how many the better one is named; a pair that is equal in either is half."""
+    """Percentage of pairs whose better subnet is named; a pair that is equal counts half."""
 
 
 def read_retrained(search: Search) -> list[Retrained]:
-    """Those of a search, the oldest first; of the same subnet and terms, the newest.
-
-    Raises:
-        LogError: when the file is damaged.
-    """
+    """Those of a search, the oldest first; of the same subnet and terms, the newest."""
     path = search.path / _FILE
     if not path.is_file():
         return []
@@ -83,11 +75,7 @@ def read_retrained(search: Search) -> list[Retrained]:
 
 
 def append_retrained(search: Path, each: Retrained) -> None:
-    """Add a line to a search's directory.
-
-    Raises:
-        StorageError: when it cannot be written.
-    """
+    """Add a line to a search's directory."""
     scores = {name: getattr(each.scores, name) for name in COMPARED}
     known = {
         name: value if math.isfinite(value) else repr(value)
@@ -98,27 +86,21 @@ def append_retrained(search: Path, each: Retrained) -> None:
     line = json.dumps(fields, allow_nan=False).encode() + b"\n"
     path = search / _FILE
     with writing(path, len(line)), path.open("ab") as file:
-        file.truncate(_whole_lines(path))
+        file.truncate(path.read_bytes().rfind(b"\n") + 1)  # without what a full disk cut off
         file.write(line)
 
 
-def _whole_lines(path: Path) -> int:
-    """The bytes of a file up to its last line's end: what a full disk cut off is left out."""
-    return path.read_bytes().rfind(b"\n") + 1
-
-
 def newest_alike(retrained: Sequence[Retrained]) -> list[Retrained]:
-    """Those with the terms of the newest one."""
     return [each for each in retrained if each.terms == retrained[-1].terms] if retrained else []
 
 
 def compared_by(score: str) -> str:
-    """What subnets alone are ranked by, where a search ranked them by a score."""
+    """The score that ranks subnets trained alone, if a search ranked them by ``score``."""
     return score if score in COMPARED else "loss"
 
 
 def confidence(search: Search, retrained: Sequence[Retrained]) -> Confidence | None:
-    """How far subnets with the same terms confirm a search's order; None for too few of them."""
+    """How far subnets with the same terms confirm a search's order; None if they are too few."""
     pairs = [
         (
             merit(search.candidates[each.subnet].scores, search.score),

@@ -1,4 +1,4 @@
-"""What a subnet is judged by: loss and hit rates over the validation batches, as sums."""
+"""What a subnet is judged by: scores, sums of standard scores, and how alike two rankings are."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PROXIES = ("synflow", "naswot")
 """Scores of subnets with the weights that their layers begin with: zero-cost proxies."""
 
 SCORES = (*JUDGED, *PROXIES)
-"""By which subnets can be ranked; and by sums of them, such as ``loss+naswot``."""
+"""Scores that rank subnets; so do sums of them, such as ``loss+naswot``."""
 
 
 class Sums(NamedTuple):
     """Sums over validation batches, in 64 bits, in the order of the batches."""
 
     loss: float
-    """Of every target's loss."""
+    """The sum of the losses of all targets."""
     targets: float
-    """How many they are; padding is none."""
+    """Number of targets, without padding."""
     ranked: float
-    """Targets that are one of the classes that the outputs score; 0 where there are no classes."""
+    """Targets that are one of the classes that the outputs score; 0 if there are no classes."""
     top1: float
     """Ranked targets whose class scores highest."""
     top5: float
@@ -38,17 +38,17 @@ class Sums(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How one subnet does. What does not apply is NaN, and equals another NaN."""
+    """The scores of one subnet. What does not apply is NaN, and equals another NaN."""
 
     loss: float
-    """Mean over the targets: images, or tokens."""
+    """Mean over the targets, which are images or tokens."""
     top1: float
     top5: float
     bleu: float = math.nan
     synflow: float = math.nan
     naswot: float = math.nan
     combined: float = math.nan
-    """Of a sum of scores, as standard scores (:mod:`naspipe.search.scores`)."""
+    """A sum of standard scores."""
 
     def of(self, score: str) -> float:
         """The value of a score by its name, or of a sum of scores."""
@@ -68,11 +68,7 @@ class Scores(NamedTuple):
 
 
 def scores_of(sums: Sequence[float]) -> Scores:
-    """Means from sums.
-
-    Raises:
-        ConfigError: when the validation batches hold no target.
-    """
+    """Means from sums."""
     loss, targets, ranked, top1, top5 = sums
     if not targets:
         raise ConfigError("validation: expected batches with targets, found only padding")
@@ -82,11 +78,7 @@ def scores_of(sums: Sequence[float]) -> Scores:
 
 
 def told_merit(scores: Scores, score: str) -> float:
-    """What a strategy is told of a subnet that was judged: more is better.
-
-    Raises:
-        ConfigError: when subnets have no such score.
-    """
+    """What a strategy is told of a subnet that was judged: more is better."""
     value = merit(scores, score)
     if any(each in ("top1", "top5") and math.isnan(scores.of(each)) for each in parts_of(score)):
         raise ConfigError(
@@ -98,23 +90,19 @@ def told_merit(scores: Scores, score: str) -> float:
 
 
 def merit(scores: Scores, score: str) -> float:
-    """What a strategy is told: more is better.
-
-    Raises:
-        ConfigError: when there is no such score.
-    """
+    """What a strategy is told: more is better."""
     check_score(score)
     value = scores.of(score)
     return -value if score == "loss" else value
 
 
 def parts_of(score: str) -> tuple[str, ...]:
-    """The scores that a score is the sum of: itself, unless it is a sum."""
+    """The scores that a score is the sum of; the score itself if it is no sum."""
     return tuple(score.split("+"))
 
 
 def is_score(score: object) -> bool:
-    """Whether it is the name of a score, or a sum of different ones; BLEU is in none."""
+    """Whether a value is the name of a score, or a sum of different scores without BLEU."""
     if not isinstance(score, str):
         return False
     parts = parts_of(score)
@@ -127,7 +115,7 @@ def is_score(score: object) -> bool:
 
 
 def check_score(score: str) -> None:
-    """Raises ConfigError for what is no score."""
+    """Raise ConfigError if ``score`` is not a score."""
     if not is_score(score):
         raise ConfigError(
             f"unknown score {score!r:.80}: expected {' or '.join(SCORES)}, or a sum of different "
@@ -136,31 +124,21 @@ def check_score(score: str) -> None:
 
 
 SAMPLE = 32
-"""Subnets that scores are compared with: the first ones of the strategy ``random``."""
+"""Number of subnets that scores are compared with: the first ones of the strategy ``random``."""
 
 
 class Spread(NamedTuple):
-    """Of the merits of a sample's subnets: more is better."""
+    """The distribution of the merits of a sample's subnets."""
 
     mean: float
     deviation: float
     """The population's, above 0."""
 
-    def of(self, value: float) -> float:
-        """A merit as a standard score."""
-        return (value - self.mean) / self.deviation
-
 
 class StandardScores:
-    """Adds up the standard scores of each part of a sum of scores.
+    """Adds up the standard scores of each part of a sum of scores."""
 
-    Args:
-        score: the sum, as in ``loss+naswot``.
-        spreads: of each part.
-    """
-
-    def __init__(self, score: str, spreads: Mapping[str, Spread]) -> None:
-        self._score = score
+    def __init__(self, spreads: Mapping[str, Spread]) -> None:
         self._spreads = spreads
 
     @classmethod
@@ -170,27 +148,29 @@ class StandardScores:
         Raises:
             ConfigError: when a part is the same for all of the sample, so that it ranks nothing.
         """
-        return cls(score, {part: _spread(score, part, sample) for part in parts_of(score)})
+        spreads = {}
+        for part in parts_of(score):
+            merits = (merit(scores, part) for scores in sample)
+            values = [each for each in merits if math.isfinite(each)]
+            if len(set(values)) < 2:
+                found = f"{values[0]:.6g} for each" if values else "none"
+                raise ConfigError(
+                    f"score {score}: expected {part} to differ among {len(sample)} subnets drawn "
+                    f"at random, found {found}; leave {part} out of the sum"
+                )
+            spreads[part] = Spread(statistics.fmean(values), statistics.pstdev(values))
+        return cls(spreads)
 
     def added(self, scores: Scores) -> Scores:
-        """The same scores with their sum; it is NaN where a part is."""
-        parts = [spread.of(merit(scores, part)) for part, spread in self._spreads.items()]
+        """The same scores with their sum, which is NaN if a part is."""
+        parts = [
+            (merit(scores, part) - spread.mean) / spread.deviation
+            for part, spread in self._spreads.items()
+        ]
         return scores._replace(combined=sum(parts))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest."""
         return {part: spread._asdict() for part, spread in self._spreads.items()}
-
-
-def _spread(score: str, part: str, sample: Sequence[Scores]) -> Spread:
-    values = [each for each in (merit(scores, part) for scores in sample) if math.isfinite(each)]
-    if len(set(values)) < 2:
-        found = f"{values[0]:.6g} for each" if values else "none"
-        raise ConfigError(
-            f"score {score}: expected {part} to differ among {len(sample)} subnets drawn at "
-            f"random, found {found}; leave {part} out of the sum"
-        )
-    return Spread(statistics.fmean(values), statistics.pstdev(values))
 
 
 RESAMPLES = 2000
@@ -207,11 +187,17 @@ def kendalls_tau(one: ArrayLike, other: ArrayLike) -> float:
 def interval(
     one: Sequence[float], other: Sequence[float], level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Where ``level`` of the taus lie of pairs that are drawn anew from these (bootstrap)."""
+    """Bootstrap interval that holds ``level`` of the taus of pairs drawn anew from these."""
     from scipy.stats import bootstrap
 
     found = bootstrap(
-        (one, other), kendalls_tau, paired=True, vectorized=False, n_resamples=RESAMPLES,
-        confidence_level=level, method="percentile", rng=np.random.default_rng(seed),
-    )  # fmt: skip
+        (one, other),
+        kendalls_tau,
+        paired=True,
+        vectorized=False,
+        n_resamples=RESAMPLES,
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
     return float(found.confidence_interval.low), float(found.confidence_interval.high)

@@ -1,6 +1,7 @@
 """A search on disk: a manifest and one line per subnet, inside the run that it searched.
 
-Its front is the subnets that no other beats in both score and cost.
+Its front is the subnets that no other beats in both score and cost. ``SearchDefinition`` is what
+the manifest says of how subnets are proposed and judged.
 """
 
 from __future__ import annotations
@@ -52,13 +53,12 @@ class Candidate(NamedTuple):
 
     sequence_id: int
     choices: tuple[int, ...]
-    """One per choice block."""
     scores: Scores
     cost: Cost
 
 
 class Search(NamedTuple):
-    """A search, read back."""
+    """A search that was read from disk."""
 
     path: Path
     manifest: dict[str, Any]
@@ -75,35 +75,30 @@ class Search(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Without the prefix of its directory."""
         return self.path.name.removeprefix(PREFIX)
 
     @property
     def score(self) -> str:
-        """What its subnets are ranked by."""
         return str(self.manifest["definition"]["score"])
 
     @property
     def calibration(self) -> int:
-        """Batches that running statistics were taken from anew; 0 for the run's own."""
+        """Batches that running statistics were computed from; 0 for the run's own statistics."""
         return int(self.manifest["definition"].get("calibration", 0))
 
     @property
     def ema(self) -> bool:
-        """Whether the moving averages of the weights were judged."""
         return bool(self.manifest["definition"].get("ema", False))
 
     def note(self, **found: Any) -> None:
-        """Add to the manifest what was found out later."""
+        """Add later findings to the manifest."""
         manifest = parse_json((self.path / "manifest.json").read_bytes())
         SearchDirectory(self.path).write_manifest({**manifest, **found})
 
     def ranked(self) -> list[Candidate]:
-        """Each subnet once, the best first; of equal ones the one that was proposed first."""
         return rank(self.candidates, self.score)
 
     def front(self, cost: str) -> list[Candidate]:
-        """Subnets that no other beats in both score and a cost, the cheapest first."""
         return front(self.candidates, self.score, cost)
 
 
@@ -117,7 +112,7 @@ def rank(candidates: Sequence[Candidate], score: str) -> list[Candidate]:
 
 
 def front(candidates: Sequence[Candidate], score: str, cost: str) -> list[Candidate]:
-    """Subnets that no other beats in both; ``cost`` is one of :data:`COSTS`."""
+    """Subnets that no other beats in both score and ``cost``, one of :data:`COSTS`."""
     points = [
         (each, Point(merit(each.scores, score), getattr(each.cost, cost)))
         for each in rank(candidates, score)
@@ -133,20 +128,16 @@ class SearchDirectory:
 
     @property
     def manifest(self) -> Path:
-        """What the search was, how it went and what it found."""
+        """How the search was defined, how it went and what it found."""
         return self.path / "manifest.json"
 
     @property
     def candidates(self) -> Path:
-        """One subnet a line, in the order in which they were proposed."""
+        """One subnet per line, in the order in which they were proposed."""
         return self.path / "candidates.jsonl"
 
     def create(self) -> None:
-        """Make the directory.
-
-        Raises:
-            ConfigError: when it is there already, or cannot be made.
-        """
+        """Make the directory."""
         try:
             self.path.mkdir()
         except FileExistsError:
@@ -157,18 +148,24 @@ class SearchDirectory:
             raise ConfigError(f"{self.path} cannot be made: {error.strerror}") from error
 
     def append(self, candidate: Candidate) -> None:
-        """Add the next subnet's line.
-
-        Raises:
-            StorageError: when it cannot be written.
-        """
-        line = _line(candidate)
+        """Add the next subnet's line."""
+        scores = {  # of proxies, and sums, only where they were asked for
+            name: value
+            for name, value in candidate.scores._asdict().items()
+            if name in JUDGED or not math.isnan(value)
+        }
+        fields = {
+            "subnet": candidate.sequence_id,
+            "choices": list(candidate.choices),
+            **{name: _plain(value) for name, value in scores.items()},
+            **{name: _plain(value) for name, value in candidate.cost._asdict().items()},
+        }
+        line = json.dumps(fields, allow_nan=False) + "\n"
         path = self.candidates
         with writing(path, len(line)), path.open("a", encoding="utf-8") as file:
             file.write(line)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Replace the manifest, atomically."""
         write_json(self.manifest, {"format": FORMAT, **manifest})
 
     def read(self) -> Search:
@@ -187,41 +184,20 @@ class SearchDirectory:
             raise LogError(f"{self.manifest} is damaged: {error}") from error
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise ConfigError(f"{self.manifest}: expected a search of format {FORMAT}")
-        _check(self.manifest, manifest)
+        definition, finished = manifest.get("definition"), manifest.get("finished", 0)
+        if (
+            not isinstance(definition, dict)
+            or not is_score(definition.get("score"))
+            or not isinstance(finished, int | float)
+            or not isinstance(manifest.get("status"), str)
+        ):
+            raise LogError(
+                f"{self.manifest} is damaged: expected a definition with a score, and a status"
+            )
         found = tuple(
             _candidate(line, number, self.candidates) for number, line in enumerate(lines[:-1])
         )
         return Search(self.path, manifest, found)
-
-
-def _check(path: Path, manifest: Mapping[str, Any]) -> None:
-    definition, finished = manifest.get("definition"), manifest.get("finished", 0)
-    if (
-        not isinstance(definition, dict)
-        or not is_score(definition.get("score"))
-        or not isinstance(finished, int | float)
-        or not isinstance(manifest.get("status"), str)
-    ):
-        raise LogError(f"{path} is damaged: expected a definition with a score, and a status")
-
-
-def _line(candidate: Candidate) -> str:
-    fields = {
-        "subnet": candidate.sequence_id,
-        "choices": list(candidate.choices),
-        **{name: _plain(value) for name, value in _known(candidate.scores).items()},
-        **{name: _plain(value) for name, value in candidate.cost._asdict().items()},
-    }
-    return json.dumps(fields, allow_nan=False) + "\n"
-
-
-def _known(scores: Scores) -> dict[str, float]:
-    """Scores of proxies, and sums, stand in a line only where they were asked for."""
-    return {
-        name: value
-        for name, value in scores._asdict().items()
-        if name in JUDGED or not math.isnan(value)
-    }
 
 
 def _plain(value: float) -> float | str:
@@ -232,24 +208,20 @@ def _candidate(line: bytes, number: int, path: Path) -> Candidate:
     try:
         fields = parse_json(line)
         choices = fields["choices"]
-        if fields["subnet"] != number or any(type(c) is not int or c < 0 for c in choices):
+        is_sound = all(type(choice) is int and choice >= 0 for choice in choices)
+        if fields["subnet"] != number or not is_sound or not all(map(fields.__contains__, JUDGED)):
             raise ValueError
+        scores = {name: _number(fields[name]) for name in Scores._fields if name in fields}
         return Candidate(
             number,
             tuple(choices),
-            _scores(fields),
+            Scores(**scores),
             Cost(*(_number(fields[name]) for name in COSTS)),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise LogError(f"{path}:{number + 1}: expected subnet {number}, found {line!r:.120}") from (
             error
         )
-
-
-def _scores(fields: Mapping[str, Any]) -> Scores:
-    if missing := [name for name in JUDGED if name not in fields]:
-        raise KeyError(*missing)
-    return Scores(**{name: _number(fields[name]) for name in Scores._fields if name in fields})
 
 
 def _number(value: object) -> float:
@@ -259,7 +231,7 @@ def _number(value: object) -> float:
 
 
 def default_name(run: Path) -> str:
-    """The first number that no search of a run has."""
+    """The first number that no search of the run has as its name."""
     taken = {path.name for path in run.glob(f"{PREFIX}*")}
     number = 1
     while f"{PREFIX}{number}" in taken:
@@ -268,22 +240,14 @@ def default_name(run: Path) -> str:
 
 
 def search_path(run: Path, name: str) -> Path:
-    """Where a search of a run is.
-
-    Raises:
-        ConfigError: for a name that is none.
-    """
+    """Where a search of a run is."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ConfigError(f"--name {name!r:.80}: expected letters, digits, points, - and _")
     return run / f"{PREFIX}{name}"
 
 
 def find_searches(run: Path) -> list[Search]:
-    """The searches of a run that came to their end, the newest first.
-
-    Raises:
-        LogError: when a file of one is damaged.
-    """
+    """The searches of a run that came to their end, the newest first."""
     found = [
         SearchDirectory(path).read()
         for path in sorted(run.glob(f"{PREFIX}*"))
@@ -294,12 +258,7 @@ def find_searches(run: Path) -> list[Search]:
 
 
 def find_best(run: Path) -> Candidate:
-    """The best subnet of a run's newest search.
-
-    Raises:
-        ConfigError: when there is none.
-        LogError: when a file of one is damaged.
-    """
+    """The best subnet of a run's newest search."""
     search = newest_search(run)
     if ranked := search.ranked():
         return ranked[0]
@@ -307,12 +266,7 @@ def find_best(run: Path) -> Candidate:
 
 
 def newest_search(run: Path) -> Search:
-    """A run's newest search that came to its end.
-
-    Raises:
-        ConfigError: when there is none.
-        LogError: when a file of one is damaged.
-    """
+    """A run's newest search that came to its end."""
     for search in find_searches(run)[:1]:
         return search
     raise ConfigError(f"{run}: expected a finished search, found none; start naspipe search {run}")
@@ -339,11 +293,8 @@ class SearchDefinition:
 
     strategy: str = "evolution"
     options: Mapping[str, float] = field(default_factory=dict)
-    """Of the strategy, such as ``population``."""
     budget: int = 100
-    """Subnets to evaluate."""
     seed: int = 0
-    """Of the strategy's draws."""
     delay: int = 8
     """Subnets from one to the first that knows its score; up to one more are under way."""
     score: str = "loss"
@@ -351,14 +302,13 @@ class SearchDefinition:
     calibration: int = 4
     """Batches of the training split that running statistics are taken from; 0 for the run's own."""
     validation: int = 8
-    """Batches of the held-out split."""
     ema: bool = False
     """Judge by the moving averages of the weights."""
     limits: Limits = field(default_factory=Limits)
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What the held-out data say of themselves."""
+    """The description of the held-out data."""
     loss: str = ""
-    """What subnets are judged by in the place of the run's loss."""
+    """The loss that subnets are judged by, if not that of the run."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, str):
@@ -375,5 +325,4 @@ class SearchDefinition:
         check_score(self.score)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Search strategies of naspipe's own, by name.
+"""Search strategies of naspipe's own, by name, and the limits that they keep.
 
 Each is an :class:`naspipe.streams.feedback.ExplorationStrategy`: seeded, and told scores in
 sequence order, so the same seed proposes the same subnets on any number of stages.
@@ -27,7 +27,7 @@ Allowed = Callable[[Choices], bool]
 """Whether a subnet keeps the limits (FLOPs, parameters, latency)."""
 
 _TRIES = 10_000
-"""Subnets to draw before the limits are called impossible."""
+"""Number of subnets drawn before the limits are declared impossible."""
 
 
 class Scored(NamedTuple):
@@ -38,13 +38,7 @@ class Scored(NamedTuple):
 
 
 class RandomSearch:
-    """Uniform draws among the subnets that keep the limits.
-
-    Args:
-        candidate_counts: of each choice block.
-        seed: of the draws.
-        is_allowed: the limits.
-    """
+    """Uniform draws among the subnets that keep the limits."""
 
     def __init__(
         self,
@@ -57,26 +51,17 @@ class RandomSearch:
         self._is_allowed = is_allowed
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`.
-
-        Raises:
-            ConfigError: when no subnet that keeps the limits was found.
-        """
+        """See :class:`ExplorationStrategy`."""
         return self.first_allowed(self.draw)
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """Nothing is learnt."""
+        pass  # nothing is learnt
 
     def draw(self) -> Choices:
-        """Any subnet."""
         return tuple(int(self.random.randint(count)) for count in self.counts)
 
     def first_allowed(self, draw: Callable[[], Choices]) -> Choices:
-        """The first draw that keeps the limits.
-
-        Raises:
-            ConfigError: when there was none.
-        """
+        """The first draw that keeps the limits."""
         for _ in range(_TRIES):
             choices = draw()
             if self._is_allowed(choices):
@@ -102,9 +87,9 @@ class GreedyPool(RandomSearch):
     fall of the losses out of it.
 
     Args:
-        candidate_counts: of each choice block.
-        seed: of every draw.
-        is_allowed: the limits.
+        candidate_counts: as for :class:`RandomSearch`.
+        seed: see there.
+        is_allowed: see there.
         size: paths in the pool (1,000 in the paper).
         group: subnets that are compared (10).
         keep: of them, those that go into the pool (5).
@@ -136,19 +121,21 @@ class GreedyPool(RandomSearch):
         self._proposed: dict[int, Choices] = {}
         self._waiting: list[Scored] = []
         self._pool: dict[Choices, float] = {}
-        """Paths and scores, the path that came in last at the end."""
+        """Paths and their scores; the path that came in last is at the end."""
 
     @property
     def pool(self) -> list[Scored]:
-        """The good paths, the best first; of equal ones, the newest."""
+        """The good paths, the best first; of equally good ones, the newest first."""
         newest_first = [Scored(*item) for item in reversed(self._pool.items())]
         return sorted(newest_first, key=lambda scored: -scored.score)
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`; raises as :meth:`RandomSearch.propose`."""
         chance = self._greed * min(1.0, sequence_id / self._growth)
         is_greedy = self.random.random_sample() < chance and self._pool
-        choices = self._from_pool() if is_greedy else self.first_allowed(self.draw)
+        if is_greedy:
+            choices = list(self._pool)[self.random.randint(len(self._pool))]
+        else:
+            choices = self.first_allowed(self.draw)
         self._proposed[sequence_id] = choices
         return choices
 
@@ -164,10 +151,6 @@ class GreedyPool(RandomSearch):
                 self._pool[choices] = value
             for worst in self.pool[self._size :]:
                 del self._pool[worst.choices]
-
-    def _from_pool(self) -> Choices:
-        """Any path of the pool."""
-        return list(self._pool)[self.random.randint(len(self._pool))]
 
 
 class Evolution(RandomSearch):
@@ -210,7 +193,6 @@ class Evolution(RandomSearch):
         self._proposed: dict[int, Choices] = {}
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`; raises as :meth:`RandomSearch.propose`."""
         is_born = sequence_id >= self._population and self._alive
         choices = self.first_allowed(self._child if is_born else self.draw)
         self._proposed[sequence_id] = choices
@@ -248,11 +230,10 @@ class Listed:
         self._subnets = tuple(subnets)
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`."""
         return self._subnets[sequence_id]
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """Nothing is learnt."""
+        pass  # nothing is learnt
 
 
 STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
@@ -263,7 +244,7 @@ STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
 
 
 def options_of(name: str) -> list[str]:
-    """The options that a strategy of naspipe's has; none of any other name."""
+    """The options of one of naspipe's own strategies; empty for any other name."""
     if name not in STRATEGIES:
         return []
     parameters = inspect.signature(STRATEGIES[name]).parameters.values()
@@ -277,11 +258,7 @@ def make_strategy(
     is_allowed: Allowed,
     options: Mapping[str, float] | None = None,
 ) -> ExplorationStrategy:
-    """A strategy by name; ``options`` are its own.
-
-    Raises:
-        ConfigError: for a name that is not registered, or an option that it does not have.
-    """
+    """A strategy by name; ``options`` are its own."""
     if name not in STRATEGIES:
         raise ConfigError(
             f"unknown strategy {name!r:.80}{did_you_mean(name, STRATEGIES)}: expected "
@@ -298,17 +275,17 @@ def make_strategy(
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 COSTS = ("flops", "params", "latency_ms")
-"""By which fronts are drawn."""
+"""The costs that fronts are drawn by."""
 
 
 class Cost(NamedTuple):
-    """Of one subnet; NaN where it is not known."""
+    """The costs of one subnet; NaN if not known."""
 
     flops: float
-    """Operations of one sample's forward, in products and convolutions."""
+    """Operations of the forward of one sample, in products and convolutions."""
     params: float
     latency_ms: float
-    """Of the forward of one batch on one stage, the sum over its layers."""
+    """Time of the forward of one batch on one stage, as the sum over its layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,18 +305,14 @@ class Limits:
                 )
 
     def allow(self, cost: Cost) -> bool:
-        """Whether a subnet keeps them all; one whose cost is not known does not."""
+        """Whether a subnet keeps all limits; one whose cost is not known does not."""
         return all(
             not getattr(self, name) or getattr(cost, name) <= getattr(self, name) for name in COSTS
         )
 
 
 def parse_count(text: str, what: str) -> float:
-    """A number such as ``25M``, ``1.5G`` or ``40000``; ``what`` it is the value of.
-
-    Raises:
-        ConfigError: for anything else, and for 0.
-    """
+    """A number such as ``25M``, ``1.5G`` or ``40000``; ``what`` it is the value of."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?)", text.strip().lower())
     value = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not value:

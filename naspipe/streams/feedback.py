@@ -8,25 +8,13 @@ all attempts of a run: what it answered before is repeated, and it is never aske
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from naspipe.config.errors import ConfigError, InvariantError
 
 Choices = tuple[int, ...]
 """One choice per choice block."""
-
-
-class Sampler(Protocol):
-    """An endless iterator of subnets (``file:`` ends where its file does)."""
-
-    def draw(self) -> Choices:
-        """The next subnet."""
-        ...
-
-    def __iter__(self) -> Iterator[Choices]: ...
-
-    def __next__(self) -> Choices: ...
 
 
 class ExplorationStrategy(Protocol):
@@ -38,11 +26,9 @@ class ExplorationStrategy(Protocol):
         None when it waits for the score of a subnet that is under way; it is asked again after
         the next score.
         """
-        ...
 
     def observe(self, sequence_id: int, score: float) -> None:
         """How a subnet did; told in sequence order, ``delay`` subnets later."""
-        ...
 
 
 class FeedbackLoop:
@@ -73,16 +59,8 @@ class FeedbackLoop:
         """Whether every subnet was proposed and every score observed."""
         return self._observed == self._num_subnets
 
-    def start(self) -> list[tuple[int, ...]]:
-        """The subnets that need no score."""
-        return self._propose()
-
     def take(self, sequence_id: int, score: float) -> list[tuple[int, ...]]:
-        """A score is known; returns the subnets that can be proposed now, next ones in order.
-
-        Raises:
-            InvariantError: when the subnet was not proposed, or its score was told before.
-        """
+        """A score is known; returns the subnets that can be proposed now, next ones in order."""
         is_new = self._observed <= sequence_id < self._proposed
         if not is_new or sequence_id in self._waiting:
             raise InvariantError(
@@ -95,26 +73,25 @@ class FeedbackLoop:
             observed = self._observed
             self._strategy.observe(observed, self._waiting.pop(observed))
             self._observed += 1
-            found += self._propose()
+            found += self.start()
         return found
 
-    def _propose(self) -> list[tuple[int, ...]]:
+    def start(self) -> list[tuple[int, ...]]:
+        """The subnets that can be proposed now; at the beginning, those that need no score."""
         found: list[tuple[int, ...]] = []
         while self._proposed < min(self._num_subnets, self._observed + self._delay + 1):
             subnet = self._strategy.propose(self._proposed)
             if subnet is None:
-                self._check_waiting()
+                if self._observed == self._proposed:
+                    raise ConfigError(
+                        f"strategy {type(self._strategy).__name__}: expected subnet "
+                        f"{self._proposed} of {self._num_subnets}, found it waiting although it "
+                        f"was told every score"
+                    )
                 break
             found.append(tuple(subnet))
             self._proposed += 1
         return found
-
-    def _check_waiting(self) -> None:
-        if self._observed == self._proposed:
-            raise ConfigError(
-                f"strategy {type(self._strategy).__name__}: expected subnet {self._proposed} of "
-                f"{self._num_subnets}, found it waiting although it was told every score"
-            )
 
 
 class KeptStrategy:
@@ -141,17 +118,12 @@ class KeptStrategy:
         return self
 
     def propose(self, sequence_id: int) -> Sequence[int] | None:
-        """See :class:`ExplorationStrategy`; raises as :meth:`observe`."""
         asked = f"asked for subnet {sequence_id}"
         found: Sequence[int] | None = self._call(asked, self._strategy.propose, sequence_id)
         return found
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """See :class:`ExplorationStrategy`.
-
-        Raises:
-            ConfigError: when it was told another score: this is another stream.
-        """
+        """See :class:`ExplorationStrategy`."""
         told = f"told {float(score)!r} of subnet {sequence_id}"
         self._call(told, self._strategy.observe, sequence_id, score)
 

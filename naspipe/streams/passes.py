@@ -29,12 +29,6 @@ def in_passes(
     """The subnet of every pass of whole steps, in sequence order; see :func:`trained_passes`.
 
     Where probes say what is trained, it is the first one of each draw: it stands for the others.
-
-    Args:
-        drawn: see :func:`num_draws`.
-        steps: what a step is made of.
-        space: whose subnets they are.
-        size: see :func:`trained_passes`.
     """
     if not steps.probes:
         return trained_passes(drawn, steps, space, size)
@@ -107,11 +101,6 @@ class ProbingStrategy:
     """Proposes the probes of a step, and when their scores are told its other passes.
 
     It is an :class:`~naspipe.streams.feedback.ExplorationStrategy` that proposes choices.
-
-    Args:
-        drawn: subnets without an end; each is probed.
-        steps: what a step is made of.
-        expand: from the subnets that a step trains to those of its passes.
     """
 
     def __init__(
@@ -142,7 +131,6 @@ class ProbingStrategy:
         return self._trained[steps.pass_of(sequence_id)]
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """How a pass did; only probes matter."""
         if self._steps.is_probe(sequence_id):
             self._scores.append(score)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice, repeat
 from pathlib import Path
-from typing import Self
 from zlib import crc32
 
 from numpy.random import RandomState
@@ -18,14 +18,10 @@ from numpy.random import RandomState
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Space
 from naspipe.config.text import did_you_mean
-from naspipe.streams.feedback import Sampler
-from naspipe.streams.stream_file import ChoicesOf, FileSampler
-
-Subnet = tuple[int, ...]
-"""One choice per choice block."""
+from naspipe.streams.feedback import Choices
+from naspipe.streams.stream_file import ChoicesOf, read_stream
 
 SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH", "repeat:PATH", "only:CHOICES")
-"""What a sampler may be called."""
 
 FILES = ("file", "repeat")
 """Those that read a list, once or again and again."""
@@ -41,39 +37,46 @@ def make_sampler(
     candidate_counts: Sequence[int],
     seed: int,
     choices_of: ChoicesOf | None = None,
-) -> Sampler:
+) -> Iterator[Choices]:
     """Make the sampler that ``text`` names, for blocks of these numbers of candidates.
 
-    ``choices_of`` reads samples of NNI's in files.
+    It has no end, except for ``file:``. ``choices_of`` reads samples of NNI's in files.
 
     Raises:
         ConfigError: for an unknown sampler, a bad argument, or a negative seed.
     """
     name, colon, argument = text.partition(":")
     if name in FILES and argument:
-        repeats = name == "repeat"
-        return FileSampler(Path(argument), candidate_counts, choices_of, repeats=repeats)
+        listed = read_stream(Path(argument), candidate_counts, choices_of)
+        if name == "file":
+            return iter(listed)
+        if not listed:
+            raise ConfigError(
+                f"{Path(argument)}: expected one subnet or more to repeat, found none"
+            )
+        return cycle(listed)
     if name == "only" and argument:
-        return _Only(argument, candidate_counts)
+        return repeat(_only(argument, candidate_counts))
     if seed < 0:
         raise ConfigError(f"seed {seed}: expected 0 or more")
-    rule: _BlockRule
+    rule: Callable[[RandomState, int], Iterator[int]]
     if text == "uniform":
         rule = _uniform
     elif text == "fair":
         rule = _fair
     elif name == "spaced" and colon:
-        rule = _spaced(_window(text, argument))
+        rule = _spaced(text, argument)
     else:
         raise ConfigError(
             f"unknown sampler {text!r}{did_you_mean(text, (*SAMPLERS, 'evolution'))}: expected one "
             f"of {', '.join(SAMPLERS)}, or for training a strategy: evolution, nni:NAME or "
             f"MODULE:FUNCTION"
         )
-    return _BlockSampler(
+    blocks = [
         rule(_random_state(name, seed, block), count)
         for block, count in enumerate(candidate_counts)
-    )
+    ]
+    return zip(*blocks, strict=True) if blocks else repeat(())
 
 
 def draw_stream(
@@ -82,28 +85,22 @@ def draw_stream(
     seed: int,
     count: int,
     choices_of: ChoicesOf | None = None,
-) -> list[Subnet]:
-    """The first ``count`` subnets of a sampler.
-
-    Raises:
-        ConfigError: as :func:`make_sampler`, or when a file holds fewer subnets.
-    """
-    sampler = make_sampler(text, candidate_counts, seed, choices_of)
-    if isinstance(sampler, FileSampler) and not sampler.repeats and len(sampler) < count:
+) -> list[Choices]:
+    """The first ``count`` subnets of a sampler; a file must not hold fewer."""
+    drawn = list(islice(make_sampler(text, candidate_counts, seed, choices_of), count))
+    if len(drawn) < count:
+        path = Path(text.partition(":")[2])
         raise ConfigError(
-            f"{sampler.path} holds {len(sampler)} subnets, but the run has {count} steps; "
-            f"ask for {len(sampler)} steps or fewer, add subnets, or use repeat:{sampler.path}"
+            f"{path} holds {len(drawn)} subnets, but the run has {count} steps; "
+            f"ask for {len(drawn)} steps or fewer, add subnets, or use repeat:{path}"
         )
-    return [sampler.draw() for _ in range(count)]
+    return drawn
 
 
-def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]:
+def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Choices]:
     """The first ``count`` subnets of a space, drawn over its decisions.
 
     A file lists choices, or samples of NNI's where the space has labels.
-
-    Raises:
-        ConfigError: as :func:`draw_stream`.
     """
     decisions = space.decisions
     if decisions is None or text.partition(":")[0] in _GIVEN:
@@ -113,61 +110,27 @@ def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Subnet]
     return [decisions.choices(each) for each in drawn]
 
 
-def iterate_subnets(text: str, space: Space, seed: int) -> Iterator[Subnet]:
-    """The subnets that :func:`draw_subnets` draws, one at a time and without an end.
-
-    Raises:
-        ConfigError: as :func:`make_sampler`.
-    """
+def iterate_subnets(text: str, space: Space, seed: int) -> Iterator[Choices]:
+    """The subnets that :func:`draw_subnets` draws, one at a time and without an end."""
     decisions = space.decisions
     if decisions is None or text.partition(":")[0] in _GIVEN:
         choices_of = decisions.choices_of if decisions else None
-        return iter(make_sampler(text, space.candidate_counts, seed, choices_of))
+        return make_sampler(text, space.candidate_counts, seed, choices_of)
     return map(decisions.choices, make_sampler(text, space.drawn_counts, seed))
 
 
-_BlockRule = Callable[[RandomState, int], Iterator[int]]
-
-
-class _BlockSampler:
-    """One independent iterator of choices per block."""
-
-    def __init__(self, blocks: Iterable[Iterator[int]]) -> None:
-        self._blocks = tuple(blocks)
-
-    def draw(self) -> Subnet:
-        return tuple(map(next, self._blocks))
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Subnet:
-        return self.draw()
-
-
-class _Only:
-    """One subnet again and again: ``0,3,1``, one choice per choice block."""
-
-    def __init__(self, text: str, candidate_counts: Sequence[int]) -> None:
-        is_listed = re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text)
-        self._subnet = tuple(map(int, text.split(","))) if is_listed else ()
-        pairs = zip(self._subnet, candidate_counts, strict=False)
-        has_all = len(self._subnet) == len(candidate_counts)
-        if not has_all or any(choice >= count for choice, count in pairs):
-            least = ",".join("0" * len(candidate_counts))
-            raise ConfigError(
-                f"sampler only:{text:.80}: expected one choice for each of {len(candidate_counts)} "
-                f"choice blocks, as in only:{least:.80}, each below its number of candidates"
-            )
-
-    def draw(self) -> Subnet:
-        return self._subnet
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Subnet:
-        return self.draw()
+def _only(text: str, candidate_counts: Sequence[int]) -> Choices:
+    """One subnet, ``0,3,1``: one choice per choice block."""
+    is_listed = re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text)
+    subnet = tuple(map(int, text.split(","))) if is_listed else ()
+    pairs = zip(subnet, candidate_counts, strict=False)
+    if len(subnet) != len(candidate_counts) or any(choice >= count for choice, count in pairs):
+        least = ",".join("0" * len(candidate_counts))
+        raise ConfigError(
+            f"sampler only:{text:.80}: expected one choice for each of {len(candidate_counts)} "
+            f"choice blocks, as in only:{least:.80}, each below its number of candidates"
+        )
+    return subnet
 
 
 def _random_state(name: str, seed: int, block: int) -> RandomState:
@@ -195,8 +158,14 @@ def _fair(random: RandomState, count: int) -> Iterator[int]:
         yield from random.permutation(count).tolist()
 
 
-def _spaced(window: int) -> _BlockRule:
+def _spaced(text: str, argument: str) -> Callable[[RandomState, int], Iterator[int]]:
     """Any candidate that the last ``window`` subnets did not use; at least one is left."""
+    if not re.fullmatch("[0-9]{1,99}", argument):
+        raise ConfigError(
+            f"sampler {text!r:.80}: expected spaced:W with a whole number W of subnets, as in "
+            f"spaced:8, found W = {argument!r:.80}"
+        )
+    window = int(argument)
 
     def choices(random: RandomState, count: int) -> Iterator[int]:
         free = list(range(count))
@@ -209,12 +178,3 @@ def _spaced(window: int) -> _BlockRule:
                 free.append(recent.popleft())
 
     return choices
-
-
-def _window(text: str, argument: str) -> int:
-    if not re.fullmatch("[0-9]{1,99}", argument):
-        raise ConfigError(
-            f"sampler {text!r:.80}: expected spaced:W with a whole number W of subnets, as in "
-            f"spaced:8, found W = {argument!r:.80}"
-        )
-    return int(argument)

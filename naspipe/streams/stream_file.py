@@ -2,68 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.text import parse_json
 
 ChoicesOf = Callable[[Mapping[str, Any]], tuple[int, ...]]
 """The choices of a sample of NNI's: of the value of every label."""
-
-
-class FileSampler:
-    """The subnets of a file, checked against the space when it is made.
-
-    Args:
-        path: of the file.
-        candidate_counts: of each choice block.
-        choices_of: of a sample of NNI's, where the space has labels.
-        repeats: whether the first subnet follows the last one again.
-
-    Raises:
-        ConfigError: naming file, line and block of what does not fit.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        candidate_counts: Sequence[int],
-        choices_of: ChoicesOf | None = None,
-        *,
-        repeats: bool = False,
-    ) -> None:
-        self.path = path
-        self.repeats = repeats
-        self._subnets = read_stream(path, candidate_counts, choices_of)
-        if repeats and not self._subnets:
-            raise ConfigError(f"{path}: expected one subnet or more to repeat, found none")
-        self._left: Iterator[tuple[int, ...]] = (
-            itertools.cycle(self._subnets) if repeats else iter(self._subnets)
-        )
-
-    def __len__(self) -> int:
-        return len(self._subnets)
-
-    def draw(self) -> tuple[int, ...]:
-        """The next subnet of the file.
-
-        Raises:
-            ConfigError: when the file has no more.
-        """
-        for subnet in self._left:
-            return subnet
-        raise ConfigError(f"{self.path} holds {len(self)} subnets, and one more was asked for")
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[int, ...]:
-        return next(self._left)
 
 
 def write_stream(path: Path, subnets: Iterable[Sequence[int]]) -> None:

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import search_spaces
 from naspipe.api.simulate import table5_scenario
 from naspipe.config.definition import Execution
-from naspipe.plan.pipeline import by_critical_path, by_latest_start
-from naspipe.plan.simulated_log import AccessTable
+from naspipe.plan.pipeline import by_latest_start
 from naspipe.plan.simulation import bound_of
+from naspipe.store.access_columns import AccessColumns
 from scripts.bench.common import ROOT
+from scripts.rolling_priorities import by_next_subnets
 
 KNOWN = 64
 GRID = {"uniform": (2, 4, 8), "spaced:16": (4, 8), "fair": (4, 8)}
@@ -99,7 +100,7 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
     pipeline = scenario.pipeline(sampler, seed * streams, steps, streams=streams)
     plan = scenario.plan(pipeline, execution)
     if order == "critical-path":
-        plan = by_critical_path(plan, pipeline, KNOWN)
+        plan = by_next_subnets(plan, pipeline, KNOWN)
     elif order == "latest-start":
         plan = by_latest_start(plan, pipeline)
     run = scenario.run(pipeline, execution, plan)
@@ -110,17 +111,16 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
         "bound": bound.bubble(stages),
         "steady_bound": bound.steady_bubble(stages),
         "steps_per_second": run.summary.passes_per_second,
-        "flowing_bubble": flowing_bubble(run.accesses, stages),
+        "flowing_bubble": flowing_bubble(run.columns, stages),
     }
 
 
-def flowing_bubble(table: AccessTable, stages: int) -> float:
+def flowing_bubble(table: AccessColumns, stages: int) -> float:
     """The bubble from the warm-up's end until one stream has let its last subnet in.
 
     A finite stream drains at its end, and streams side by side do not end together.
     """
-    names = ("stream", "sequence_id", "start_ns", "end_ns")
-    stream, subnet, start, end = (table.column(name) for name in names)
+    stream, subnet, start, end = table.stream, table.sequence_id, table.start_ns, table.end_ns
     last = {number: subnet[stream == number].max() for number in set(stream.tolist())}
     begin = end[subnet < (min(last.values()) + 1) // 10].max()
     until = min(start[(stream == n) & (subnet == y)].min() for n, y in last.items())

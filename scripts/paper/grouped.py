@@ -191,8 +191,8 @@ class Setting:
         outputs, push = self.outputs or nothing, push or nothing
         timing = LinkCosts(self.table, self.cut, outputs, push, self.fixed_ns)
         run = simulate_run(pipeline, plan, execution, timing, timing.clock)
-        ends = run.accesses.column("end_ns")
-        steps = run.accesses.column("sequence_id") // pipeline.steps.passes
+        ends = run.columns.end_ns
+        steps = run.columns.sequence_id // pipeline.steps.passes
         return int(ends[steps == STEPS - 1].max() - ends[steps == STEPS - 2].max())
 
 

@@ -23,36 +23,40 @@ def conflicts(*chains, rules=EXACT):
 
 def test_by_hand():
     seen = conflicts((0, 0, 0), (0, 0, 1), (1, 0, 0), (2, 0, 2))
-    assert [seen.is_before(0, y) for y in range(4)] == [False, True, False, False]
-    assert [seen.is_behind(0, y) for y in range(4)] == [False, False, True, False]
+    assert [seen.before.is_waiting((0, y)) for y in range(4)] == [False, True, False, False]
+    assert [seen.behind.is_waiting((0, y)) for y in range(4)] == [False, False, True, False]
     seen.come_back(0, 0)
-    assert not seen.is_behind(0, 2), "the stage behind has written what 2 reads"
-    assert seen.is_before(0, 1), "the stage before has not"
+    assert not seen.behind.is_waiting((0, 2)), "the stage behind has written what 2 reads"
+    assert seen.before.is_waiting((0, 1)), "the stage before has not"
     seen.retire(0, 0)
-    assert not seen.is_before(0, 1)
+    assert not seen.before.is_waiting((0, 1))
 
 
 def test_only_the_user_before_counts_and_only_while_it_is_under_way():
     seen = conflicts((0, 0, 0), (1, 0, 0), (2, 0, 0))
     seen.come_back(0, 0)
-    assert not seen.is_behind(0, 1) and seen.is_behind(0, 2)
+    assert not seen.behind.is_waiting((0, 1)) and seen.behind.is_waiting((0, 2))
     seen.retire(0, 0)
     seen.retire(0, 1)
     seen.admit(Subnet(0, 3, (1, 0, 0)), HERE)
-    assert not seen.is_before(0, 3), "1 is gone"
-    assert seen.is_behind(0, 3), "2 is not"
+    assert not seen.before.is_waiting((0, 3)), "1 is gone"
+    assert seen.behind.is_waiting((0, 3)), "2 is not"
 
 
 def test_lagging_and_frozen_layers_hold_nobody_up():
     seen = conflicts((0, 0, 0), (0, 0, 0), rules=(Lag(8), Exact(), Frozen()))
-    assert not seen.is_before(0, 1) and not seen.is_behind(0, 1)
+    assert not seen.before.is_waiting((0, 1)) and not seen.behind.is_waiting((0, 1))
 
 
 def test_streams_are_apart():
     seen = conflicts((0, 0, 0))
     seen.admit(Subnet(1, 0, (0, 0, 0)), HERE)
     seen.admit(Subnet(1, 1, (0, 0, 0)), HERE)
-    assert seen.is_before(1, 1) and not seen.is_before(1, 0) and not seen.is_before(0, 0)
+    assert (
+        seen.before.is_waiting((1, 1))
+        and not seen.before.is_waiting((1, 0))
+        and not seen.before.is_waiting((0, 0))
+    )
 
 
 CHAINS = st.lists(st.tuples(*[st.integers(0, 2)] * 4), min_size=1, max_size=12)
@@ -81,5 +85,5 @@ def test_as_the_definition_has_it(chains, steps, first, stop):
         return any(user is not None and user not in done for user in users)
 
     for number in range(len(chains)):
-        assert seen.is_before(0, number) == waits(number, range(here.start), retired)
-        assert seen.is_behind(0, number) == waits(number, range(here.stop, 4), returned)
+        assert seen.before.is_waiting((0, number)) == waits(number, range(here.start), retired)
+        assert seen.behind.is_waiting((0, number)) == waits(number, range(here.stop, 4), returned)

@@ -14,7 +14,7 @@ from naspipe.config.partition import Partition
 from naspipe.config.rules import Exact, Frozen, Lag
 from naspipe.engine import cuts
 from naspipe.engine.admission import AdmissionWindow
-from naspipe.engine.builder import build_controller
+from naspipe.engine.builder import build_controller, new_history
 from naspipe.engine.commands import (
     CaptureLayer,
     FinishCut,
@@ -33,7 +33,6 @@ from naspipe.engine.events import (
     SubnetAdmitted,
     TaskKind,
 )
-from naspipe.engine.history import History
 from naspipe.engine.invariants import violations
 from naspipe.engine.versions import VersionBook
 from naspipe.plan.virtual_driver import simulate
@@ -114,7 +113,7 @@ def check_stage(commands, captured):
 def run(pipeline, seed, window, every, first=0, kept=(), shares=False, patience=0):
     rules, subnets, partitions = pipeline
     num_stages = partitions[0].num_stages
-    history = History.of([rules]) if shares else None
+    history = new_history([rules]) if shares else None
     spies = [
         Spy(
             build_controller(stage, [rules], starts_partly_clear=True, history=history),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from naspipe.config.ids import LayerId, StageId
 from naspipe.engine.commands import PushVersion
 from naspipe.engine.events import COPY, SUM
+from naspipe.engine.gates import Gates
 from naspipe.engine.history import Departure
-from naspipe.engine.mirroring import Departures
-from naspipe.engine.residency import AllResident
+from naspipe.engine.mirroring import Transfers
+from naspipe.engine.residency import Residency
 
 LAYER = LayerId(0, 1, 0)
 
@@ -19,7 +20,18 @@ class Book:
         return 3
 
 
-class Saving(AllResident):
+class Writes:
+    """No sum is missing."""
+
+    def lacks_sum(self, layer, version):
+        return False
+
+
+def transfers(residency):
+    return Transfers(StageId(0), None, Book(), residency, Writes(), Gates([]), None)
+
+
+class Saving(Residency):
     """A layer is dirty until it is told otherwise."""
 
     def __init__(self):
@@ -34,10 +46,10 @@ class Saving(AllResident):
 
 def test_a_layer_leaves_when_it_is_saved_and_copies_leave_at_once():
     residency = Saving()
-    departures = Departures(Book(), residency)
+    departures = transfers(residency)
     copy, total = (Departure(LAYER, 3, StageId(1), parcel) for parcel in (COPY, SUM))
     later = Departure(LAYER, 7, StageId(1), SUM)
-    assert departures.admit([copy, total, later]) == [PushVersion(*copy)]
+    assert departures.depart([copy, total, later]) == [PushVersion(*copy)]
     assert LAYER in residency.first and departures.are_pending
     residency.is_dirty = False
     assert departures.ready(LAYER) == [PushVersion(*total)]
@@ -45,5 +57,5 @@ def test_a_layer_leaves_when_it_is_saved_and_copies_leave_at_once():
 
 
 def test_nothing_is_pending_without_departures():
-    departures = Departures(Book(), AllResident())
-    assert departures.admit([Departure(LAYER, 3, StageId(1))]) and not departures.are_pending
+    departures = transfers(Residency())
+    assert departures.depart([Departure(LAYER, 3, StageId(1))]) and not departures.are_pending

@@ -15,9 +15,8 @@ from naspipe.config.rules import Exact, Frozen, Lag
 from naspipe.config.steps import Steps
 from naspipe.engine import history as uses
 from naspipe.engine.admission import Absence, AdmissionWindow, Intake
-from naspipe.engine.builder import build_admission, build_controller
+from naspipe.engine.builder import build_admission, build_controller, new_history
 from naspipe.engine.events import Planned
-from naspipe.engine.history import History
 from naspipe.plan.virtual_driver import simulate_into
 from scripts.paper.costs import RandomCosts
 from tests.engine.test_cuts import Spy
@@ -101,7 +100,7 @@ def test_reading_users_early_changes_no_schedule(pipeline, seed, window):
 
 
 def test_stages_that_share_a_history_keep_it():
-    assert History.of([RULES]).uses.take(subnet(0).layer(0), 5) == 5
+    assert new_history([RULES]).uses.take(subnet(0).layer(0), 5) == 5
 
 
 def planned(first, count):

@@ -9,9 +9,9 @@ from naspipe.config.ids import LayerId, Subnet
 from naspipe.config.partition import Partition
 from naspipe.config.rules import Exact
 from naspipe.engine.admission import AdmissionWindow
-from naspipe.engine.builder import build_controller
+from naspipe.engine.builder import build_controller, new_history
 from naspipe.engine.events import SubnetAdmitted
-from naspipe.engine.history import History, Uses, Whereabouts
+from naspipe.engine.history import Uses, Whereabouts
 from naspipe.engine.policies import CausalPolicy
 from naspipe.engine.versions import VersionBook
 from naspipe.plan.virtual_driver import simulate
@@ -25,7 +25,7 @@ from tests.strategies import moving_pipelines
 def test_sharing_changes_no_schedule(pipeline, seed, window):
     """The reference has a history in every stage, as processes have."""
     rules, subnets, partitions = pipeline
-    history = History.of([rules])
+    history = new_history([rules])
     controllers = [
         build_controller(stage, [rules], starts_partly_clear=True, history=history)
         for stage in range(partitions[0].num_stages)
@@ -44,7 +44,7 @@ def test_stages_may_be_at_different_subnets(pipeline, data):
     """A book that admits late gives the tickets and versions of one that is alone."""
     rules, subnets, partitions = pipeline
     stages = range(partitions[0].num_stages)
-    history = History.of([rules])
+    history = new_history([rules])
     shared = [VersionBook([rules], CausalPolicy(), history.uses) for _ in stages]
     alone = [VersionBook([rules], CausalPolicy()) for _ in stages]
     own = [Whereabouts([rules], [stage]) for stage in stages]
@@ -72,8 +72,8 @@ def test_a_stage_alone_keeps_nothing_for_others(pipeline, every):
     """What the others' departures and cuts take would grow with the subnets."""
     rules, subnets, partitions = pipeline
     for stage in range(partitions[0].num_stages):
-        alone = History.of([rules], [stage]).whereabouts
-        shared = History.of([rules]).whereabouts
+        alone = new_history([rules], asking=[stage]).whereabouts
+        shared = new_history([rules]).whereabouts
         for subnet, partition in zip(subnets, partitions, strict=True):
             if subnet.sequence_id % every == 0:
                 cut = (stage, subnet.stream, subnet.sequence_id)

@@ -30,7 +30,7 @@ def test_loads_go_in_the_order_of_need_two_at_a_time():
     assert told.plan(3, 3, 1, 4, 0) == "load 4"
     told.loaded(1, 4)
     assert told.plan(3, 3, 1, 4, 0) == "load 0"
-    assert told.manager.used_bytes == 40 == told.manager.peak_bytes
+    assert told.manager.ledger.used_bytes == 40 == told.manager.ledger.peak_bytes
 
 
 def test_a_load_ahead_evicts_what_is_needed_later_or_not_at_all():

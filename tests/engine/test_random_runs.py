@@ -19,8 +19,8 @@ def test_every_run_ends_with_the_right_bytes(case, seed):
     stage = Stage(case, random.Random(seed)).run()
     device, manager = stage.device, stage.manager
     assert not stage.runs and not stage.running and not stage.away
-    assert manager.used_bytes == device.used <= manager.peak_bytes <= case.budget
-    assert manager.resident == tuple(sorted(device.copies))
+    assert manager.ledger.used_bytes == device.used <= manager.ledger.peak_bytes <= case.budget
+    assert manager.ledger.resident == tuple(sorted(device.copies))
     for layer, content in device.copies.items():
         if layer.block not in case.permanent:
             assert device.host[layer] == content == stage.truth[layer], "in time all is saved"

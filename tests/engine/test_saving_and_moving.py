@@ -86,7 +86,7 @@ def test_a_layer_that_leaves_is_evicted_and_not_loaded_until_it_is_back():
         told.manager.forget(layer(0))
     told.saved(0)
     assert shown(told.manager.forget(layer(0))) == "evict 0"
-    assert told.manager.used_bytes == 0 and told.acquire(0) == 0
+    assert told.manager.ledger.used_bytes == 0 and told.acquire(0) == 0
     assert told.plan(0, 1) == "load 1", "it is passed over"
     with pytest.raises(InvariantError, match=r"0:0\.0 to be loaded: it lives on another stage"):
         told.demand(0)
@@ -121,4 +121,4 @@ def test_a_layer_in_use_cannot_leave_and_a_permanent_one_stays():
     with pytest.raises(InvariantError, match="to be evicted"):
         told.manager.forget(layer(0))
     assert told.manager.forget(layer(1)) == told.manager.arrive(layer(1)) == ()
-    assert told.manager.is_resident(layer(1)) and not told.manager.needs_save(layer(1))
+    assert told.manager.ledger.is_resident(layer(1)) and not told.manager.needs_save(layer(1))

@@ -72,4 +72,4 @@ class Told:
 
 
 def on_device(told):
-    return [found.block for found in told.manager.resident]
+    return [found.block for found in told.manager.ledger.resident]

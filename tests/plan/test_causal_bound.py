@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from naspipe.config.ids import INITIAL, SequenceId, StreamId, Subnet
 from naspipe.config.rules import Exact, Frozen, Lag, rule_of, rule_with_state
-from naspipe.plan.bounds import causal_bound, chain_lengths, side_by_side
+from naspipe.plan.bounds import causal_bound, side_by_side
 from naspipe.plan.costs import CostTable, LayerCost
 from naspipe.plan.virtual_costs import TableCosts
 from naspipe.store import metrics
+from scripts.rolling_priorities import chain_lengths
 from tests.plan.test_causal_order import run
 from tests.strategies import pipelines, sees, with_stateless_layers
 

@@ -14,15 +14,13 @@ from naspipe.engine.events import Priorities, Task, TaskKind
 from naspipe.engine.invariants import violations
 from naspipe.engine.orders import CriticalPathOrder
 from naspipe.plan.bounds import (
-    ROUND,
-    chain_lengths,
     coarsened,
     critical_path_priorities,
-    rolling_priorities,
 )
 from naspipe.plan.costs import CostTable, LayerCost
 from naspipe.plan.virtual_costs import TableCosts
 from scripts.paper.costs import RandomCosts
+from scripts.rolling_priorities import ROUND, chain_lengths, rolling_priorities
 from tests.plan.test_causal_order import run
 from tests.strategies import pipelines, sees
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,9 +150,10 @@ def test_a_read_that_passes_the_reduction_is_seen(monkeypatch):
 
 def test_gradients_that_are_added_as_they_arrive_are_seen(monkeypatch):
     def owe(writes, progress, block):
-        ticket = progress.tickets[block]
-        writes._due[ticket.layer] = (progress, block)
-        return writes._begin(ticket.layer)
+        layer = progress.tickets[block].layer
+        writes._due[layer] = (progress, block)
+        heapq.heappush(writes._queue, ((), 0, layer))
+        return writes.begin(None)
 
     monkeypatch.setattr(Writes, "owe", owe)
     assert "was to follow" in broken()

@@ -37,6 +37,7 @@ from naspipe.plan.simulation import (
     simulate_run,
 )
 from naspipe.streams.samplers import draw_stream
+from scripts.rolling_priorities import by_next_subnets
 
 BLOCKS, CANDIDATES = 12, 8
 CHAIN = Chain(rules=(Exact(),) * BLOCKS, is_shared=(False,) * BLOCKS)
@@ -270,7 +271,9 @@ def test_knowing_the_next_subnets_is_nearly_as_good_as_knowing_all():
     timing = measured_timing(pipeline, how, None)
 
     def makespan(known):
-        ranked = by_critical_path(plan, pipeline, known)
+        ranked = (
+            by_next_subnets(plan, pipeline, known) if known else by_critical_path(plan, pipeline)
+        )
         return simulate_run(pipeline, ranked, how, timing).makespan_ns
 
     everything, paper = makespan(None), simulate_run(pipeline, plan, how, timing).makespan_ns

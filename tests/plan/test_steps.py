@@ -16,7 +16,7 @@ from naspipe.config.wiring import CHAIN
 from naspipe.engine.builder import build_admission, build_controller, build_policy
 from naspipe.engine.events import LAYER
 from naspipe.engine.gates import StepGate
-from naspipe.engine.inputs import Clearance, Inputs
+from naspipe.engine.inputs import Clearance
 from naspipe.engine.invariants import violations
 from naspipe.engine.versions import VersionBook
 from naspipe.plan.virtual_driver import simulate
@@ -125,7 +125,9 @@ def test_students_before_their_teacher_are_seen(monkeypatch):
     monkeypatch.setattr(Clearance, "_before", lambda *_: set())
     assert "an earlier pass of its step" in broken()
     monkeypatch.setattr(Clearance, "await_input", lambda self, work, block, name: None)
-    monkeypatch.setattr(Inputs, "arrive", lambda self, progress, task, name: arrive(progress, name))
+    monkeypatch.setattr(
+        Clearance, "arrive_input", lambda self, progress, task, name: arrive(progress, name)
+    )
     assert "had an output" in broken()
 
 

@@ -16,7 +16,7 @@ from naspipe.engine.builder import build_admission, build_controller, new_histor
 from naspipe.engine.commands import LoadLayer
 from naspipe.engine.invariants import led, violations
 from naspipe.engine.policies import CausalPolicy
-from naspipe.engine.residency import AllResident
+from naspipe.engine.residency import Residency
 from naspipe.engine.writes import Followers
 from naspipe.plan.virtual_driver import simulate
 from scripts.paper.costs import RandomCosts
@@ -26,7 +26,7 @@ BLOCKS, STEPS = 4, 8
 EXACT = Exact()
 
 
-class LateFollowers(AllResident):
+class LateFollowers(Residency):
     """The teacher's layers are there to be read, and have to be loaded to be written."""
 
     def __init__(self):

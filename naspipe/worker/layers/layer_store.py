@@ -18,8 +18,7 @@ from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import LayerId
 from naspipe.config.rules import Frozen, Rule
 from naspipe.config.space import Elastic, Space
-from naspipe.engine.policies import CausalPolicy
-from naspipe.engine.ports import SyncPolicy
+from naspipe.engine.policies import CausalPolicy, SyncPolicy
 from naspipe.machine.determinism import layer_seed, seed_draws
 from naspipe.worker.layers.kept_state import keeps_state
 from naspipe.worker.layers.stored_layer import StoredLayer
