@@ -13,7 +13,7 @@ from naspipe.distill.label_network import LabelNetwork, check_draws, label_diges
 from naspipe.distill.teacher_card import TeacherCard
 from naspipe.jobs.workload import Workload
 from naspipe.label_scheduler.balance import balanced
-from naspipe.label_scheduler.scheduler import Desk
+from naspipe.label_scheduler.scheduler import LabelScheduler
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -145,7 +145,7 @@ def class_problem(found: str, terms: Terms) -> str:
 class Asking:
     """How a student asks."""
 
-    desk: Desk
+    scheduler: LabelScheduler
     key: dict[str, Any]
     """Whose labels; see :func:`naspipe.distill.label_file.label_key`."""
     terms: Terms

@@ -1,4 +1,4 @@
-"""A student's thread that asks teachers for labels, as its desk says."""
+"""A student's thread that asks teachers for labels, as its scheduler says."""
 
 from __future__ import annotations
 
@@ -401,9 +401,9 @@ class LabelReader:
     """
 
     def __init__(self, asking: Asking, seat: SourceSeat, watch: RegistryWatch) -> None:
-        self._desk, self._seat, self._watch = asking.desk, seat, watch
+        self._scheduler, self._seat, self._watch = asking.scheduler, seat, watch
         self._place = {batch: index for index, batch in enumerate(seat.batches)}
-        """The desk counts the batches of this student only."""
+        """The scheduler counts the batches of this student only."""
         self._events: queue.SimpleQueue[tuple[type[Wanted] | type[Used], int]] = queue.SimpleQueue()
         self._delivered: queue.SimpleQueue[tuple[int, torch.Tensor]] = queue.SimpleQueue()
         self._answers: dict[tuple[str, int], torch.Tensor] = {}
@@ -454,7 +454,9 @@ class LabelReader:
         self._thread.join()
         self._wakeup.__exit__()
         self._watch.close()
-        self._record.close(self._desk.counts, self._desk.audits_missed, self._patience.seconds)
+        self._record.close(
+            self._scheduler.counts, self._scheduler.audits_missed, self._patience.seconds
+        )
 
     def _tell(self, kind: type[Wanted] | type[Used], batch: int) -> None:
         self._events.put((kind, self._place[batch]))
@@ -473,7 +475,7 @@ class LabelReader:
             self._seat.wake()
 
     def _turn(self) -> None:
-        due, wait_ms = self._desk.deadline_ns, _MOST_WAIT_MS
+        due, wait_ms = self._scheduler.deadline_ns, _MOST_WAIT_MS
         if due is not None:
             wait_ms = min(wait_ms, max(0, -(-(due - _now()) // 1_000_000)))
         ready = self._lines.wait(wait_ms)
@@ -488,9 +490,9 @@ class LabelReader:
         self._roll.hear()
         if due is not None and due <= _now():
             self._handle(Tick(_now()))
-        missing = self._desk.first_missing
+        missing = self._scheduler.first_missing
         batch = None if missing is None else self._seat.batches[missing]
-        teachers, why = len(self._desk.teachers), self._roll.last_no
+        teachers, why = len(self._scheduler.teachers), self._roll.last_no
         if said := self._patience.tell(time.monotonic(), batch, teachers, why):
             self._seat.note(said)
 
@@ -503,7 +505,7 @@ class LabelReader:
         self._handle(Answered(_now(), name, place, label_digest(label)))
 
     def _handle(self, event: Event) -> None:
-        for command in self._desk.handle(event):
+        for command in self._scheduler.handle(event):
             match command:
                 case Ask(teacher, place):
                     self._roll.request(teacher, self._seat.batches[place])

@@ -37,7 +37,7 @@ from naspipe.distill.teacher_server import (
 from naspipe.distill.teachers import Teacher
 from naspipe.jobs.ports import SourceSeat
 from naspipe.jobs.workload import Batches, Workload
-from naspipe.label_scheduler.scheduler import Desk, DeskSettings
+from naspipe.label_scheduler.scheduler import LabelScheduler, SchedulerSettings
 from naspipe.machine.determinism import deterministic_torch
 from naspipe.machine.forking import ASKING
 
@@ -91,7 +91,7 @@ class LabelService:
         way, recipe = self._execution.teaching, self._teacher.recipe
         device = self._execution.hardware.device
         most = way.teachers_most or way.teachers
-        settings = DeskSettings(
+        settings = SchedulerSettings(
             upper=way.ahead,
             lower=way.again,
             deadline_factor=way.deadline,
@@ -110,7 +110,7 @@ class LabelService:
             private=self._pool.private,
         )
         asking = Asking(
-            desk=Desk(settings, self._teacher.definition.seed),
+            scheduler=LabelScheduler(settings, self._teacher.definition.seed),
             key=label_key(self._teacher.definition),
             terms=terms,
             timeout_seconds=self._execution.watch.timeout_seconds,
