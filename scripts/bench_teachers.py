@@ -30,9 +30,7 @@ from naspipe.api.train import train_together  # noqa: E402
 from naspipe.config.definition import Settings  # noqa: E402
 from naspipe.config.ids import Access, AccessKind  # noqa: E402
 from naspipe.config.recipe_file import read_recipe  # noqa: E402
-from naspipe.distill.joined import join  # noqa: E402
-from naspipe.distill.taught import Taught  # noqa: E402
-from naspipe.distill.teachers import MakesTeacher  # noqa: E402
+from naspipe.distill.distillation import Distillation, MakesTeacher, join  # noqa: E402
 from naspipe.inputs.named import find_workload  # noqa: E402
 from naspipe.inputs.subnet_sources import draw_stream  # noqa: E402
 from naspipe.jobs.workload import Workload  # noqa: E402
@@ -95,7 +93,9 @@ def workload_of(way: Way, steps: int) -> Workload:
     return named.redefined(recipe=recipe, steps=steps, seed=1)
 
 
-def expected_bubble(taught: Taught, execution: naspipe.Execution, accesses: list[Access]) -> float:
+def expected_bubble(
+    taught: Distillation, execution: naspipe.Execution, accesses: list[Access]
+) -> float:
     """The simulator's, from costs that are profiled here; links and pauses are as the log shows."""
     costs = planning_costs(taught.workloads, execution)
     from naspipe.config.ids import StreamId

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from naspipe.cli.options import Options
     from naspipe.config.definition import Execution, Settings
     from naspipe.config.wiring import Tap
+    from naspipe.distill.distillation import MakesTeacher
     from naspipe.distill.momentum import Momentum
-    from naspipe.distill.teachers import MakesTeacher, Teacher
+    from naspipe.distill.teachers import Teacher
     from naspipe.jobs.workload import Workload
 
 
@@ -87,7 +88,7 @@ def join_teacher(
         ConfigError: for a teacher that cannot be used.
     """
     from naspipe.config.errors import ConfigError
-    from naspipe.distill.joined import join
+    from naspipe.distill.distillation import join
     from naspipe.losses.top_target import TopTarget
 
     asked = sources[0].get("teacher") if arguments.resume else None

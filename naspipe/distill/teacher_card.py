@@ -1,4 +1,7 @@
-"""What a teacher says of itself to whoever looks for one; it introduces, and admits to nothing."""
+"""The card by which a teacher introduces itself, and the keys of teachers.
+
+A card grants nothing: everything in it is checked before the teacher is asked for labels.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ MAX_CARD_BYTES = 1 << 12
 
 
 class TeacherCard(NamedTuple):
-    """Where a teacher listens, and what it says that it is. All of it is looked at again."""
+    """Where a teacher listens, and what it claims to be."""
 
     name: str
-    """No other one has it at the same time."""
+    """Unique among the teachers at one time."""
     address: str
     """Of its ZeroMQ socket."""
     public_key: str
-    """CURVE key in z85; empty for one in the run's private directory."""
+    """CURVE key in z85; empty for a teacher in the run's private directory."""
     digest: str
     """Of its weights, as in ``definition.teacher``."""
     numeric_class: str
@@ -35,12 +38,7 @@ class TeacherCard(NamedTuple):
 
 
 def numeric_class(device: str, threads: int) -> str:
-    """What has to be alike for two processes to leave the same bits, as far as it can be named.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        threads: of the compute.
-    """
+    """Name what must be equal for two processes to compute the same bits, as far as it is known."""
     kind = torch.device(device).type
     if kind == "cuda":
         where = torch.cuda.get_device_name(torch.device(device))
@@ -50,16 +48,15 @@ def numeric_class(device: str, threads: int) -> str:
 
 
 def pack_card(card: TeacherCard) -> bytes:
-    """A card as bytes."""
     data: bytes = msgpack.packb(list(card))
     return data
 
 
 def read_card(data: bytes) -> TeacherCard:
-    """A card from bytes.
+    """Decode a card.
 
     Raises:
-        TransportError: when they are none.
+        TransportError: if the bytes are no card.
     """
     try:
         if len(data) > MAX_CARD_BYTES:
@@ -76,10 +73,10 @@ _KEY_CHARACTERS = 40
 
 
 def read_keys(path: Path) -> frozenset[str]:
-    """Public keys, one on a line; what follows a key on its line, and lines with #, are comments.
+    """Read public keys, one on a line; text after a key, and lines with #, are comments.
 
     Raises:
-        ConfigError: naming the line that is none, or a file that cannot be read.
+        ConfigError: naming a line that is no key, or a file that cannot be read.
     """
     found = set()
     try:
@@ -102,10 +99,10 @@ def read_keys(path: Path) -> frozenset[str]:
 
 
 def own_pair(path: Path) -> tuple[str, bytes]:
-    """A teacher's public and secret key; made and kept for its user alone where there is none.
+    """Read a teacher's public and secret key; if there is no file, make one for this user alone.
 
     Raises:
-        ConfigError: for a file that holds something else, or that others may read.
+        ConfigError: for a file with other content, or that others may read.
     """
     try:
         if not path.exists():
@@ -121,7 +118,7 @@ def own_pair(path: Path) -> tuple[str, bytes]:
 
 
 def _make_pair(path: Path) -> None:
-    """A file that is whole when it is there; the first of several who make it at once wins."""
+    """Make the file as a whole; of several processes that do so at once, the first one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     public, secret = zmq.curve_keypair()
     beside = path.with_name(f"{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""A run's own registry and its own teachers: one process that keeps both, and ends with the run."""
+"""A run's own registry and its own teachers: one process owns both, and ends with the run."""
 
 from __future__ import annotations
 
@@ -52,6 +52,10 @@ from naspipe.wire.endpoints import private_directory
 
 _MAX_TTL_SECONDS = 86_400.0
 _MOST_AT_ONCE = 256
+_WAIT_MS = 200
+_START_SECONDS = 30.0
+_MOST_FAILED = 3
+"""After this many teachers that ended with an error, no other one is started."""
 
 
 class _Shown(NamedTuple):
@@ -61,12 +65,12 @@ class _Shown(NamedTuple):
 
 
 class CardTable:
-    """Cards by name, each until its time is over; answers what registries are asked.
+    """Cards by name, each until its time is over; answers requests to a registry.
 
     Args:
         clock: seconds of a monotonic clock.
-        hire: called with how many more teachers are wanted.
-        release: called with the name of one that may go.
+        hire: called with the number of further teachers that are needed.
+        release: called with the name of a teacher that is not needed.
     """
 
     def __init__(
@@ -79,16 +83,13 @@ class CardTable:
         self._cards: dict[str, _Shown] = {}
 
     def answer(self, data: bytes, is_own: bool = True) -> Any:
-        """What to answer; what cannot be read, or is not for strangers, is answered with None.
+        """Return the answer to a request; None if it is invalid or not allowed.
 
-        Args:
-            data: what is asked.
-            is_own: whether a process of the run asks. Others hire and release nobody, and leave
-                the cards of the run's own teachers alone.
+        Only processes of the run (``is_own``) may hire and release teachers, and change the cards
+        of the run's own teachers.
         """
         try:
-            words = msgpack.unpackb(data)
-            return self._answer(words, is_own)
+            return self._answer(msgpack.unpackb(data), is_own)
         except (TypeError, ValueError, TransportError, msgpack.UnpackException, RecursionError):
             return None
 
@@ -123,12 +124,10 @@ class CardTable:
 
 
 def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
-    """The socket of a registry, at ``ipc://`` or ``tcp://``.
-
-    What comes in over it introduces and nothing more, so anybody may come.
+    """Open the socket of a registry at ``ipc://`` or ``tcp://``; anybody may send requests to it.
 
     Raises:
-        TransportError: when it cannot listen there.
+        TransportError: if it cannot listen there.
     """
     socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
     socket.linger = 0
@@ -142,12 +141,12 @@ def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
 
 
 def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: int) -> None:
-    """Answer what has come, or comes in so many milliseconds.
+    """Answer the requests that have come or come within ``wait_ms``.
 
     Args:
-        sockets: and of each whether only processes of the run reach it.
-        table: what is asked.
-        wait_ms: at most.
+        sockets: each with whether only processes of the run reach it.
+        table: answers the requests.
+        wait_ms: maximum time to wait.
     """
     poller = zmq.Poller()
     for socket in sockets:
@@ -157,27 +156,21 @@ def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: in
             if not socket.poll(0):
                 break
             frames = socket.recv_multipart()
-            if len(frames) == 3 and not frames[1]:  # of a REQ socket: who, nothing, what
+            if len(frames) == 3 and not frames[1]:  # a REQ socket: identity, empty frame, request
                 answer = msgpack.packb(table.answer(frames[2], sockets[socket]))
                 socket.send_multipart([frames[0], b"", answer])
 
 
-_WAIT_MS = 200
-_START_SECONDS = 30.0
-_MOST_FAILED = 3
-"""Teachers that end with an error of their own: the next one would, too."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """How many teachers a run has of its own, and how they are."""
+    """The number and the properties of a run's own teachers."""
 
     workload: Workload
     """Of the teacher."""
     device: str
     count: int
     most: int
-    """That may be hired."""
+    """Maximum number, including hired teachers."""
     ttl_seconds: float
     pace_seconds: float
     stages: int = 1
@@ -188,32 +181,32 @@ class PoolSettings:
 
 @dataclass(slots=True)
 class TeacherPool:
-    """Processes beside the stages; a context manager. None is left when it ends, or this process.
+    """The run's own teachers; a context manager.
 
-    Args:
-        settings: of the teachers.
+    No process is left when the context or this process ends.
     """
 
     settings: PoolSettings
     directory: str = ""
-    """Private; holds the sockets."""
+    """Private; contains the sockets."""
     _folder: ExitStack = field(default_factory=ExitStack)
     _process: BaseProcess | None = None
-    _lifeline: tuple[int, int] = field(default=(-1, -1))
+    _parent_pipe: tuple[int, int] = field(default=(-1, -1))
+    """Its write end is held by this process only, so that the pool notices the end of the run."""
 
     @property
     def private(self) -> str:
-        """What the addresses of its teachers begin with."""
+        """Prefix of the addresses of its teachers."""
         return f"ipc://{self.directory or '/nowhere'}/"
 
     @property
     def registry_address(self) -> str:
-        """Where its registry listens."""
+        """Address of its registry."""
         return f"ipc://{self.directory}/registry"
 
     def __enter__(self) -> Self:
         self.directory = str(self._folder.enter_context(private_directory()))
-        self._lifeline = os.pipe()
+        self._parent_pipe = os.pipe()
         receiver, sender = FORK.Pipe(duplex=False)
         with quiet_fork():
             self._process = FORK.Process(
@@ -221,7 +214,7 @@ class TeacherPool:
             )
             self._process.start()
         sender.close()
-        os.close(self._lifeline[0])
+        os.close(self._parent_pipe[0])
         try:
             with receiver:
                 problem = receiver.recv_bytes() if receiver.poll(_START_SECONDS) else b"no answer"
@@ -229,8 +222,8 @@ class TeacherPool:
             problem = b"its end"
         if problem:
             self.__exit__(None, None, None)
-            said = problem.decode("utf-8", "replace")
-            raise ConfigError(f"teachers: expected the run's own registry to start, found {said}")
+            found = problem.decode("utf-8", "replace")
+            raise ConfigError(f"teachers: expected the run's own registry to start, found {found}")
         return self
 
     def __exit__(
@@ -239,7 +232,7 @@ class TeacherPool:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        os.close(self._lifeline[1])
+        os.close(self._parent_pipe[1])
         if self._process is not None:
             self._process.join(10)
             end_all([self._process])
@@ -247,13 +240,18 @@ class TeacherPool:
 
 
 def _pool_main(pool: TeacherPool, sender: Any) -> None:
-    """Keep the registry, and as many teachers as were started or hired."""
+    """Serve the registry, and keep the teachers that were started or hired."""
     leave_signals_to_launcher()
-    read_end, write_end = pool._lifeline
+    read_end, write_end = pool._parent_pipe
     os.close(write_end)
     settings, teachers = pool.settings, _Teachers(pool)
     is_over = threading.Event()
-    threading.Thread(target=_wait_for_end, args=(read_end, is_over), daemon=True).start()
+
+    def wait_for_end() -> None:
+        os.read(read_end, 1)
+        is_over.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     context: zmq.Context[Any] = zmq.Context()
     table = CardTable(hire=teachers.hire, release=teachers.release)
     try:
@@ -273,13 +271,7 @@ def _pool_main(pool: TeacherPool, sender: Any) -> None:
     finally:
         teachers.end()
         context.destroy(linger=0)
-        shutil.rmtree(pool.directory, ignore_errors=True)  # whoever made it may be gone
-
-
-def _wait_for_end(read_end: int, is_over: threading.Event) -> None:
-    """Until the only holder of the pipe's other end has closed it, or is gone."""
-    os.read(read_end, 1)
-    is_over.set()
+        shutil.rmtree(pool.directory, ignore_errors=True)  # its owner may have been killed
 
 
 class _Teachers:
@@ -287,7 +279,7 @@ class _Teachers:
 
     def __init__(self, pool: TeacherPool) -> None:
         self._pool = pool
-        self._lifeline = os.pipe()
+        self._parent_pipe = os.pipe()
         self._processes: dict[str, BaseProcess] = {}
         self._number = 0
 
@@ -297,7 +289,7 @@ class _Teachers:
             self._number += 1
             process = FORK.Process(
                 target=_teacher_main,
-                args=(self._pool, name, self._lifeline),
+                args=(self._pool, name, self._parent_pipe),
                 name=f"naspipe-{name}",
             )
             with quiet_fork():
@@ -305,7 +297,7 @@ class _Teachers:
             self._processes[name] = process
 
     def hire(self, count: int) -> None:
-        """Start so many, as far as the settings go; none when they fail one after the other."""
+        """Start teachers as far as the settings allow; none if too many have failed."""
         failed = sum((process.exitcode or 0) > 0 for process in self._processes.values())
         if failed >= _MOST_FAILED:
             return
@@ -321,8 +313,8 @@ class _Teachers:
         end_all(list(self._processes.values()))
 
 
-def _teacher_main(pool: TeacherPool, name: str, lifeline: tuple[int, int]) -> None:
-    read_end, write_end = lifeline
+def _teacher_main(pool: TeacherPool, name: str, parent_pipe: tuple[int, int]) -> None:
+    read_end, write_end = parent_pipe
     os.close(write_end)
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())

@@ -1,4 +1,7 @@
-"""A run directory belongs to one launcher at a time; what an earlier one left running is ended."""
+"""The launcher's ownership of a run directory, and the publishing of checkpoints in it.
+
+A run directory belongs to one launcher at a time; stages that an earlier one left are ended.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,11 @@ _PROCESSES = ".processes.json"
 
 
 class Claim:
-    """Holds a run directory for this process; a context manager.
+    """Holds the directory of a run, which exists, for this process; a context manager.
 
     The lock is the kernel's and ends with the process, however that ends. Stages, which are
-    forked, do not inherit it: a launcher that was killed never blocks a resume, and stages of
-    it that are still there (stopped, or on their way out) are killed.
-
-    Args:
-        directory: of the run; it exists.
+    forked, do not inherit it: a launcher that was killed never blocks a resume, and its stages that
+    still exist (stopped, or about to end) are killed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,7 +59,7 @@ class Claim:
                 f"{owner} at it; wait for it, or end it first"
             ) from error
         self._file.truncate(0)
-        with suppress(OSError):  # it only helps who reads it; what holds is the lock
+        with suppress(OSError):  # for messages only; the lock is what counts
             self._file.write(str(os.getpid()).encode())
         end_processes(self._directory)
         return self
@@ -71,9 +71,9 @@ class Claim:
 
 
 def record_processes(directory: Path, pids: Iterable[int], sockets: Path | None = None) -> None:
-    """Note the stages of a run and the directory of their sockets.
+    """Record the stages of a run and the directory of their sockets.
 
-    So that a later life can end the stages that outlive their launcher, and tidy up after it.
+    A later attempt can then end stages that outlive their launcher, and remove their sockets.
     """
     started = {str(pid): _started(pid) for pid in pids}
     found = {"host": os.uname().nodename, "started": started, "sockets": str(sockets or "")}
@@ -81,9 +81,9 @@ def record_processes(directory: Path, pids: Iterable[int], sockets: Path | None 
 
 
 def end_processes(directory: Path) -> list[int]:
-    """Kill the recorded stages that are still there; returns their process IDs.
+    """Kill the recorded stages that still exist; returns their process IDs.
 
-    A process that only has the number of one, but began at another time, is left alone.
+    A process that has the same ID, but began at another time, is left alone.
     """
     path = directory / _PROCESSES
     try:
@@ -106,7 +106,7 @@ def end_processes(directory: Path) -> list[int]:
 
 
 def _started(pid: int) -> int:
-    """When a process began, in ticks since the machine did; 0 when that cannot be known."""
+    """Return when a process began, in ticks since the boot of the machine; 0 if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
         return int(fields[19])
@@ -122,15 +122,14 @@ class Publisher:
 
     Args:
         stages: of each stream, those that write a part of its checkpoints.
-        generation: the run's, in the name of what the stages write.
+        generation: of the run, in the names of the files.
         folders: of each stream.
-        losses: of each stream; what belongs to a checkpoint is put on disk with it.
-        keep: how many checkpoints of a stream are kept.
-        reader: told of each; those that it still needs are kept, too.
-        joined: streams that can only go on at the same cut: the newest that all have is kept, and
-            what those that are ahead have beyond it, which will be the next.
-        may_publish: whether all steps before a cut, of those that are to be, have been compared
-            with the plain loop.
+        losses: of each stream; those before a checkpoint are put on disk with it.
+        keep: number of checkpoints of a stream that are kept.
+        reader: takes each checkpoint; those that it still needs are kept, too.
+        joined: streams that can only continue at a common cut: the newest common one is kept, and
+            newer ones of streams that are ahead, because they will be common.
+        may_publish: whether the first steps before a cut have been compared with the plain loop.
     """
 
     def __init__(
@@ -156,22 +155,18 @@ class Publisher:
         self._reader = reader
         self._parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
         self.newest: dict[int, int] = {}
-        """By stream, the cut of the last checkpoint that was published."""
+        """By stream, the cut of the last published checkpoint."""
 
     def take(self, stage: int, part: dict[str, Any]) -> None:
-        """One stage's part is on disk.
-
-        Raises:
-            StorageError: when the checkpoint cannot be published.
-        """
+        """Take the part of a stage, which is on disk; raises as :meth:`publish_held`."""
         self._held.append((stage, part))
         self.publish_held()
 
     def publish_held(self) -> None:
-        """Publish what waits, if it may be published by now.
+        """Publish the checkpoints that are complete and may be published.
 
         Raises:
-            StorageError: when a checkpoint cannot be published.
+            StorageError: if one of them cannot be published.
         """
         while self._held and self._may_publish(self._held[0][1]["cut"]):
             self._publish(*self._held.pop(0))
@@ -183,10 +178,8 @@ class Publisher:
         if len(parts) < len(self._stages[stream]):
             return
         del self._parts[stream, cut]
-        manifest = {
-            **merge_parts(cut, [parts[number] for number in sorted(parts)]),
-            "generation": self._generation,
-        }
+        manifest = merge_parts(cut, [parts[number] for number in sorted(parts)])
+        manifest["generation"] = self._generation
         try:
             manifest["losses"] = list(self._losses[stream].sync(cut))
             self._folders[stream].publish(cut_name(cut), self._generation, manifest)
@@ -211,7 +204,7 @@ class Publisher:
 
 
 def merge_parts(subnets: int, parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The manifest of a checkpoint from what its stages wrote."""
+    """Combine the parts of the stages into the manifest of a checkpoint."""
     manifest: dict[str, Any] = {"subnets": subnets, "shards": []}
     manifest |= {kind: {} for kind in _MERGED}
     for part in parts:
