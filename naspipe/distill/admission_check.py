@@ -243,7 +243,6 @@ class StageBatches:
                 then(fields)
 
     def run(self) -> None:
-        """On the stage's thread: make the batches that are needed."""
         while not self._wanted.empty():
             number = self._wanted.get()
             self._made.put((number, self._make(number)))

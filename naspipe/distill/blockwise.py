@@ -47,12 +47,10 @@ scheduling, for comparison).
 
 
 def folder(block: int) -> str:
-    """Return the directory of the records of a student block."""
     return f"block-{block}"
 
 
 def teacher_folder(block: int) -> str:
-    """Return the directory of the records of a teacher block."""
     return f"teacher-{block}"
 
 
@@ -62,7 +60,6 @@ class BlockLoss:
     fields = ()
 
     def distill(self, output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-        """Compare two tensors of one shape."""
         return functional.mse_loss(output, taught)
 
 

@@ -70,7 +70,6 @@ class LabelWriter:
         self._write(_KEY, msgpack.packb(dict(key)))
 
     def write(self, number: int, label: torch.Tensor) -> None:
-        """Append the label of a batch."""
         entry, raw = encode(label.detach())
         described = msgpack.packb(entry)
         self._write(number, _LENGTH.pack(len(described)) + described + bytes(raw))
@@ -120,7 +119,6 @@ class LabelFile:
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The batches whose labels it contains."""
         return frozenset(self._places)
 
     def check(self, key: Mapping[str, Any], batches: int) -> None:

@@ -73,7 +73,6 @@ TeacherMessage = Ready | LabelAnswer | No | Stranger
 
 
 def student_frames(message: Hello | LabelRequest) -> list[Any]:
-    """Encode a message of a student."""
     if isinstance(message, Hello):
         return [msgpack.packb(["hello", PROTOCOL, dict(message.key)])]
     if not message.fields:
@@ -84,7 +83,6 @@ def student_frames(message: Hello | LabelRequest) -> list[Any]:
 
 
 def teacher_frames(message: TeacherMessage) -> list[Any]:
-    """Encode a message of a teacher."""
     if isinstance(message, Stranger):
         return [msgpack.packb(["who"])]
     if isinstance(message, Ready):
@@ -112,7 +110,7 @@ def read_student(frames: Sequence[Any]) -> Hello | LabelRequest:
             if len(entries) <= _MAX_FIELDS:
                 pairs = zip(entries, frames[1:], strict=True)
                 return LabelRequest(_number(number), tuple(_tensor(*pair) for pair in pairs))
-    raise TransportError(f"expected what a student says, found {kind!r:.80}")
+    raise TransportError(f"expected a message of a student, found {kind!r:.80}")
 
 
 def read_teacher(frames: Sequence[Any]) -> TeacherMessage:
@@ -131,7 +129,7 @@ def read_teacher(frames: Sequence[Any]) -> TeacherMessage:
             return No(" ".join(why.split())[:400], None if number is None else _number(number))
         case "label", [int(number), entry] if len(frames) == 2:
             return LabelAnswer(_number(number), _tensor(entry, frames[1]))
-    raise TransportError(f"expected what a teacher says, found {kind!r:.80}")
+    raise TransportError(f"expected a message of a teacher, found {kind!r:.80}")
 
 
 def _header(frames: Sequence[Any]) -> list[Any]:
@@ -250,7 +248,6 @@ class TeacherLines:
         return {each for each in self._ready if isinstance(each, int)}
 
     def send(self, name: str, message: Hello | LabelRequest) -> None:
-        """Send a message to a teacher."""
         line = self._lines[name]
         if isinstance(message, Hello):
             line.is_greeting = True
@@ -274,5 +271,4 @@ class TeacherLines:
                     yield name, message
 
     def end(self) -> None:
-        """Close all lines."""
         self._context.destroy(linger=0)

@@ -63,7 +63,6 @@ class LabelNetwork:
         return self.label_of(number, self.fields(number))
 
     def fields(self, number: int) -> list[Tensors]:
-        """Return what each block takes of a batch."""
         space, definition = self.workload.space, self.workload.definition
         batch = self.workload.data(definition.seed, number)
         return [
@@ -85,7 +84,6 @@ class LabelNetwork:
         return [tuple(next(rest).to(self.device) for _ in range(count)) for count in counts]
 
     def label_of(self, number: int, fields: list[Tensors]) -> torch.Tensor:
-        """Compute the label of a batch from the fields of each block."""
         state = self.forward(self.workload, number, fields)
         if len(state) != 1:
             raise ConfigError(

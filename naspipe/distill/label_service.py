@@ -24,7 +24,7 @@ from naspipe.distill.label_file import label_key, label_workload
 from naspipe.distill.label_network import Forward, LabelNetwork, fields_of
 from naspipe.distill.registry import OwnRegistry, RegistryWatch, open_registry
 from naspipe.distill.teacher_card import TeacherCard, numeric_class, own_pair, read_keys
-from naspipe.distill.teacher_pool import PoolSettings, TeacherPool
+from naspipe.distill.teacher_pool import TeacherPool
 from naspipe.distill.teacher_server import (
     TeacherSeat,
     TeacherServer,
@@ -70,22 +70,10 @@ class LabelService:
         if self._is_elsewhere:
             open_registry(way.registry).cards()
         self._keys = read_keys(Path(way.keys)) if way.keys else frozenset[str]()
-        self._pool = TeacherPool(
-            PoolSettings(
-                workload=teacher,
-                device=execution.hardware.device,
-                count=way.teachers,
-                most=way.teachers_most or way.teachers,
-                ttl_seconds=way.ttl_seconds,
-                pace_seconds=way.pace_seconds,
-                stages=way.teacher_stages,
-                listens_at="" if self._is_elsewhere else way.registry,
-            )
-        )
+        self._pool = TeacherPool(teacher, execution, "" if self._is_elsewhere else way.registry)
 
     @property
     def attendants(self) -> tuple[AbstractContextManager[Any], ...]:
-        """Context managers that are entered during the run."""
         return (self._pool,)
 
     def begin(self, seat: SourceSeat) -> Asking:
@@ -113,7 +101,7 @@ class LabelService:
         more = [open_registry(way.registry)] if self._is_elsewhere else []
         if self._pool.directory:
             own = OwnRegistry(self._pool.registry_address)
-            watch = RegistryWatch([own, *more], way.ttl_seconds, own.hire, own.release)
+            watch = RegistryWatch([own, *more], way.ttl_seconds, own)
         else:  # a stage on another host
             watch = RegistryWatch(more, way.ttl_seconds)
         return Asking(
@@ -238,7 +226,6 @@ def _wanted_workload(
     wanted: Mapping[str, Any],
     threads: int,
 ) -> Workload:
-    """Return the teacher's network with a student's data, seed and precision."""
     seed, precision, record = (wanted.get(name) for name in ("seed", "precision", "data"))
     if type(seed) is not int or not isinstance(precision, str) or not isinstance(record, dict):
         raise ConfigError("labels: expected a student's seed, precision and data, found others")

@@ -69,7 +69,6 @@ class FiledLabels:
         self._asked: deque[int] = deque()
 
     def request(self, batch: int) -> None:
-        """See :class:`naspipe.jobs.ports.FieldSource`."""
         self._asked.append(batch)
         self._wake()
 
@@ -79,7 +78,6 @@ class FiledLabels:
         return [(batch, self._file.label(batch)) for batch in asked]
 
     def close(self) -> None:
-        """See :class:`naspipe.jobs.ports.FieldSource`."""
         self._asked.clear()
 
 
@@ -95,12 +93,10 @@ class InlineLabels:
         self._asked: deque[int] = deque()
 
     def request(self, batch: int) -> None:
-        """See :class:`naspipe.jobs.ports.FieldSource`."""
         self._asked.append(batch)
         self._wake()
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
-        """Compute the next label."""
         if not self._asked:
             return ()
         if self._network is None:
@@ -113,7 +109,6 @@ class InlineLabels:
         return [(batch, self._network.label(batch))]
 
     def close(self) -> None:
-        """See :class:`naspipe.jobs.ports.FieldSource`."""
         self._asked.clear()
         self._network = None
 
@@ -185,15 +180,12 @@ class LabelRecord:
         with writing(path):
             self._file = path.open("ab", buffering=0)
             write_whole(self._file, b"\n" if is_torn else b"")
-        self.write("begin", generation=generation)
+        self.event("begin", generation=generation)
 
-    def event(self, what: str, teacher: str, **more: Any) -> None:
-        """Write an event of a teacher."""
-        self.write(what, teacher=teacher, **more)
-
-    def write(self, what: str, **values: Any) -> None:
-        """Write an event with its values."""
-        line = {"time_ns": time.monotonic_ns(), "event": what, **values}
+    def event(self, what: str, teacher: str | None = None, **more: Any) -> None:
+        """Write an event, of a teacher if there is one."""
+        who = {} if teacher is None else {"teacher": teacher}
+        line = {"time_ns": time.monotonic_ns(), "event": what, **who, **more}
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         with writing(self._path, len(data)):
             write_whole(self._file, data)
@@ -204,7 +196,7 @@ class LabelRecord:
         """Write what each teacher has done in this attempt, and close the file."""
         for teacher, found in sorted(counts.items()):
             self.event("counts", teacher, **asdict(found))
-        self.write("end", audits_missed=audits_missed, seconds_missing=seconds_missing)
+        self.event("end", audits_missed=audits_missed, seconds_missing=seconds_missing)
         self._file.close()
 
 
@@ -226,7 +218,6 @@ class ServedLabels:
         """Labels that came before they were asked for."""
 
     def request(self, batch: int) -> None:
-        """See :class:`naspipe.jobs.ports.FieldSource`."""
         if self._thread is None:
             self._start()
         self._asked.add(batch)
@@ -253,7 +244,6 @@ class ServedLabels:
         return [(batch, self._held.pop(batch)) for batch in found]
 
     def close(self) -> None:
-        """End the thread and its sockets."""
         if self._thread is None:
             return
         self._is_closing = True
@@ -369,7 +359,7 @@ class ServedLabels:
     def _conflict(self, batch: int, teachers: tuple[str, str]) -> ConfigError:
         """Two teachers disagree, and earlier labels of one of them may be wrong, too."""
         first = min((batch, *(self._doubt.since(name, batch) for name in teachers)))
-        self._record.write("doubt", batch=first)  # the next attempt begins before this batch
+        self._record.event("doubt", batch=first)  # the next attempt begins before this batch
         return ConfigError(
             f"labels: expected the same bits of batch {batch} from all teachers, found others from "
             f"{' and '.join(teachers)}; labels from batch {first} on are in doubt; leave one "

@@ -75,7 +75,6 @@ class Momentum:
         self._network = None if network is None else teacher_chain(network)
 
     def beside(self, students: Sequence[Workload]) -> Distillation:
-        """See :class:`naspipe.distill.distillation.MakesTeacher`."""
         student = only_student(students)
         self._check(student)
         space = self._space(student)
@@ -135,7 +134,6 @@ class Momentum:
             )
 
     def _left_out(self, space: Space) -> tuple[str, ...]:
-        """Return the labels of the blocks without a teacher."""
         if self._without is not None:
             return self._without
         last = space.labels[: network_length(space)][-1:]

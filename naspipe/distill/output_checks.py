@@ -124,11 +124,12 @@ def check_block(number: int, student: Workload, outputs: Tensors, targets: Tenso
     loss, name = student.loss, type(student.loss).__name__
     check_costs(student.space, loss)
     if is_joined(loss) or wants_hidden(loss):
-        more = "outputs of other passes" if is_joined(loss) else "what the block before it makes"
+        more = "the outputs of other passes"
+        if not is_joined(loss):
+            more = "what the block before it makes"
         raise ConfigError(
             f"blockwise: expected a loss of block {number} that compares its output with the "
-            f"lesson, distill(output, taught), found {name}, which needs "
-            f"{more}"
+            f"teacher's, distill(output, taught), found {name}, which needs {more}"
         )
     compare = distilling(deepcopy(loss) if student.has_loss_layer else loss)
     fields = [field_of(inputs, field, 0) for field in student.loss_fields]
@@ -137,7 +138,7 @@ def check_block(number: int, student: Workload, outputs: Tensors, targets: Tenso
     with (
         users_code(
             f"blockwise: expected the loss of block {number}, {name}, to be called with an output, "
-            f"its lesson and its fields {list(student.loss_fields)}, found"
+            f"the teacher's and its fields {list(student.loss_fields)}, found"
         ),
         torch.enable_grad(),
         kept_draws(),

@@ -68,15 +68,12 @@ class OwnRegistry:
         self._lock = threading.Lock()
 
     def announce(self, card: TeacherCard, ttl_seconds: float) -> None:
-        """See :class:`Registry`."""
         self._ask([ANNOUNCE, pack_card(card), ttl_seconds])
 
     def withdraw(self, name: str) -> None:
-        """See :class:`Registry`."""
         self._ask([WITHDRAW, name])
 
     def cards(self) -> Sequence[TeacherCard]:
-        """See :class:`Registry`."""
         found = self._ask([CARDS])
         return _valid_cards(found if isinstance(found, list) else ())
 
@@ -128,17 +125,13 @@ class RedisRegistry:
         self._problems = (redis.RedisError, OSError)
 
     def announce(self, card: TeacherCard, ttl_seconds: float) -> None:
-        """See :class:`Registry`."""
         milliseconds = max(1, round(ttl_seconds * 1000))
         self._try(lambda: self._client.set(PREFIX + card.name, pack_card(card), px=milliseconds))
 
     def withdraw(self, name: str) -> None:
-        """See :class:`Registry`."""
         self._try(lambda: self._client.delete(PREFIX + name))
 
     def cards(self) -> Sequence[TeacherCard]:
-        """See :class:`Registry`."""
-
         def read() -> list[bytes]:
             keys = []
             for key in self._client.scan_iter(match=f"{PREFIX}*", count=1000):
@@ -192,20 +185,18 @@ class RegistryWatch:
     Args:
         registries: read by this thread only, one after the other.
         ttl_seconds: of a card.
-        hire: starts more teachers, if possible.
-        release: lets a teacher go.
+        own: the registry of the run, which hires and releases teachers.
     """
 
     def __init__(
         self,
         registries: Sequence[Registry],
         ttl_seconds: float,
-        hire: Callable[[int], None] | None = None,
-        release: Callable[[str], None] | None = None,
+        own: OwnRegistry | None = None,
     ) -> None:
         self._registries = registries
         self._ttl = ttl_seconds
-        self._hire, self._release = hire, release
+        self._own = own
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._newest: Sequence[TeacherCard] = ()
         self._news = Wakeup()
@@ -219,19 +210,18 @@ class RegistryWatch:
         return self._news.fileno()
 
     def take(self) -> Sequence[TeacherCard]:
-        """Return the newest cards."""
         self._news.clear()
         return self._newest
 
     def hire(self, count: int) -> None:
         """Ask for more teachers, without waiting for the registry."""
-        if (hire := self._hire) is not None:
-            self._request(lambda: hire(count))
+        if (own := self._own) is not None:
+            self._request(lambda: own.hire(count))
 
     def release(self, teacher: str) -> None:
         """Let a teacher go, without waiting for the registry."""
-        if (release := self._release) is not None:
-            self._request(lambda: release(teacher))
+        if (own := self._own) is not None:
+            self._request(lambda: own.release(teacher))
 
     def close(self) -> None:
         """End the thread: within one answer of the registry, or its time-out."""

@@ -106,7 +106,17 @@ def own_pair(path: Path) -> tuple[str, bytes]:
     """
     try:
         if not path.exists():
-            _make_pair(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            public, secret = zmq.curve_keypair()
+            beside = path.with_name(f"{path.name}.{os.getpid()}")
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(public + b" " + secret + b"\n")
+                with suppress(FileExistsError):  # of several processes, the first one wins
+                    os.link(beside, path)
+            finally:
+                beside.unlink()
     except OSError as error:
         raise ConfigError(f"{path}: expected a place for a key, found {reason(error)}") from None
     if path.stat().st_mode & 0o077:
@@ -115,21 +125,6 @@ def own_pair(path: Path) -> tuple[str, bytes]:
     if len(words) != 2 or not all(_is_key(word.decode("latin1")) for word in words):
         raise ConfigError(f"{path}: expected a public and a secret key, found something else")
     return words[0].decode("ascii"), words[1]
-
-
-def _make_pair(path: Path) -> None:
-    """Make the file as a whole; of several processes that do so at once, the first one wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    public, secret = zmq.curve_keypair()
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(public + b" " + secret + b"\n")
-        with suppress(FileExistsError):
-            os.link(beside, path)
-    finally:
-        beside.unlink()
 
 
 def _is_key(text: str) -> bool:

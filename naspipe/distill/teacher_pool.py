@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 import msgpack
 import zmq
 
+from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, TransportError
 from naspipe.distill.label_file import label_key
 from naspipe.distill.label_network import LabelNetwork
@@ -161,24 +162,6 @@ def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: in
                 socket.send_multipart([frames[0], b"", answer])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """The number and the properties of a run's own teachers."""
-
-    workload: Workload
-    """Of the teacher."""
-    device: str
-    count: int
-    most: int
-    """Maximum number, including hired teachers."""
-    ttl_seconds: float
-    pace_seconds: float
-    stages: int = 1
-    """Processes of each teacher."""
-    listens_at: str = ""
-    """Where others find its registry, ``tcp://ADDRESS:PORT``; empty for nowhere."""
-
-
 @dataclass(slots=True)
 class TeacherPool:
     """The run's own teachers; a context manager.
@@ -186,7 +169,11 @@ class TeacherPool:
     No process is left when the context or this process ends.
     """
 
-    settings: PoolSettings
+    teacher: Workload
+    execution: Execution
+    """Of the run; says how many teachers there are, and on which device."""
+    listens_at: str
+    """Where others find its registry, ``tcp://ADDRESS:PORT``; empty for nowhere."""
     directory: str = ""
     """Private; contains the sockets."""
     _folder: ExitStack = field(default_factory=ExitStack)
@@ -201,7 +188,6 @@ class TeacherPool:
 
     @property
     def registry_address(self) -> str:
-        """Address of its registry."""
         return f"ipc://{self.directory}/registry"
 
     def __enter__(self) -> Self:
@@ -244,7 +230,7 @@ def _pool_main(pool: TeacherPool, sender: Any) -> None:
     leave_signals_to_launcher()
     read_end, write_end = pool._parent_pipe
     os.close(write_end)
-    settings, teachers = pool.settings, _Teachers(pool)
+    teachers = _Teachers(pool)
     is_over = threading.Event()
 
     def wait_for_end() -> None:
@@ -255,7 +241,7 @@ def _pool_main(pool: TeacherPool, sender: Any) -> None:
     context: zmq.Context[Any] = zmq.Context()
     table = CardTable(hire=teachers.hire, release=teachers.release)
     try:
-        addresses = [pool.registry_address, *filter(None, [settings.listens_at])]
+        addresses = [pool.registry_address, *filter(None, [pool.listens_at])]
         try:
             sockets = {
                 listen(context, address): address == pool.registry_address for address in addresses
@@ -265,7 +251,7 @@ def _pool_main(pool: TeacherPool, sender: Any) -> None:
             return
         sender.send_bytes(b"")
         sender.close()
-        teachers.start(settings.count)
+        teachers.start(pool.execution.teaching.teachers)
         while not is_over.is_set():
             serve(sockets, table, _WAIT_MS)
     finally:
@@ -302,7 +288,8 @@ class _Teachers:
         if failed >= _MOST_FAILED:
             return
         alive = sum(process.is_alive() for process in self._processes.values())
-        self.start(max(0, min(count, self._pool.settings.most - alive)))
+        way = self._pool.execution.teaching
+        self.start(max(0, min(count, (way.teachers_most or way.teachers) - alive)))
 
     def release(self, name: str) -> None:
         process = self._processes.get(name)
@@ -319,19 +306,18 @@ def _teacher_main(pool: TeacherPool, name: str, parent_pipe: tuple[int, int]) ->
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
     threading.Thread(target=end_with_parent, args=(read_end,), daemon=True).start()
-    threads = pool.settings.workload.recipe.threads
+    threads = pool.teacher.recipe.threads
     in_own_thread(threads, lambda: _serve_labels(pool, name, is_over))
 
 
 def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> None:
-    settings = pool.settings
-    threads = settings.workload.recipe.threads
+    device, way = pool.execution.hardware.device, pool.execution.teaching
+    threads = pool.teacher.recipe.threads
     with ExitStack() as stack:
         stack.enter_context(deterministic_torch(threads))
         stack.enter_context(kept_heap())
-        devices = stage_devices(settings.device, settings.stages)
-        network = staged_network(settings.workload, devices, stack)
-        own = label_key(settings.workload.definition)
+        network = staged_network(pool.teacher, stage_devices(device, way.teacher_stages), stack)
+        own = label_key(pool.teacher.definition)
 
         def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
             check_wanted(own, wanted)
@@ -341,13 +327,13 @@ def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> Non
             name=name,
             address=f"ipc://{pool.directory}/{name}",
             public_key="",
-            digest=settings.workload.definition.teacher,
-            numeric_class=numeric_class(settings.device, threads),
+            digest=pool.teacher.definition.teacher,
+            numeric_class=numeric_class(device, threads),
         )
         seat = TeacherSeat(
             card=card,
             registry=OwnRegistry(pool.registry_address),
-            ttl_seconds=settings.ttl_seconds,
-            pace_seconds=settings.pace_seconds,
+            ttl_seconds=way.ttl_seconds,
+            pace_seconds=way.pace_seconds,
         )
         TeacherServer(seat, open_network, is_over=is_over).run()

@@ -38,7 +38,6 @@ class InTurn(nn.Module):
         self.parts = nn.ModuleList(modules)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """Return the output of the last module."""
         state: Any = inputs
         for part in self.parts:
             state = part(*state) if isinstance(state, tuple) else part(state)
@@ -242,7 +241,6 @@ class Teacher:
         return [InTurn([block.candidates[0]() for block in part.blocks]) for part in parts]
 
     def beside(self, students: Sequence[Workload]) -> Distillation:
-        """See :class:`naspipe.distill.distillation.MakesTeacher`."""
         student = only_student(students)
         if bool(self._top) != bool(getattr(student.loss, "takes_top", False)):
             expected = "TopTarget, as for top=K" if self._top else "a teacher with top=K"
@@ -285,7 +283,6 @@ class Teacher:
 
 
 def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
-    """Return one subnet of a run, with its weights."""
     space = run.space
     if choices is None:
         if any(count > 1 for count in space.candidate_counts):
@@ -307,7 +304,6 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
 
 
 def _filled(modules: Iterable[nn.Module], path: Path) -> nn.Sequential:
-    """Copy modules, and load the weights of a file into the copies."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -339,7 +335,6 @@ class _WithHidden(nn.Module):
 
 
 def _with_last(space: Space, wrap: Callable[[nn.Module], nn.Module]) -> Space:
-    """Wrap the module of the last block."""
     *blocks, last = space.blocks
     (factory,) = last.candidates
     wrapped = Block([lambda: wrap(factory())], fields=last.fields, rule=Frozen())

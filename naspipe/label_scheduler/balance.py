@@ -93,13 +93,11 @@ class Doubt:
         self._teachers: dict[str, _Unconfirmed] = {}
 
     def answered(self, batch: int, teacher: str) -> None:
-        """A teacher has computed a label."""
         labels = self._teachers.setdefault(teacher, _Unconfirmed())
         labels.places[batch] = labels.count
         labels.count += 1
 
     def dropped(self, batch: int, teacher: str) -> None:
-        """An answer was not needed."""
         if teacher in self._teachers:
             self._teachers[teacher].places.pop(batch, None)
 

@@ -50,7 +50,6 @@ class Label:
         return not busy and all(teacher != name for name, _ in self.answers)
 
     def forget(self, teacher: str) -> None:
-        """Expect no answer from this teacher any more."""
         self.active.discard(teacher)
         self.late.discard(teacher)
 
@@ -77,7 +76,6 @@ class LabelTable:
         return iter(self._labels.values())
 
     def find(self, batch: int) -> Label | None:
-        """Return the label if it is taken up and not used."""
         return self._labels.get(batch)
 
     @property
@@ -87,7 +85,6 @@ class LabelTable:
 
     @property
     def is_wanted_beyond(self) -> bool:
-        """Whether a label is wanted that was not taken up."""
         return any(batch >= self.frontier for batch in self._missing)
 
     def want(self, batch: int) -> None:
@@ -103,14 +100,12 @@ class LabelTable:
             self._missing.add(batch)
 
     def take_up(self, label: Label) -> None:
-        """Add the label of the frontier."""
         if label.batch != self.frontier:
             raise InvariantError(f"label {label.batch} is taken up, expected {self.frontier}")
         self._labels[label.batch] = label
         self.frontier += 1
 
     def hold(self, label: Label) -> None:
-        """Record that a label is available."""
         label.is_held, label.limit_ns = True, None
         self.num_held += 1
         self._missing.discard(label.batch)
@@ -192,7 +187,6 @@ class TeacherQueue:
         return sum(not each.is_void for each in self.requests)
 
     def find(self, batch: int) -> Request | None:
-        """Return the request for a batch, if it is under way."""
         return next((each for each in self.requests if each.batch == batch), None)
 
     def likely_pace_ns(self, now_ns: int) -> int:
@@ -206,7 +200,6 @@ class TeacherQueue:
         return self.started_ns + self.likely_pace_ns(now_ns) * len(self.requests)
 
     def ask(self, batch: int, now_ns: int) -> None:
-        """Add a request."""
         if not self.requests:
             self.started_ns = now_ns
         begins_ns = max(now_ns, self.started_ns + self.load * self.pace_ns)
@@ -285,7 +278,6 @@ class Deal:
         return ()
 
     def place(self, label: Label) -> list[TeacherQueue]:
-        """Return the teachers to ask for a label now."""
         chosen: list[TeacherQueue] = []
         left = list(self.candidates(label))
         for _ in range(min(label.open, len(left))):

@@ -133,7 +133,6 @@ class Staffing:
         self._restart(now_ns)
 
     def used(self) -> None:
-        """The student used a label."""
         self._used += 1
 
     def is_hiring(self, num_teachers: int, now_ns: int) -> bool:
@@ -210,7 +209,6 @@ class LabelScheduler:
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """The teachers that are present, by name."""
         return tuple(sorted(self._queues))
 
     @property

@@ -89,7 +89,6 @@ def run_agent(
 
 
 def _prepared(receiver: Connection, prepare: Prepare) -> TrainingJob:
-    """In the stage's process: wait for the assignment, and make the job."""
     return prepare(msgpack.unpackb(receiver.recv_bytes(), strict_map_key=False))
 
 
@@ -153,7 +152,7 @@ class _Agent:
             if problem:
                 raise TransportError(message)
         elif what != ALIVE:
-            raise TransportError(f"rank 0 said {what!r:.40}")
+            raise TransportError(f"expected job, alive or end from rank 0, found {what!r:.40}")
         return what == END
 
     def _report(self, kind: str, body: dict[str, Any]) -> None:

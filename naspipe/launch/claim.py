@@ -13,6 +13,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -75,7 +76,7 @@ def record_processes(directory: Path, pids: Iterable[int], sockets: Path | None 
 
     A later attempt can then end stages that outlive their launcher, and remove their sockets.
     """
-    started = {str(pid): _started(pid) for pid in pids}
+    started = {str(pid): start_ticks(pid) for pid in pids}
     found = {"host": os.uname().nodename, "started": started, "sockets": str(sockets or "")}
     write_json(directory / _PROCESSES, found)
 
@@ -95,7 +96,7 @@ def end_processes(directory: Path) -> list[int]:
         return []
     ended = []
     for pid, ticks in started.items():
-        if is_here and ticks and _started(pid) == ticks:
+        if is_here and ticks and start_ticks(pid) == ticks:
             os.kill(pid, signal.SIGKILL)
             ended.append(pid)
     is_ours = sockets.name.startswith(SOCKETS_PREFIX)
@@ -105,7 +106,7 @@ def end_processes(directory: Path) -> list[int]:
     return ended
 
 
-def _started(pid: int) -> int:
+def start_ticks(pid: int) -> int:
     """Return when a process began, in ticks since the boot of the machine; 0 if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
@@ -117,6 +118,7 @@ def _started(pid: int) -> int:
 _MERGED = ("versions", "history", "scalars", "strides")
 
 
+@dataclass(slots=True)
 class Publisher:
     """Publishes each checkpoint when every stage has written its part.
 
@@ -132,30 +134,21 @@ class Publisher:
         may_publish: whether the first steps before a cut have been compared with the plain loop.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Collection[int]],
-        generation: int,
-        folders: Sequence[CheckpointFolder],
-        losses: Sequence[SectionLosses],
-        keep: int,
-        reader: CheckpointReader,
-        joined: Iterable[Collection[int]] = (),
-        may_publish: Callable[[int], bool] = lambda cut: True,
-    ) -> None:
-        self._may_publish = may_publish
-        self._held: list[tuple[int, dict[str, Any]]] = []
-        """Parts of checkpoints that may not be published yet."""
-        self._joined = tuple(joined)
-        self._stages = tuple(stages)
-        self._generation = generation
-        self._folders = tuple(folders)
-        self._losses = tuple(losses)
-        self._keep = keep
-        self._reader = reader
-        self._parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
-        self.newest: dict[int, int] = {}
-        """By stream, the cut of the last published checkpoint."""
+    stages: Sequence[Collection[int]]
+    generation: int
+    folders: Sequence[CheckpointFolder]
+    losses: Sequence[SectionLosses]
+    keep: int
+    reader: CheckpointReader
+    joined: Sequence[Collection[int]] = ()
+    may_publish: Callable[[int], bool] = lambda cut: True
+    newest: dict[int, int] = field(default_factory=dict)
+    """By stream, the cut of the last published checkpoint."""
+    _held: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Parts of checkpoints that may not be published yet."""
+    _parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
 
     def take(self, stage: int, part: dict[str, Any]) -> None:
         """Take the part of a stage, which is on disk; raises as :meth:`publish_held`."""
@@ -168,22 +161,22 @@ class Publisher:
         Raises:
             StorageError: if one of them cannot be published.
         """
-        while self._held and self._may_publish(self._held[0][1]["cut"]):
+        while self._held and self.may_publish(self._held[0][1]["cut"]):
             self._publish(*self._held.pop(0))
 
     def _publish(self, stage: int, part: dict[str, Any]) -> None:
         stream, cut = part["stream"], part["cut"]
         parts = self._parts[stream, cut]
         parts[stage] = part
-        if len(parts) < len(self._stages[stream]):
+        if len(parts) < len(self.stages[stream]):
             return
         del self._parts[stream, cut]
         manifest = merge_parts(cut, [parts[number] for number in sorted(parts)])
-        manifest["generation"] = self._generation
+        manifest["generation"] = self.generation
         try:
-            manifest["losses"] = list(self._losses[stream].sync(cut))
-            self._folders[stream].publish(cut_name(cut), self._generation, manifest)
-            self._reader.published(stream, cut)
+            manifest["losses"] = list(self.losses[stream].sync(cut))
+            self.folders[stream].publish(cut_name(cut), self.generation, manifest)
+            self.reader.published(stream, cut)
             self._prune(stream)
         except OSError as error:
             raise StorageError(
@@ -193,14 +186,14 @@ class Publisher:
         self.newest[stream] = cut
 
     def _prune(self, stream: int) -> None:
-        together = next((each for each in self._joined if stream in each), (stream,))
-        cuts = [set(self._folders[number].cuts) for number in together]
+        together = next((each for each in self.joined if stream in each), (stream,))
+        cuts = [set(self.folders[number].cuts) for number in together]
         newest_of_all = max(set.intersection(*cuts), default=0)
         newest_of_slowest = min(max(own, default=0) for own in cuts)
         for number, own in zip(together, cuts, strict=True):
             to_come = (cut for cut in own if cut > newest_of_slowest)
-            spared = {*self._reader.needed(number), newest_of_all, *to_come}
-            self._folders[number].prune(self._keep, spared)
+            spared = {*self.reader.needed(number), newest_of_all, *to_come}
+            self.folders[number].prune(self.keep, spared)
 
 
 def merge_parts(subnets: int, parts: Iterable[dict[str, Any]]) -> dict[str, Any]:

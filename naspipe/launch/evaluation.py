@@ -93,15 +93,12 @@ class ScoreCollector(StageReports):
         self._completed = completed
 
     def watch(self, current: Callable[[], str]) -> None:
-        """See :class:`naspipe.wire.ports.Reporter`."""
         self._watch(current)
 
     def start(self) -> None:
-        """Send the first subnets to the stages."""
         self._tell(0, self._job.source.begin(0, ()))
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
-        """Handle one report; raises the error that a stage reports."""
         match kind:
             case "sums":
                 scores = self._completed(body["subnet"], scores_of(body["sums"]))

@@ -21,6 +21,7 @@ import zmq
 
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, TransportError
+from naspipe.launch.claim import start_ticks
 from naspipe.launch.liveness import Place
 from naspipe.wire.endpoints import Endpoints, check_ports
 from naspipe.wire.transport import connect_outbox
@@ -108,11 +109,10 @@ def parent_identity() -> str:
     parent = os.getppid()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        stat = Path(f"/proc/{parent}/stat").read_text("ascii", "replace")
-        started = stat.rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+    except OSError:
         return ""
-    return f"{boot}/{parent}/{started}"
+    started = start_ticks(parent)
+    return f"{boot}/{parent}/{started}" if started else ""
 
 
 def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[WorkerCard]:
@@ -223,7 +223,6 @@ class Hosts:
 
     @property
     def places(self) -> list[Place]:
-        """The place of each worker."""
         addresses = [each.removeprefix("tcp://") for each in self.endpoints.workers]
         return [Place(*each) for each in zip(self.names, addresses, strict=True)]
 

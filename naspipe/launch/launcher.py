@@ -149,7 +149,7 @@ def launch(
             raise _interruption(job, stop, publisher, collector.observer_error)
     late: NaspipeError | None = collector.observer_error
     if late is None and stop.signal_number:
-        late = _interrupted(stop, "behind its last subnet")
+        late = _interrupted(stop, "after its last subnet")
     return Launched([result["measured"] for result in results], late)
 
 

@@ -87,7 +87,6 @@ class Liveness:
         return self._beats[stage].doing if stage in self._beats else ""
 
     def done(self, stage: int) -> None:
-        """The stage has ended normally."""
         self._beats.pop(stage, None)
 
     def problem(self, now: float) -> Problem | None:
@@ -141,7 +140,6 @@ class Liveness:
         ]
 
     def host(self, stage: int) -> str:
-        """Name the host of a stage in an error."""
         return self._place(stage).on(stage)
 
     def _place(self, stage: int) -> Place:

@@ -71,13 +71,12 @@ class Stop:
             self._send_all(ControlMessage(STOP, tuple(cuts)))
 
     def advance(self) -> None:
-        """Begin if the end was requested since the last call."""
         if self.signal_number and not self._is_sent:
             self._is_sent = True
             name = self._why or signal.Signals(self.signal_number).name
             self._say(
-                f"{name}: ending behind a checkpoint, once the subnets under way are through; "
-                f"a second one ends at once, and loses what is behind the last checkpoint"
+                f"{name}: ending with a checkpoint, once the subnets under way are through; "
+                f"a second one ends at once, and loses what follows the last checkpoint"
             )
             self._send_all(ControlMessage(HOLD))
 
@@ -182,7 +181,6 @@ def _sent_again() -> Iterator[None]:
 def _handled(
     numbers: Collection[int], handle: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Install a handler for signals, and restore the previous ones at the end."""
     before: Mapping[int, object] = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, handle)

@@ -48,9 +48,7 @@ class FirstSteps(Protocol):
         """A stream has grown by these subnets, whose sequence IDs begin with ``first``."""
         ...
 
-    def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
-        """A stage reported a loss."""
-        ...
+    def take_loss(self, stream: int, sequence_id: int, bits: str) -> None: ...
 
     def take_layer(
         self, stream: int, sequence_id: int, label: str, digests: Mapping[str, str]
@@ -132,7 +130,6 @@ _BATCHES_KEPT = 4096
 
 
 def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
-    """Raise the error that a stage reports."""
     host, cause = str(body.get("host", "")), str(body.get("cause", ""))
     where = f"stage {stage}, {body['task']}" + (f", on {host}" if host else "")
     match body["kind"]:
@@ -157,7 +154,6 @@ class StageReports:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every stage is done."""
         return len(self.results) == self._num_stages
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
@@ -290,7 +286,6 @@ class Collector(StageReports):
                 super().take(kind, stage, body)
 
     def note(self, text: str) -> None:
-        """Pass a line on to the user."""
         with self._observed():
             self._observer.on_note(text)
 

@@ -101,7 +101,6 @@ class _Voice:
             self._connection.send_bytes(msgpack.packb(body))
 
     def beat(self) -> None:
-        """Send heartbeats for ever."""
         at_it, never = AtIt(), threading.Event()
         while not never.wait(HEARTBEAT_SECONDS):
             self.say(at_it.look(self._current()))
@@ -268,7 +267,6 @@ class ValidationLauncher:
         self._process = self._connection = None
 
     def published(self, stream: int, cut: int) -> None:
-        """A checkpoint was published at this cut."""
         if stream not in self._files or cut % self._every:
             return
         if cut not in self._files[stream].known and cut not in self._waiting[stream]:
@@ -306,7 +304,7 @@ class ValidationLauncher:
                 self._ask(number, cut, FINAL)
         left = sum(map(len, self._waiting.values()))
         if left > len(self._files):
-            self._observer.on_note(f"trained; {left} checkpoints are left to be judged")
+            self._observer.on_note(f"trained; {left} checkpoints are left to be evaluated")
         look_seconds = self._liveness.look_seconds if self._liveness else HEARTBEAT_SECONDS
         while self._connection and any(self._waiting.values()):
             if is_stopped():

@@ -37,8 +37,8 @@ def run_beside(tmp_path, url, said, **more):
 FALSE = {
     "garbage": "a message about labels cannot be read",
     "oversized": "a message about labels cannot be read",
-    "foreign": "expected what a teacher says, found",
-    "more_frames": "expected what a teacher says, found 'label'",
+    "foreign": "expected a message of a teacher, found",
+    "more_frames": "expected a message of a teacher, found 'label'",
     "never_asked": "expected labels that it was asked for, found an answer for batch",
     "short": "expected a label of (12, 10) for batch",
     "other_classes": "(10,) a sample, found torch.float32 and (9,)",
