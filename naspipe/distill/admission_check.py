@@ -211,10 +211,8 @@ def share_of(
 class StageBatches:
     """Batches that the reader's thread needs and the stage's thread makes.
 
-    Args:
-        make: returns what a teacher takes of a batch; called on the stage's thread.
-        wake_stage: called when a batch is needed.
-        wake_reader: called when it is made.
+    ``make`` returns what a teacher takes of a batch; the other two functions are called when a
+    batch is needed and when it is made.
     """
 
     def __init__(

@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import msgpack
@@ -84,12 +83,7 @@ class LabelWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, error: object, *others: object) -> None:
         self._file.close()
         if error is None:
             self._part.replace(self._path)

@@ -101,15 +101,10 @@ def run_block(
     fields: Tensors,
     state: Tensors,
 ) -> Tensors:
-    """Run the forward of one block of a teacher.
+    """Run the forward of one block of a teacher on its fields and the output of the block before.
 
-    Args:
-        workload: of the teacher.
-        block: its position in the chain.
-        module: its layer, on the device of its inputs.
-        number: of the batch.
-        fields: that the block takes of the batch.
-        state: output of the block before.
+    ``block`` is its position in the chain, ``module`` is its layer on the device of the inputs, and
+    ``number`` is that of the batch.
     """
     definition = workload.definition
     steps = definition.recipe.steps

@@ -60,41 +60,43 @@ NOTE_SECONDS = 60.0
 _MOST_WAIT_MS = 1000
 
 
-class FiledLabels:
-    """Labels of a file that holds those of the whole run."""
+class _StageLabels:
+    """Labels that the stage reads or computes itself, when it has nothing else to do."""
 
-    def __init__(self, file: LabelFile, seat: SourceSeat) -> None:
-        self._file = file
+    def __init__(self, seat: SourceSeat) -> None:
         self._wake = seat.wake
         self._asked: deque[int] = deque()
 
     def request(self, batch: int) -> None:
         self._asked.append(batch)
         self._wake()
+
+    def close(self) -> None:
+        self._asked.clear()
+
+
+class FiledLabels(_StageLabels):
+    """Labels of a file that holds those of the whole run."""
+
+    def __init__(self, file: LabelFile, seat: SourceSeat) -> None:
+        super().__init__(seat)
+        self._file = file
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
         """Read every label that was asked for."""
         asked, self._asked = self._asked, deque()
         return [(batch, self._file.label(batch)) for batch in asked]
 
-    def close(self) -> None:
-        self._asked.clear()
 
-
-class InlineLabels:
+class InlineLabels(_StageLabels):
     """Labels that the stage computes on its device, one at a time, between tasks."""
 
     def __init__(self, teacher: Workload, device: str, seat: SourceSeat) -> None:
+        super().__init__(seat)
         self._teacher = teacher
         self._device = device
         self._network: LabelNetwork | None = None
         """Made with the first request, which only the stage of the loss gets."""
-        self._wake = seat.wake
-        self._asked: deque[int] = deque()
-
-    def request(self, batch: int) -> None:
-        self._asked.append(batch)
-        self._wake()
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
         if not self._asked:
@@ -109,16 +111,14 @@ class InlineLabels:
         return [(batch, self._network.label(batch))]
 
     def close(self) -> None:
-        self._asked.clear()
+        super().close()
         self._network = None
 
 
 class MissingLabels:
     """Watches how long a label has been missing; times are seconds of one monotonic clock.
 
-    Args:
-        timeout_seconds: for one label, from when it was the first that is missing.
-        now: the time.
+    The time-out of a label begins when it becomes the first one that is missing.
     """
 
     def __init__(self, timeout_seconds: float, now: float) -> None:
@@ -131,11 +131,8 @@ class MissingLabels:
     def update(self, now: float, missing: int | None, num_teachers: int, why: str = "") -> str:
         """Return a line for the user, which is mostly empty.
 
-        Args:
-            now: the time.
-            missing: the first batch whose label was asked for and has not come.
-            num_teachers: number of teachers that may be asked.
-            why: the reason of a teacher that refused a batch, if any.
+        ``missing`` is the first batch whose label was asked for and has not come, and ``why`` is
+        the reason of a teacher that refused a batch, if any.
 
         Raises:
             ConfigError: when the label has been missing for too long.
@@ -164,13 +161,9 @@ class MissingLabels:
 class LabelRecord:
     """Appends lines to ``teachers-N.jsonl``: events as they come, and counts at the end.
 
-    Args:
-        directory: of the stream.
-        number: of the student among those of the run (its group).
-        generation: how often the run has been resumed.
-
-    Raises:
-        StorageError: from every method, if the file cannot be written.
+    ``number`` is that of the student among those of the run (its group); ``generation`` says how
+    often the run has been resumed. Every method raises a StorageError if the file cannot be
+    written.
     """
 
     def __init__(self, directory: Path, number: int, generation: int) -> None:

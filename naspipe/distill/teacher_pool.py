@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgpack
@@ -144,10 +143,7 @@ def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
 def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: int) -> None:
     """Answer the requests that have come or come within ``wait_ms``.
 
-    Args:
-        sockets: each with whether only processes of the run reach it.
-        table: answers the requests.
-        wait_ms: maximum time to wait.
+    ``sockets`` says of each socket whether only processes of the run reach it.
     """
     poller = zmq.Poller()
     for socket in sockets:
@@ -207,17 +203,12 @@ class TeacherPool:
         except EOFError:
             problem = b"its end"
         if problem:
-            self.__exit__(None, None, None)
+            self.__exit__()
             found = problem.decode("utf-8", "replace")
             raise ConfigError(f"teachers: expected the run's own registry to start, found {found}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         os.close(self._parent_pipe[1])
         if self._process is not None:
             self._process.join(10)

@@ -330,13 +330,10 @@ class Announcer:
 def tell_end(
     hosts: Hosts, problem: str, signal_number: int = 0, linger_seconds: float = 3.0
 ) -> None:
-    """Tell every agent that the run has ended.
+    """Tell every agent that the run has ended, within ``linger_seconds``.
 
-    Args:
-        hosts: of the agents.
-        problem: the reason; empty at a normal end.
-        signal_number: the signal that requested it; 0 if there was none.
-        linger_seconds: maximum time until all have received it.
+    ``problem`` is the reason, empty at a normal end; ``signal_number`` is the signal that requested
+    the end, 0 if there was none.
     """
     context: zmq.Context[Any] = zmq.Context()
     try:

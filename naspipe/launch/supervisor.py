@@ -64,10 +64,7 @@ class FirstSteps(Protocol):
 class GrowingStreams:
     """Passes losses to the sources of streams, and their subnets to the stages; a context manager.
 
-    Args:
-        job: some of its streams may have a source.
-        send: sends a message to a stage.
-        first_steps: takes each subnet, for the plain loop that trains the first of them.
+    ``first_steps`` gets each subnet, for the plain loop that trains the first of them.
     """
 
     def __init__(
@@ -185,9 +182,9 @@ class Collector(StageReports):
     Args:
         num_stages: number of stages whose results are awaited.
         losses: of each stream.
-        observer: of the run.
-        publisher: of checkpoints.
-        stop: of the run.
+        observer: gets losses and notes.
+        publisher: gets the parts of checkpoints.
+        stop: gets requests to end, and the answers of stages.
         growing: takes losses, with which streams grow.
         collect: called after each loss, to take results of validation.
         first_steps: takes losses and layers, which it compares with a plain loop.
@@ -321,7 +318,7 @@ def supervise(
         inbox: of reports.
         processes: of the stages on this machine; agents report the ends of the others.
         collector: handles the reports of all stages.
-        stop: of the run.
+        stop: state of a request to end.
         wakeup: set when the end of the run is requested.
         beat: called at least once a second.
 

@@ -141,11 +141,7 @@ def judge(
 ) -> list[dict[str, float]]:
     """Return the scores of each subnet with the weights of a checkpoint.
 
-    Args:
-        validation: what is evaluated, and on what data.
-        path: of the checkpoint.
-        execution: of the run; its device and time limits apply.
-        watch: takes a function that names what is being done.
+    The device and the time limits are those of the run.
 
     Raises:
         LogError: if the checkpoint is damaged.
