@@ -30,7 +30,8 @@ from naspipe.api.train import train_together  # noqa: E402
 from naspipe.config.definition import Settings  # noqa: E402
 from naspipe.config.ids import Access, AccessKind  # noqa: E402
 from naspipe.config.recipe_file import read_recipe  # noqa: E402
-from naspipe.distill.distillation import Distillation, MakesTeacher, join  # noqa: E402
+from naspipe.distill.distillation import Distillation, MakesTeacher  # noqa: E402
+from naspipe.distill.joined import join  # noqa: E402
 from naspipe.inputs.named import find_workload  # noqa: E402
 from naspipe.inputs.subnet_sources import draw_stream  # noqa: E402
 from naspipe.jobs.workload import Workload  # noqa: E402

@@ -23,9 +23,9 @@ from naspipe.distill.distillation import (
     carried_out,
     forward_ns,
     forward_ratio,
-    join,
     passes_to_fill,
 )
+from naspipe.distill.joined import join
 from naspipe.inputs.subnet_sources import draw_stream
 from naspipe.jobs.workload import Workload, wiring_of
 from naspipe.plan.costs import CostTable, SizeTable

@@ -88,7 +88,7 @@ def join_teacher(
         ConfigError: for a teacher that cannot be used.
     """
     from naspipe.config.errors import ConfigError
-    from naspipe.distill.distillation import join
+    from naspipe.distill.joined import join
     from naspipe.losses.top_target import TopTarget
 
     asked = sources[0].get("teacher") if arguments.resume else None

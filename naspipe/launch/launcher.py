@@ -134,7 +134,7 @@ def launch(
                 endpoints = hosts.endpoints if hosts else make_endpoints(execution, directory)
                 assigned = others.assign(job) if others else {}
                 run_stages(job, StageRun, endpoints, side, hosts, assigned)
-        except (StageFailedError, TransportError):  # it resumes from a checkpoint that is held yet
+        except (StageFailedError, TransportError):  # it resumes from the last checkpoint
             publish_all()
             raise
         publish_all()

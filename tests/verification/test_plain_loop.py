@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import naspipe as npp
 from naspipe.config.definition import Execution
-from naspipe.distill.distillation import join
+from naspipe.distill.joined import join
 from naspipe.machine.determinism import deterministic_torch
 from naspipe.verification import plain_layer, plain_loop
 from naspipe.verification.plain_loop import PlainLoop
