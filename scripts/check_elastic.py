@@ -134,7 +134,7 @@ def check_moments(checks: Checks, moments: int, steps: int) -> int:
 
 
 def joined(run: npp.Run) -> list[str]:
-    """Teachers that passed the exam, by name; those from elsewhere have their host's."""
+    """Teachers that passed the admission check, by name; those from elsewhere have their host's."""
     events = read_teacher_events(run.directory.path)
     return sorted({each["teacher"] for each in events if each["event"] == "joined"})
 

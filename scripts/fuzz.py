@@ -43,8 +43,7 @@ INSTRUMENTED = [
     "naspipe.data.fairseq", "naspipe.wire.messages",
     "naspipe.wire.tensor_codec", "naspipe.streams.stream_file", "naspipe.cli.train",
     "naspipe.distill.label_messages", "naspipe.distill.label_file",
-    "naspipe.distill.registry", "naspipe.distill.registry_watch",
-    "naspipe.distill.teacher_card", "naspipe.distill.teacher_pool",
+    "naspipe.distill.registry", "naspipe.distill.teacher_card", "naspipe.distill.teacher_pool",
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from naspipe.distill.blockwise import (
     folder,
     student_space,
 )
-from naspipe.distill.taught import Taught, carried_out
+from naspipe.distill.distillation import Distillation, carried_out
 from naspipe.inputs.ends import modules_digest
 from naspipe.inputs.run import Run, check_space, loss_layer_of
 from naspipe.jobs.batches_apart import batches_kept
@@ -358,7 +358,7 @@ def blockwise_streams(
     relay: str = DECOUPLED,
     window: int = WINDOW,
     **how: Any,
-) -> Taught:
+) -> Distillation:
     """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`.
 
     ``losses`` are that of every block but the last, and the last one's; None for the usual ones.
@@ -377,7 +377,7 @@ def blockwise_streams(
         )  # fmt: skip
 
 
-def _training(taught: Taught, how: Execution, kept: Kept) -> Training:
+def _training(taught: Distillation, how: Execution, kept: Kept) -> Training:
     recipe = taught.workloads[0].recipe
     if recipe.steps.distills:
         raise ConfigError(

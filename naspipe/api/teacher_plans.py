@@ -17,9 +17,15 @@ from naspipe.config.rules import Follows
 from naspipe.config.steps import parse_passes
 from naspipe.config.wiring import Wiring
 from naspipe.data.views import Views
+from naspipe.distill.distillation import (
+    Distillation,
+    MakesTeacher,
+    carried_out,
+    forward_ns,
+    forward_ratio,
+    passes_to_fill,
+)
 from naspipe.distill.joined import join
-from naspipe.distill.taught import Taught, carried_out, forward_ns, forward_ratio, passes_to_fill
-from naspipe.distill.teachers import MakesTeacher
 from naspipe.inputs.subnet_sources import draw_stream
 from naspipe.jobs.workload import Workload, wiring_of
 from naspipe.plan.costs import CostTable, SizeTable
@@ -58,7 +64,7 @@ class BlockwisePlan:
 
 
 def blockwise_plans(
-    define: Callable[[str], Taught],
+    define: Callable[[str], Distillation],
     kinds: Sequence[str],
     devices: Sequence[int],
     execution: Execution,
@@ -86,7 +92,7 @@ def blockwise_plans(
     return sorted(found, key=lambda each: (-each.steps_per_second, each.stages, each.moved_bytes))
 
 
-def _possible_blockwise(taught: Taught, stages: int) -> Iterator[str]:
+def _possible_blockwise(taught: Distillation, stages: int) -> Iterator[str]:
     """The placements that make a difference on so many stages."""
     if stages == 1:
         yield "free"
@@ -97,7 +103,10 @@ def _possible_blockwise(taught: Taught, stages: int) -> Iterator[str]:
 
 
 def _simulated_blockwise(
-    taught: Taught, costs: Sequence[CostTable], sizes: Sequence[SizeTable], execution: Execution
+    taught: Distillation,
+    costs: Sequence[CostTable],
+    sizes: Sequence[SizeTable],
+    execution: Execution,
 ) -> BlockwisePlan:
     workloads = taught.workloads
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(workloads)]
@@ -277,7 +286,7 @@ def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload])
     return make(count // (data.views + data.local))
 
 
-def _possible_taught(taught: Taught, stages: int) -> Iterator[str]:
+def _possible_taught(taught: Distillation, stages: int) -> Iterator[str]:
     """The cuts that make a difference on so many stages."""
     student, teacher = taught.workloads
     if stages > len(student.space):
@@ -317,7 +326,7 @@ def _run(
 
 
 def _simulated_taught(
-    taught: Taught, costs: Sequence[CostTable], execution: Execution, teachers: int | None
+    taught: Distillation, costs: Sequence[CostTable], execution: Execution, teachers: int | None
 ) -> TaughtPlan:
     student, teacher = taught.workloads
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(taught.workloads)]

@@ -30,8 +30,8 @@ from naspipe.config.space import Space
 from naspipe.config.text import did_you_mean
 from naspipe.config.user_code import users_code
 from naspipe.config.wiring import Tap
+from naspipe.distill.distillation import MakesTeacher
 from naspipe.distill.joined import join
-from naspipe.distill.teachers import MakesTeacher
 from naspipe.inputs.run import Run
 from naspipe.inputs.strategies import Asked, check_draws, find_strategy_maker, name_of
 from naspipe.jobs.losses import Loss, Metric

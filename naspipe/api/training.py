@@ -39,7 +39,7 @@ from naspipe.config.errors import ConfigError
 from naspipe.config.ids import StreamId, Subnet
 from naspipe.config.wiring import Tap, Wiring
 from naspipe.data.loaders import close_all
-from naspipe.distill.taught import how_full
+from naspipe.distill.distillation import how_full
 from naspipe.engine.policies import PolicyTraits, causal_policies, traits_of
 from naspipe.inputs.subnet_sources import is_drawn_beside, why_known
 from naspipe.jobs.batches_apart import batches_kept

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from naspipe.cli.options import Options
     from naspipe.config.definition import Execution, Settings
     from naspipe.config.wiring import Tap
+    from naspipe.distill.distillation import MakesTeacher
     from naspipe.distill.momentum import Momentum
-    from naspipe.distill.teachers import MakesTeacher, Teacher
+    from naspipe.distill.teachers import Teacher
     from naspipe.jobs.workload import Workload
 
 

@@ -18,7 +18,7 @@ from naspipe.config.definition import Execution, Settings, apply_settings
 
 if TYPE_CHECKING:
     from naspipe.api.teacher_plans import BlockwisePlan, TaughtPlan
-    from naspipe.distill.taught import Taught
+    from naspipe.distill.distillation import Distillation
     from naspipe.jobs.workload import Workload
 
 
@@ -200,7 +200,7 @@ def plan_blocks(
     )
     found = find(asked.source, arguments.data_dir)
 
-    def define(passes: str) -> Taught:
+    def define(passes: str) -> Distillation:
         recipe = replace(asked.recipe, passes=passes)
         values = {each.name: getattr(recipe, each.name) for each in fields(recipe)}
         steps = max(1, asked.steps // recipe.steps.passes)

@@ -1,45 +1,66 @@
-"""Who may be asked: a teacher is looked at from its card to the last batch of its exam."""
+"""Admission of remote teachers: each one is checked, from its card to the last batch of the check.
+
+A teacher introduces itself by its card. If the card names the right weights, numeric class and key,
+the student greets the teacher and asks it for the labels of one batch of every shape. Only a
+teacher that returns the bits of the student's own process is admitted, and asked for other labels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import queue
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 
+from naspipe.config.errors import TransportError
+from naspipe.distill.label_messages import (
+    Hello,
+    LabelAnswer,
+    LabelRequest,
+    No,
+    Ready,
+    Stranger,
+    TeacherLines,
+    TeacherMessage,
+)
 from naspipe.distill.label_network import LabelNetwork, check_draws, label_digest
+from naspipe.distill.registry import RegistryWatch
 from naspipe.distill.teacher_card import TeacherCard
+from naspipe.jobs.ports import SourceSeat
 from naspipe.jobs.workload import Workload
 from naspipe.label_scheduler.balance import balanced
-from naspipe.label_scheduler.scheduler import Desk
+from naspipe.label_scheduler.messages import Event, Refused, TeacherJoined, TeacherLeft
+from naspipe.label_scheduler.scheduler import LabelScheduler
 
 Shapes = tuple[tuple[int, ...], ...]
+Fields = Sequence[torch.Tensor]
 
-LOOKED_AT = 64
-"""Batches, from the first, among which shapes are looked for; and the last one."""
+SEARCHED_BATCHES = 64
+"""Shapes are looked for among this many batches from the first, and in the last one."""
+
+ANSWER_SECONDS = 60.0
+"""How long a teacher may take for one answer before it is admitted; then it loses its place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
-    """Batches, and the digests of their labels."""
+class AdmissionCheck:
+    """Batches with the digests of their labels, one batch of every shape."""
 
     digests: dict[int, str]
     dtype: torch.dtype
     trailing: tuple[int | None, ...]
-    """Sizes of a label behind its first; None for one that is not the same in all batches."""
+    """Sizes of a label after the first dimension; None where batches differ."""
     shapes: Mapping[Shapes, torch.Size]
-    """Of a label, by the shapes of what the teacher takes of its batch."""
+    """The shape of a label, by the shapes of the fields that the teacher takes of its batch."""
     fields: Mapping[int, Shapes]
-    """Of what the teacher takes of each batch of the exam."""
-
-    def is_right(self, number: int, label: torch.Tensor) -> bool:
-        """Whether a label of one of the batches has the right bits."""
-        return self.digests.get(number) == label_digest(label)
+    """The shapes of the fields of each batch of the check."""
 
     def misfit(self, label: torch.Tensor) -> str:
-        """Why no label can look so; empty where it may."""
+        """Return why no label of the run can have this dtype and shape; empty if it can."""
         if label.dtype == self.dtype and label.dim() == 1 + len(self.trailing):
             pairs = zip(label.shape[1:], self.trailing, strict=True)
             if all(expected in (None, found) for found, expected in pairs):
@@ -49,18 +70,8 @@ class Exam:
             f"and {tuple(label.shape[1:])}"
         )
 
-    def has_shape(self, label: torch.Tensor) -> bool:
-        """Whether a label of the exam had this shape."""
-        return label.shape in self.shapes.values()
-
     def shape_problem(self, number: int, label: torch.Tensor, taken: Shapes) -> str:
-        """Why the label of a batch cannot have this shape; empty where it may.
-
-        Args:
-            number: of the batch.
-            label: its label.
-            taken: shapes of what the teacher takes of the batch.
-        """
+        """Return why the label of a batch with these fields is misshapen; empty if it is not."""
         expected = self.shapes.get(taken, label.shape)
         if expected == label.shape:
             return ""
@@ -69,24 +80,19 @@ class Exam:
         )
 
 
-def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
-    """Compute the labels of one batch of every shape.
-
-    Args:
-        teacher: its network.
-        device: where this process computes.
-        batches: that a student will ask for, in order.
+def make_admission_check(teacher: Workload, device: str, batches: Sequence[int]) -> AdmissionCheck:
+    """Compute the labels of one batch of every shape among those that a student will ask for.
 
     Raises:
-        ConfigError: when they cannot be computed.
+        ConfigError: if they cannot be computed.
     """
     network = LabelNetwork.of(teacher, device)
     digests: dict[int, str] = {}
     found: dict[Shapes, torch.Size] = {}
     taken: dict[int, Shapes] = {}
-    for number in (*batches[:LOOKED_AT], *batches[-1:]):
+    for number in (*batches[:SEARCHED_BATCHES], *batches[-1:]):
         fields = network.fields(number)
-        shapes = shapes_of(chain.from_iterable(fields))
+        shapes = _shapes(chain.from_iterable(fields))
         if shapes not in found:
             label = network.label_of(number, fields).cpu()
             found[shapes] = label.shape
@@ -94,11 +100,10 @@ def make_exam(teacher: Workload, device: str, batches: Sequence[int]) -> Exam:
             check_draws(network, number, fields)
     sizes = (set(each) for each in zip(*(shape[1:] for shape in found.values()), strict=True))
     trailing = tuple(each.pop() if len(each) == 1 else None for each in sizes)
-    return Exam(digests, label.dtype, trailing, found, taken)
+    return AdmissionCheck(digests, label.dtype, trailing, found, taken)
 
 
-def shapes_of(fields: Iterable[torch.Tensor]) -> Shapes:
-    """Of what a teacher takes of a batch."""
+def _shapes(fields: Iterable[torch.Tensor]) -> Shapes:
     return tuple(tuple(each.shape) for each in fields)
 
 
@@ -109,84 +114,72 @@ class Terms:
     digest: str
     """Of their weights."""
     numeric_class: str
-    """Of the process that made the exam."""
-    exam: Exam
+    """Of the process that computed the labels of the check."""
+    check: AdmissionCheck
     keys: frozenset[str]
-    """CURVE keys that are known; see :func:`naspipe.distill.teacher_card.read_keys`."""
+    """Known CURVE keys; see :func:`naspipe.distill.teacher_card.read_keys`."""
     private: str
-    """What the addresses of the run's own teachers begin with, who need no key."""
+    """Prefix of the addresses of the run's own teachers, which need no key."""
 
+    def card_problem(self, card: TeacherCard) -> str:
+        """Return why a teacher is refused because of its card; empty if it may be greeted."""
+        if card.public_key:
+            if card.public_key not in self.keys:
+                return f"expected a key of teacher_keys, found {card.public_key:.40}"
+        elif not (
+            card.address.startswith(self.private)
+            and "/" not in card.address.removeprefix(self.private)
+        ):
+            return f"expected a key of teacher_keys, found none at {card.address:.80}"
+        if card.digest != self.digest:
+            return f"expected a teacher of digest {self.digest}, found {card.digest:.80}"
+        return self.class_problem(card.numeric_class)
 
-def problem_of(card: TeacherCard, terms: Terms) -> str:
-    """Why a teacher is refused by its card alone; empty where it may be greeted."""
-    if card.public_key:
-        if card.public_key not in terms.keys:
-            return f"expected a key of teacher_keys, found {card.public_key:.40}"
-    elif not _is_within(card.address, terms.private):
-        return f"expected a key of teacher_keys, found none at {card.address:.80}"
-    if card.digest != terms.digest:
-        return f"expected a teacher of digest {terms.digest}, found {card.digest:.80}"
-    return class_problem(card.numeric_class, terms)
-
-
-def _is_within(address: str, private: str) -> bool:
-    """Whether a socket lies in the run's private directory, and not below or beside it."""
-    return address.startswith(private) and "/" not in address.removeprefix(private)
-
-
-def class_problem(found: str, terms: Terms) -> str:
-    """Why a teacher is refused for what it computes with; empty where that is alike."""
-    if found == terms.numeric_class:
-        return ""
-    return f"expected {terms.numeric_class}, found {found:.200}"
+    def class_problem(self, found: str) -> str:
+        """Return why a teacher is refused because of its numeric class; empty if it is the same."""
+        if found == self.numeric_class:
+            return ""
+        return f"expected {self.numeric_class}, found {found:.200}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How a student asks."""
+    """How a student asks for labels."""
 
-    desk: Desk
+    scheduler: LabelScheduler
+    watch: RegistryWatch
     key: dict[str, Any]
-    """Whose labels; see :func:`naspipe.distill.label_file.label_key`."""
+    """Identifies the labels; see :func:`naspipe.distill.label_file.label_key`."""
     terms: Terms
     timeout_seconds: float
-    """For one label, until the run ends."""
-    fields: Callable[[int], Sequence[torch.Tensor]]
-    """What a teacher takes of a batch; called on the stage's thread only."""
+    """For one label, after which the run ends."""
+    fields: Callable[[int], Fields]
+    """Returns what a teacher takes of a batch; called on the stage's thread only."""
     sends_fields: bool = False
-    """Whether they go with each request, as teachers have not the data."""
+    """Whether the fields are sent with each request because teachers do not have the data."""
 
 
 @dataclass(slots=True)
 class Applicant:
-    """A teacher that was greeted and is examined."""
+    """A teacher that was greeted and is being checked."""
 
-    card: TeacherCard
-    left: list[int] = field(default_factory=list)
-    """Batches of the exam that it has not answered, the next one first."""
-    asked_ns: int = 0
-    """When it was greeted, or asked for the next batch."""
+    left: list[int]
+    """Batches of the check that it has not answered, in order."""
+    asked_ns: int
+    """When it was greeted or last asked."""
     seconds: float = 0.0
-    """Of its fastest answer."""
+    """Time of its fastest answer."""
 
-    @property
-    def next_batch(self) -> int | None:
-        """What to ask it; None when it has answered everything."""
-        return self.left[0] if self.left else None
-
-    def answer(self, number: int, label: torch.Tensor, exam: Exam, now_ns: int) -> str:
-        """Take an answer.
-
-        Returns:
-            Why it has failed; empty where the answer is right.
-        """
-        if number != self.next_batch:
-            return f"expected the label of batch {self.next_batch}, found that of {number}"
-        if problem := exam.misfit(label):
+    def answer(self, number: int, label: torch.Tensor, check: AdmissionCheck, now_ns: int) -> str:
+        """Take an answer, and return why the teacher has failed; empty if the answer is right."""
+        expected = self.left[0] if self.left else None
+        if number != expected:
+            return f"expected the label of batch {expected}, found that of {number}"
+        if problem := check.misfit(label):
             return problem
-        if problem := exam.shape_problem(number, label, exam.fields[number]):
+        if problem := check.shape_problem(number, label, check.fields[number]):
             return problem
-        if not exam.is_right(number, label):
+        if check.digests.get(number) != label_digest(label):
             return f"expected the bits of this run's label of batch {number}, found others"
         took = (now_ns - self.asked_ns) / 1e9
         self.seconds = min(self.seconds, took) if self.seconds else took
@@ -194,27 +187,232 @@ class Applicant:
         return ""
 
 
-def gone(known: Collection[str], cards: Collection[TeacherCard]) -> Iterator[str]:
-    """Teachers whose cards are shown no longer, in order."""
-    shown = {card.name for card in cards}
-    return (name for name in sorted(known) if name not in shown)
-
-
 def share_of(
     shown: Collection[TeacherCard], refused: Mapping[str, TeacherCard], share: tuple[int, int]
 ) -> list[TeacherCard]:
-    """The teachers of one student, evenly among all: so none is without one while there is any.
+    """Return the teachers of one student; all students share the teachers evenly.
 
-    Every student works it out by itself, from the cards alone, as all see the same ones sooner or
-    later. A teacher that it has refused is none for it.
+    No student is without a teacher while there is any. Every student computes its share from the
+    cards alone, because sooner or later all students see the same cards. Teachers that a student
+    has refused are left out.
 
     Args:
         shown: cards of all teachers.
         refused: cards that this student has refused, by name.
-        share: the number of this student, and how many there are.
+        share: the number of this student, and how many students there are.
     """
     able = [card for card in shown if refused.get(card.name) != card]
     which, count = share
     students = [f"{number:06}" for number in range(count)]
     mine = balanced(students, [card.name for card in able])[students[which]]
     return [card for card in able if card.name in mine]
+
+
+class StageBatches:
+    """Batches that the reader's thread needs and the stage's thread makes.
+
+    ``make`` returns what a teacher takes of a batch; the other two functions are called when a
+    batch is needed and when it is made.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Fields],
+        wake_stage: Callable[[], None],
+        wake_reader: Callable[[], None],
+    ) -> None:
+        self._make, self._wake_stage, self._wake_reader = make, wake_stage, wake_reader
+        self._waiting: dict[int, list[Callable[[Fields], None]]] = {}
+        self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[tuple[int, Fields]] = queue.SimpleQueue()
+
+    def ask(self, number: int, then: Callable[[Fields], None]) -> None:
+        """On the reader's thread: have a batch made, and call ``then`` with it."""
+        if number not in self._waiting:
+            self._wanted.put(number)
+            self._wake_stage()
+        self._waiting.setdefault(number, []).append(then)
+
+    def settle(self) -> None:
+        """On the reader's thread: continue with the batches that were made."""
+        while not self._made.empty():
+            number, fields = self._made.get()
+            for then in self._waiting.pop(number):
+                then(fields)
+
+    def run(self) -> None:
+        while not self._wanted.empty():
+            number = self._wanted.get()
+            self._made.put((number, self._make(number)))
+            self._wake_reader()
+
+
+class Admission:
+    """Greets, checks, admits and dismisses teachers; belongs to one thread.
+
+    Args:
+        asking: how the student asks, and what it expects.
+        seat: of the source.
+        lines: to teachers.
+        batches: made by the stage.
+        record: called with an event, the name of its teacher and further values.
+        handle: takes events for the label scheduler, which counts the batches of ``seat``.
+        take_answer: takes labels of admitted teachers: name, number of the batch, label.
+    """
+
+    def __init__(
+        self,
+        asking: Asking,
+        seat: SourceSeat,
+        lines: TeacherLines,
+        batches: StageBatches,
+        record: Callable[..., None],
+        handle: Callable[[Event], None],
+        take_answer: Callable[[str, int, torch.Tensor], None],
+    ) -> None:
+        self._asking, self._seat, self._lines, self._batches = asking, seat, lines, batches
+        self._record, self._handle, self._take_answer = record, handle, take_answer
+        self._places = {batch: place for place, batch in enumerate(seat.batches)}
+        self._shown: Sequence[TeacherCard] = ()
+        self._cards: dict[str, TeacherCard] = {}
+        """Of teachers with a line."""
+        self._applicants: dict[str, Applicant] = {}
+        self._refused: dict[str, TeacherCard] = {}
+        self.last_no = ""
+        """The last reason for which a teacher refused a batch."""
+
+    def update(self, cards: Sequence[TeacherCard]) -> None:
+        """Greet new teachers, and let go of teachers whose cards are no longer shown."""
+        shown = {card.name for card in cards}
+        for name in sorted(self._cards.keys() - shown):
+            self._let_go(name, "left")
+        for name in self._refused.keys() - shown:
+            del self._refused[name]
+        self._shown = cards
+        self._share_out()
+
+    def hear(self) -> None:
+        """Take what teachers have sent; a teacher that sends something invalid is dismissed."""
+        for name, message in self._lines.heard():
+            self._hear(name, message)
+        now_ns = time.monotonic_ns()
+        for name, applicant in list(self._applicants.items()):
+            if now_ns - applicant.asked_ns > ANSWER_SECONDS * 1e9:
+                self._dismiss(name, f"expected an answer within {ANSWER_SECONDS:g} s, found none")
+
+    def request(self, name: str, number: int) -> None:
+        """Ask a teacher for a label, together with the fields if it does not have the data."""
+        if not self._asking.sends_fields:
+            self._lines.send(name, LabelRequest(number))
+            return
+        card = self._cards[name]
+
+        def send(fields: Fields) -> None:
+            if self._cards.get(name) is card:
+                self._lines.send(name, LabelRequest(number, tuple(fields)))
+
+        self._batches.ask(number, send)
+
+    def _hear(self, name: str, message: TeacherMessage | TransportError) -> None:
+        applicant, terms = self._applicants.get(name), self._asking.terms
+        match message:
+            case TransportError():
+                self._dismiss(name, str(message))
+            case Stranger():  # the teacher's side of the line was lost
+                card = self._cards[name]
+                self._let_go(name, "left")
+                self._greet(card)
+            case Ready(found) if applicant is not None:
+                if problem := terms.class_problem(found):
+                    self._dismiss(name, problem)
+                else:
+                    self._check_next(name, applicant)
+            case LabelAnswer(number, label) if applicant is not None:
+                if problem := applicant.answer(number, label, terms.check, time.monotonic_ns()):
+                    self._dismiss(name, problem)
+                else:
+                    self._check_next(name, applicant)
+            case LabelAnswer(number, label):
+                if problem := terms.check.misfit(label):
+                    self._dismiss(name, problem)
+                elif label.shape in terms.check.shapes.values():
+                    self._take_answer(name, number, label)
+                else:  # the batch tells whether this shape is right
+                    self._check_shape(name, number, label)
+            case No(why, number) if number is None or applicant is not None:
+                self._dismiss(name, why)
+            case No(why, int(number)):
+                self.last_no = why
+                self._handle(Refused(time.monotonic_ns(), name, self._places[number]))
+
+    def _check_shape(self, name: str, number: int, label: torch.Tensor) -> None:
+        check, card = self._asking.terms.check, self._cards[name]
+
+        def judge(fields: Fields) -> None:
+            if self._cards.get(name) is not card:
+                return
+            if problem := check.shape_problem(number, label, _shapes(fields)):
+                self._dismiss(name, problem)
+            else:
+                self._take_answer(name, number, label)
+
+        self._batches.ask(number, judge)
+
+    def _share_out(self) -> None:
+        """Greet this student's share; let go of others once a teacher of the share is admitted."""
+        while new := [each for each in self._share() if self._cards.get(each.name) != each]:
+            for card in new:
+                if card.name in self._cards:
+                    self._let_go(card.name, "left")
+                if problem := self._asking.terms.card_problem(card):
+                    self._refuse(card, problem)
+                else:
+                    self._greet(card)
+        mine = {card.name for card in self._share()}
+        if not mine.isdisjoint(self._cards.keys() - self._applicants.keys()):
+            for name in sorted(self._cards.keys() - mine):
+                self._let_go(name, "moved")
+
+    def _share(self) -> Sequence[TeacherCard]:
+        return share_of(self._shown, self._refused, self._seat.share)
+
+    def _greet(self, card: TeacherCard) -> None:
+        try:
+            self._lines.open(card)
+        except TransportError as error:
+            self._refuse(card, str(error))
+            return
+        batches = sorted(self._asking.terms.check.digests)
+        self._cards[card.name] = card
+        self._applicants[card.name] = Applicant(batches, time.monotonic_ns())
+        self._lines.send(card.name, Hello(self._asking.key))
+
+    def _check_next(self, name: str, applicant: Applicant) -> None:
+        """Ask for the next batch of the check, or admit the teacher."""
+        if applicant.left:
+            applicant.asked_ns = time.monotonic_ns()
+            self.request(name, applicant.left[0])
+            return
+        del self._applicants[name]
+        self._record("joined", name, seconds=applicant.seconds)
+        self._handle(TeacherJoined(time.monotonic_ns(), name, max(applicant.seconds, 1e-6)))
+        self._share_out()
+
+    def _let_go(self, name: str, how: str) -> None:
+        """Close the line; others are asked for what the teacher had under way."""
+        self._lines.close(name)
+        del self._cards[name]
+        if self._applicants.pop(name, None) is None:
+            self._record(how, name)
+            self._handle(TeacherLeft(time.monotonic_ns(), name))
+
+    def _dismiss(self, name: str, why: str) -> None:
+        card = self._cards[name]
+        self._let_go(name, "dismissed")
+        self._refuse(card, why)
+        self._share_out()
+
+    def _refuse(self, card: TeacherCard, why: str) -> None:
+        self._refused[card.name] = card
+        self._record("refused", card.name, why=why)
+        self._seat.note(f"teacher {card.name:.80} is refused: {why}")

@@ -1,4 +1,8 @@
-"""One loss over all passes of a step: every pass's output goes to the end of every other one."""
+"""Combines the workloads of a run with their teacher, and with the taps that their losses need.
+
+With a joined loss, which compares all passes of a step, the output of every pass goes to the end of
+every other pass.
+"""
 
 from __future__ import annotations
 
@@ -10,71 +14,11 @@ from naspipe.config.errors import ConfigError
 from naspipe.config.execution import PIPELINE
 from naspipe.config.ids import StreamId
 from naspipe.config.wiring import Tap, TapRole
-from naspipe.distill.lesson_shapes import check_lessons
-from naspipe.distill.taught import Taught, carried_out
-from naspipe.distill.teachers import MakesTeacher
+from naspipe.distill.distillation import Distillation, MakesTeacher, carried_out
+from naspipe.distill.output_checks import check_outputs
 from naspipe.inputs.ends import joined_end, with_loss_layer
 from naspipe.jobs.losses import distilled_fields, is_joined, loss_fields
 from naspipe.jobs.workload import Workload
-
-
-def with_end(student: Workload) -> Workload:
-    """A workload with one more block at its end, if its loss needs one.
-
-    In that block the passes of a joined loss meet, or it is the layer of a loss with parameters or
-    buffers.
-
-    Raises:
-        ConfigError: for a loss that cannot be a layer, or for passes that each have a subnet or a
-            part in the average of their own.
-    """
-    if not is_joined(student.loss):
-        return with_loss_layer(student)
-    steps = student.recipe.steps
-    if steps.distills or steps.draws_each or steps.weighs_items:
-        raise ConfigError(
-            f"a joined loss: expected passes=one or accumulate:N, whose outputs belong together, "
-            f"found {student.recipe.passes}, weight={student.recipe.weight}"
-        )
-    return replace(student, space=student.space.followed_by(joined_end())).redefined()
-
-
-def _exchanged(stream: StreamId, student: Workload) -> list[Tap]:
-    """Every pass's output to the end of every other pass of its step."""
-    passes, end = range(student.recipe.steps.passes), len(student.space) - 1
-    return [
-        Tap(
-            source=(stream, end - 1), sink=(stream, end), role=TapRole.LESSON, number=one,
-            passes=tuple((one, other) for other in passes if other != one),
-        )
-        for one in passes if len(passes) > 1
-    ]  # fmt: skip
-
-
-def _needed_only(taught: Taught) -> tuple[Workload, ...]:
-    """Streams that are not trained, without the passes of a step that nobody takes."""
-    found = []
-    for number, workload in enumerate(taught.workloads):
-        own = [tap for tap in taught.taps if tap.source[0] == number]
-        if own and not workload.is_trained:
-            passes = range(workload.recipe.steps.passes)
-            unneeded = (one for one in passes if not any(tap.sinks(one) for tap in own))
-            workload = replace(workload, left_out=frozenset(unneeded))
-        found.append(workload)
-    return tuple(found)
-
-
-def _always_taught(taught: Taught) -> tuple[Workload, ...]:
-    """Streams, marked where every pass has a lesson and the loss then needs other fields."""
-    found = []
-    for number, workload in enumerate(taught.workloads):
-        own = [tap for tap in taught.taps if tap.role is TapRole.LESSON and tap.sink[0] == number]
-        learns_all = all(
-            any(tap.sources(each) for tap in own) for each in range(workload.recipe.steps.passes)
-        )
-        differs = distilled_fields(workload.loss) != loss_fields(workload.loss)
-        found.append(replace(workload, is_taught=learns_all and differs))
-    return tuple(found)
 
 
 def join(
@@ -82,8 +26,8 @@ def join(
     execution: Execution,
     taps: Sequence[Tap] = (),
     teacher: MakesTeacher | None = None,
-) -> Taught:
-    """Streams that train together, with their teacher and the taps that their losses ask for.
+) -> Distillation:
+    """Combine streams with their teacher and the taps that their losses need.
 
     The execution may say how far the teacher is ahead, and where it is cut.
 
@@ -95,30 +39,65 @@ def join(
             f"relay={relay}: expected blocks with teachers of their own, as of naspipe distill, "
             f"found none; leave it out"
         )
-    workloads = [with_end(each) for each in workloads]
-    found = teacher.beside(workloads) if teacher else Taught(tuple(workloads), tuple(taps))
-    ends: list[Tap] = []
+    workloads = [_with_end(each) for each in workloads]
+    found = teacher.beside(workloads) if teacher else Distillation(tuple(workloads), tuple(taps))
+    wired: list[Tap] = []
     for number, workload in enumerate(found.workloads):
-        if workload.is_trained and is_joined(workload.loss):
-            ends += _exchanged(StreamId(number), workload)
+        passes, end = range(workload.recipe.steps.passes), len(workload.space) - 1
+        if workload.is_trained and is_joined(workload.loss) and len(passes) > 1:
+            for one in passes:  # its output goes to the end of every other pass of its step
+                pairs = tuple((one, other) for other in passes if other != one)
+                source, sink = (StreamId(number), end - 1), (StreamId(number), end)
+                wired.append(Tap(source, sink, role=TapRole.LESSON, number=one, passes=pairs))
     for tap in found.taps:
-        sink = found.workloads[tap.sink[0]]
-        if teacher and is_joined(sink.loss):
-            passes = range(sink.recipe.steps.passes)
-            taught = sorted({one for one, _ in tap.passes}) if tap.passes else passes
-            pairs = [(one, tuple((one, other) for other in passes)) for one in taught]
-            ends += [replace(tap, number=one, passes=pair) for one, pair in pairs]
+        student = found.workloads[tap.sink[0]]
+        if teacher and is_joined(student.loss):
+            passes = range(student.recipe.steps.passes)
+            for one in sorted({one for one, _ in tap.passes}) if tap.passes else passes:
+                pairs = tuple((one, other) for other in passes)
+                wired.append(replace(tap, number=one, passes=pairs))
         else:
-            ends.append(tap)
-    found = replace(found, taps=tuple(ends))
-    found = replace(found, workloads=_needed_only(found))
+            wired.append(tap)
+    streams: list[Workload] = []
+    for number, workload in enumerate(found.workloads):
+        passes = range(workload.recipe.steps.passes)
+        own = [tap for tap in wired if tap.source[0] == number]
+        if own and not workload.is_trained:  # omit passes of a step whose output is not used
+            unneeded = (one for one in passes if not any(tap.sinks(one) for tap in own))
+            workload = replace(workload, left_out=frozenset(unneeded))
+        if teacher:
+            own = [t for t in wired if t.role is TapRole.LESSON and t.sink[0] == number]
+            always = all(any(tap.sources(each) for tap in own) for each in passes)
+            differs = distilled_fields(workload.loss) != loss_fields(workload.loss)
+            workload = replace(workload, is_taught=always and differs)
+        streams.append(workload)
     if teacher:
-        check_lessons(found)
-        found = replace(found, workloads=_always_taught(found))
+        check_outputs(streams)
+    found = replace(found, workloads=tuple(streams), taps=tuple(wired))
     found = carried_out(found, execution)
     execution.teaching.check_together()
     if execution.teaching.source == PIPELINE:
         return found
-    from naspipe.distill.label_sources import with_labels  # with all of the teachers
+    from naspipe.distill.label_sources import with_labels  # imports all about remote teachers
 
     return with_labels(found, execution)
+
+
+def _with_end(student: Workload) -> Workload:
+    """Add a block at the end, if the loss needs one.
+
+    The passes of a joined loss meet in that block, or it is a loss with parameters or buffers.
+
+    Raises:
+        ConfigError: for a loss that cannot be a layer, or if a joined loss gets passes with
+            different subnets or different weights in the average.
+    """
+    if not is_joined(student.loss):
+        return with_loss_layer(student)
+    steps = student.recipe.steps
+    if steps.distills or steps.draws_each or steps.weighs_items:
+        raise ConfigError(
+            f"a joined loss: expected passes=one or accumulate:N, whose outputs belong together, "
+            f"found {student.recipe.passes}, weight={student.recipe.weight}"
+        )
+    return replace(student, space=student.space.followed_by(joined_end())).redefined()

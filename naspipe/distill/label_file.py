@@ -1,10 +1,10 @@
-"""Labels on disk: one record per batch, each with a CRC32, behind a record that says whose.
+"""Labels on disk: a record with the key of the labels, followed by one record per batch.
 
     magic, version | length, number, CRC32 | payload | length, number, CRC32 | payload | ...
 
-The payload of number -1 is the key, as msgpack. That of a batch is the description of its label
-(dtype, shape, strides, alignment), as msgpack with its length before it, and then the bytes. The
-CRC32 covers length and number, too.
+The payload of number -1 is the key, in msgpack. The payload of a batch is the length of the
+description of its label (dtype, shape, strides, alignment), the description in msgpack, and the
+bytes. The CRC32 covers the length, the number and the payload.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import msgpack
@@ -40,11 +39,7 @@ _UNREADABLE = (ValueError, TypeError, struct.error, msgpack.UnpackException)
 
 
 def label_key(definition: Definition) -> dict[str, Any]:
-    """What labels are a function of, beside the number of their batch.
-
-    Args:
-        definition: of the student.
-    """
+    """Return what labels depend on apart from their batch, from a student's definition."""
     key = {
         "teacher": definition.teacher,
         "seed": definition.seed,
@@ -52,20 +47,16 @@ def label_key(definition: Definition) -> dict[str, Any]:
         "precision": definition.recipe.precision,
         "threads": definition.recipe.threads,
     }
-    plain: dict[str, Any] = msgpack.unpackb(msgpack.packb(key))  # as others read it
+    plain: dict[str, Any] = msgpack.unpackb(msgpack.packb(key))  # as it is read from messages
     return plain
 
 
 class LabelWriter:
-    """Writes a file of labels; a context manager. The file is whole when it is left.
-
-    Args:
-        path: must not exist.
-        key: see :func:`label_key`.
+    """Writes a file of labels; a context manager, at whose end the file appears as a whole.
 
     Raises:
-        ConfigError: when the file exists.
-        StorageError: from every call, when it cannot be written.
+        ConfigError: if the file exists.
+        StorageError: from every method, if it cannot be written.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
@@ -78,7 +69,6 @@ class LabelWriter:
         self._write(_KEY, msgpack.packb(dict(key)))
 
     def write(self, number: int, label: torch.Tensor) -> None:
-        """Append the label of a batch."""
         entry, raw = encode(label.detach())
         described = msgpack.packb(entry)
         self._write(number, _LENGTH.pack(len(described)) + described + bytes(raw))
@@ -93,12 +83,7 @@ class LabelWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, error: object, *others: object) -> None:
         self._file.close()
         if error is None:
             self._part.replace(self._path)
@@ -107,20 +92,17 @@ class LabelWriter:
 
 
 class LabelFile:
-    """Reads a file of labels, by batch.
-
-    Args:
-        path: the file.
+    """Reads the labels of a file by batch.
 
     Raises:
-        ConfigError: when there is none, or one that is no file of labels, is cut or damaged.
+        ConfigError: if there is no file, or it is no file of labels, truncated or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self.key: dict[str, Any] = {}
         self._places: dict[int, tuple[int, int]] = {}
-        """Of each batch, where its payload begins, and its length."""
+        """Start and length of the payload of each batch."""
         try:
             with self._path.open("rb") as file:
                 self._read(file)
@@ -131,18 +113,17 @@ class LabelFile:
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The batches that it has labels of."""
         return frozenset(self._places)
 
     def check(self, key: Mapping[str, Any], batches: int) -> None:
-        """It must hold what a run asks for.
+        """Check that the file contains the labels of a run.
 
         Args:
             key: of the run, see :func:`label_key`.
-            batches: it needs those from 0 on.
+            batches: number of batches, from 0 on.
 
         Raises:
-            ConfigError: naming what is another one's, or the first batch that is missing.
+            ConfigError: naming what differs, or the first batch that is missing.
         """
         for name, value in key.items():
             if self.key.get(name) != value:
@@ -158,10 +139,10 @@ class LabelFile:
                 )
 
     def label(self, number: int) -> torch.Tensor:
-        """The label of a batch.
+        """Read the label of a batch, which must be one of ``numbers``.
 
         Raises:
-            ConfigError: when it is damaged, or not there.
+            ConfigError: if it is damaged.
         """
         start, length = self._places[number]
         with self._path.open("rb") as file:
@@ -180,7 +161,7 @@ class LabelFile:
         return found
 
     def _read(self, file: BinaryIO) -> None:
-        """Find every record, and look at its CRC32."""
+        """Find every record, and check its CRC32."""
         header = file.read(_HEADER.size)
         if header != _HEADER.pack(_MAGIC, _VERSION):
             raise ConfigError(
@@ -197,7 +178,7 @@ class LabelFile:
                 self._places[number] = start, len(payload)
 
     def _records(self, file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-        """Where each payload begins, its number, and itself."""
+        """Yield the start of each payload, its number, and the payload."""
         end = self._path.stat().st_size
         while (start := file.tell() + _RECORD.size) <= end:
             length, number, _ = _RECORD.unpack(file.read(_RECORD.size))
@@ -234,24 +215,24 @@ def write_labels(
     device: str = "cpu",
     on_label: Callable[[int], None] | None = None,
 ) -> None:
-    """What a teacher says of the first batches, for runs with ``labels=file:PATH``.
+    """Write a teacher's outputs for the first batches, for runs with ``labels=file:PATH``.
 
     The bits are those of a teacher that is a stream of such a run.
 
     Args:
         teacher: in mode ``eval``.
-        data: the student's.
+        data: of the student.
         path: a file that does not exist yet.
-        batches: how many; a run needs one per pass.
+        batches: number of batches; a run needs one per pass.
         seed: of the runs.
-        recipe: of the runs: precision and threads.
+        recipe: of the runs; its precision and threads matter.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        on_label: told of each number when its label is written.
+        on_label: called with the number of each label that is written.
 
     Raises:
-        ConfigError: for a teacher whose labels are no function of the batch: one in mode
-            ``train``, or one that draws; or for a file that exists.
-        StorageError: when the file cannot be written.
+        ConfigError: for a teacher whose labels do not depend on the batch alone, because it is in
+            mode ``train`` or draws random numbers; or for a file that exists.
+        StorageError: if the file cannot be written.
     """
     if teacher.mode != "eval":
         raise ConfigError(f"labels: expected a teacher in mode eval, found {teacher.mode}")
@@ -270,9 +251,9 @@ def write_labels(
 
 
 def label_workload(teacher: Teacher, data: Batches, seed: int, recipe: Recipe) -> Workload:
-    """A teacher's network with a student's data, to compute labels by.
+    """Combine a teacher's network with a student's data, to compute labels.
 
-    Its definition names the teacher as the student's does.
+    Its definition names the teacher, as the definition of the student does.
     """
     made = Workload.of(
         teacher.space, data, torch.nn.CrossEntropyLoss(), recipe=recipe, seed=seed, steps=1

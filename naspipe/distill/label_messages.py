@@ -1,11 +1,13 @@
-"""What a student and a teacher say to each other: msgpack, and the bytes of tensors behind it.
+"""Messages between a student and a teacher, and the student's sockets.
+
+A message is a header in msgpack, followed by the bytes of its tensors::
 
     student  [hello, key]            teacher  [ready, class]  or  [no, why]
              [ask, number]                    [label, number, description] bytes
              [ask, number, descriptions] bytes ...            or  [no, why, number]  or  [who]
 
-The key says whose labels these are (``label_file.label_key``). A request is the number of a batch;
-where the teacher has not the data, what it takes of the batch comes with it.
+The key identifies the labels (``label_file.label_key``). A request is the number of a batch; if the
+teacher does not have the data, the request also contains what the teacher takes of the batch.
 """
 
 from __future__ import annotations
@@ -30,21 +32,21 @@ _MAX_FIELDS = 4096
 
 
 class Hello(NamedTuple):
-    """A student says whose labels it wants."""
+    """A student says which labels it wants."""
 
     key: Mapping[str, Any]
 
 
 class LabelRequest(NamedTuple):
-    """It asks for one."""
+    """A student asks for the label of a batch."""
 
     number: int
     fields: tuple[torch.Tensor, ...] = ()
-    """What the teacher takes of the batch, where it has not the data."""
+    """What the teacher takes of the batch, if it does not have the data."""
 
 
 class Ready(NamedTuple):
-    """A teacher has made its network and its data."""
+    """A teacher has prepared its network and its data."""
 
     numeric_class: str
 
@@ -57,11 +59,11 @@ class LabelAnswer(NamedTuple):
 
 
 class Stranger(NamedTuple):
-    """A teacher does not know who asks: a greeting was lost, or is long ago."""
+    """A teacher does not know the student, whose greeting was lost or is long ago."""
 
 
 class No(NamedTuple):
-    """A teacher will not: at all, or this batch."""
+    """A teacher refuses a batch, or everything if there is no number."""
 
     why: str
     number: int | None = None
@@ -71,7 +73,6 @@ TeacherMessage = Ready | LabelAnswer | No | Stranger
 
 
 def student_frames(message: Hello | LabelRequest) -> list[Any]:
-    """What a student sends."""
     if isinstance(message, Hello):
         return [msgpack.packb(["hello", PROTOCOL, dict(message.key)])]
     if not message.fields:
@@ -82,7 +83,6 @@ def student_frames(message: Hello | LabelRequest) -> list[Any]:
 
 
 def teacher_frames(message: TeacherMessage) -> list[Any]:
-    """What a teacher sends."""
     if isinstance(message, Stranger):
         return [msgpack.packb(["who"])]
     if isinstance(message, Ready):
@@ -94,10 +94,10 @@ def teacher_frames(message: TeacherMessage) -> list[Any]:
 
 
 def read_student(frames: Sequence[Any]) -> Hello | LabelRequest:
-    """What a student sent.
+    """Decode a message of a student.
 
     Raises:
-        TransportError: when it is nothing that a student says.
+        TransportError: if it is no such message.
     """
     kind, *rest = _header(frames)
     match kind, rest:
@@ -110,14 +110,14 @@ def read_student(frames: Sequence[Any]) -> Hello | LabelRequest:
             if len(entries) <= _MAX_FIELDS:
                 pairs = zip(entries, frames[1:], strict=True)
                 return LabelRequest(_number(number), tuple(_tensor(*pair) for pair in pairs))
-    raise TransportError(f"expected what a student says, found {kind!r:.80}")
+    raise TransportError(f"expected a message of a student, found {kind!r:.80}")
 
 
 def read_teacher(frames: Sequence[Any]) -> TeacherMessage:
-    """What a teacher sent.
+    """Decode a message of a teacher.
 
     Raises:
-        TransportError: when it is nothing that a teacher says.
+        TransportError: if it is no such message.
     """
     kind, *rest = _header(frames)
     match kind, rest:
@@ -129,7 +129,7 @@ def read_teacher(frames: Sequence[Any]) -> TeacherMessage:
             return No(" ".join(why.split())[:400], None if number is None else _number(number))
         case "label", [int(number), entry] if len(frames) == 2:
             return LabelAnswer(_number(number), _tensor(entry, frames[1]))
-    raise TransportError(f"expected what a teacher says, found {kind!r:.80}")
+    raise TransportError(f"expected a message of a teacher, found {kind!r:.80}")
 
 
 def _header(frames: Sequence[Any]) -> list[Any]:
@@ -162,28 +162,22 @@ def _tensor(entry: Any, frame: Any) -> torch.Tensor:
 _MAX_FRAME_BYTES = 1 << 30
 _MOST_LINES = 512
 _MOST_AT_ONCE = 64
-"""Messages of one teacher that are heard before others have their turn."""
+"""Messages of one teacher that are read before other teachers have their turn."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """A socket, and what was said over it that is not answered yet."""
+    """A socket, and what was sent over it and is not answered yet."""
 
     socket: zmq.Socket[Any]
     is_greeting: bool = False
     asked: Counter[int] = field(default_factory=Counter)
 
-    def said(self, message: Hello | LabelRequest) -> None:
-        if isinstance(message, Hello):
-            self.is_greeting = True
-        else:
-            self.asked[message.number] += 1
-
     def check(self, message: TeacherMessage) -> None:
-        """What comes must answer something.
+        """Check that a message answers something.
 
         Raises:
-            TransportError: when it does not.
+            TransportError: if it does not.
         """
         if isinstance(message, Ready):
             if not self.is_greeting:
@@ -199,14 +193,14 @@ class _Line:
                     f"expected labels that it was asked for, found an answer for batch {number}"
                 )
             self.asked[number] -= 1
-            self.asked += Counter()  # without those that are answered
+            self.asked += Counter()  # removes numbers without open requests
 
 
 class TeacherLines:
     """Sockets by the name of their teacher; belongs to one thread.
 
     Args:
-        others: what a wait ends with, too, by file descriptor.
+        others: further file descriptors that end a wait.
     """
 
     def __init__(self, *others: Callable[[], int]) -> None:
@@ -218,10 +212,10 @@ class TeacherLines:
         self._ready: dict[Any, int] = {}
 
     def open(self, card: TeacherCard) -> None:
-        """A line to a teacher; whether it is there shows when it answers.
+        """Open a line to a teacher, which need not be there yet.
 
         Raises:
-            TransportError: for an address or a key that is none.
+            TransportError: for an invalid address or key.
         """
         if len(self._lines) >= _MOST_LINES:
             raise TransportError(f"expected {_MOST_LINES} teachers at most")
@@ -243,24 +237,26 @@ class TeacherLines:
         self._lines[card.name] = _Line(socket)
 
     def close(self, name: str) -> None:
-        """End a line; what was said over it and not heard is lost."""
+        """Close a line; messages that were not read are lost."""
         socket = self._lines.pop(name).socket
         self._poller.unregister(socket)
         socket.close()
 
     def wait(self, milliseconds: int) -> set[int]:
-        """Wait for anything; the file descriptors of others that are ready."""
+        """Wait for any message; returns the file descriptors of ``others`` that are ready."""
         self._ready = dict(self._poller.poll(milliseconds))
         return {each for each in self._ready if isinstance(each, int)}
 
     def send(self, name: str, message: Hello | LabelRequest) -> None:
-        """Say something to a teacher."""
         line = self._lines[name]
-        line.said(message)
+        if isinstance(message, Hello):
+            line.is_greeting = True
+        else:
+            line.asked[message.number] += 1
         line.socket.send_multipart(student_frames(message))
 
     def heard(self) -> Iterator[tuple[str, TeacherMessage | TransportError]]:
-        """What teachers have said since the last wait began, or why it cannot be taken."""
+        """Yield messages that came in the last wait, or why one of them is invalid."""
         for name in [name for name, line in self._lines.items() if line.socket in self._ready]:
             for _ in range(_MOST_AT_ONCE):
                 line = self._lines.get(name)
@@ -275,5 +271,4 @@ class TeacherLines:
                     yield name, message
 
     def end(self) -> None:
-        """Close everything."""
         self._context.destroy(linger=0)

@@ -1,4 +1,9 @@
-"""A frozen teacher as a function: from a batch's number to its label."""
+"""A frozen teacher as a function from the number of a batch to its label.
+
+A label is what a teacher that is a stream of the pipeline hands to the loss: its forward in
+evaluation mode on the student's batch, one pass of ``accumulate:S`` at a time, with the same draws.
+The unit is the batch, which is never split, joined or padded.
+"""
 
 from __future__ import annotations
 
@@ -20,43 +25,36 @@ from naspipe.worker.blocks.specs import SegmentSpec, Tensors
 from naspipe.worker.layers.bound_layer import BoundLayer
 
 Forward = Callable[[Workload, int, list[Tensors]], Tensors]
-"""(teacher, number of a batch, what each block takes of it) -> what the last block hands on."""
+"""(teacher, number of a batch, fields of each block) -> output of the last block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelNetwork:
-    """A teacher, ready to compute labels.
-
-    A label is what a teacher that is a stream of the pipeline hands to the loss: its forward in
-    evaluation mode on the student's batch, one pass of ``accumulate:S`` at a time, with the same
-    draws. The unit is the batch. It is never split, joined or padded.
-    """
+    """A teacher that is ready to compute labels."""
 
     workload: Workload
-    """Of the teacher: its data and its seed are the student's."""
+    """Of the teacher, with the data and the seed of the student."""
     forward: Forward
-    """Its layers, wherever they are."""
+    """Its layers, in this process or elsewhere."""
     device: torch.device
     """Where its fields are given to them."""
 
     @classmethod
     def of(cls, workload: Workload, device: str = "cpu") -> LabelNetwork:
-        """Make the layers, all in this process.
-
-        Args:
-            workload: of a teacher; its space has one candidate per block.
-            device: ``cpu``, ``cuda`` or ``cuda:N``.
-        """
+        """Make all layers of a teacher in this process; its space has one candidate per block."""
         where = torch.device(device)
-        modules = (block.candidates[0]() for block in workload.space.blocks)
-        local = LocalBlocks(tuple(module.eval().to(where) for module in modules))
-        return cls(workload=workload, forward=local, device=where)
+        modules = [block.candidates[0]().eval().to(where) for block in workload.space.blocks]
+
+        def forward(teacher: Workload, number: int, fields: list[Tensors]) -> Tensors:
+            state: Tensors = ()
+            for block, module in enumerate(modules):
+                state = run_block(teacher, block, module, number, fields[block], state)
+            return state
+
+        return cls(workload=workload, forward=forward, device=where)
 
     def label(self, number: int) -> torch.Tensor:
-        """The label of a batch.
-
-        Args:
-            number: of the batch, which is that of its pass.
+        """Compute the label of a batch; the number of a batch is that of its pass.
 
         Raises:
             ConfigError: for a batch without the fields that the teacher takes, or a teacher whose
@@ -65,7 +63,6 @@ class LabelNetwork:
         return self.label_of(number, self.fields(number))
 
     def fields(self, number: int) -> list[Tensors]:
-        """What each block takes of a batch."""
         space, definition = self.workload.space, self.workload.definition
         batch = self.workload.data(definition.seed, number)
         return [
@@ -74,23 +71,19 @@ class LabelNetwork:
         ]
 
     def split(self, fields: Tensors) -> list[Tensors]:
-        """Fields that came in one row, block by block.
+        """Divide fields that came in one row among the blocks.
 
         Raises:
-            ConfigError: when they are more or fewer.
+            ConfigError: if their number is wrong.
         """
-        space, rest = self.workload.space, list(fields)
-        found = []
-        for block in range(len(space)):
-            count = len(space.fields(block))
-            found.append(tuple(each.to(self.device) for each in rest[:count]))
-            del rest[:count]
-        if rest or any(len(f) != len(space.fields(b)) for b, f in enumerate(found)):
+        space = self.workload.space
+        counts = [len(space.fields(block)) for block in range(len(space))]
+        if len(fields) != sum(counts):
             raise ConfigError(f"labels: expected the teacher's fields, found {len(fields)}")
-        return found
+        rest = iter(fields)
+        return [tuple(next(rest).to(self.device) for _ in range(count)) for count in counts]
 
     def label_of(self, number: int, fields: list[Tensors]) -> torch.Tensor:
-        """The label of a batch whose fields are given, block by block."""
         state = self.forward(self.workload, number, fields)
         if len(state) != 1:
             raise ConfigError(
@@ -98,20 +91,6 @@ class LabelNetwork:
                 f"{len(state)}; use labels=pipeline"
             )
         return state[0]
-
-
-@dataclass(frozen=True, slots=True)
-class LocalBlocks:
-    """Layers of this process, on one device."""
-
-    modules: tuple[nn.Module, ...]
-
-    def __call__(self, teacher: Workload, number: int, fields: list[Tensors]) -> Tensors:
-        """See :data:`Forward`."""
-        state: Tensors = ()
-        for block, module in enumerate(self.modules):
-            state = run_block(teacher, block, module, number, fields[block], state)
-        return state
 
 
 def run_block(
@@ -122,15 +101,10 @@ def run_block(
     fields: Tensors,
     state: Tensors,
 ) -> Tensors:
-    """One block of a teacher's forward; what it hands on.
+    """Run the forward of one block of a teacher on its fields and the output of the block before.
 
-    Args:
-        workload: of the teacher.
-        block: its position in the chain.
-        module: its layer, on the device of what it is given.
-        number: of the batch.
-        fields: that the block takes of it.
-        state: what the block before hands on.
+    ``block`` is its position in the chain, ``module`` is its layer on the device of the inputs, and
+    ``number`` is that of the batch.
     """
     definition = workload.definition
     steps = definition.recipe.steps
@@ -148,10 +122,10 @@ def run_block(
 
 
 def fields_of(workload: Workload, number: int) -> list[torch.Tensor]:
-    """What a teacher takes of a batch, block by block, in one row.
+    """Return what a teacher takes of a batch, block by block, in one row.
 
     Raises:
-        ConfigError: for a batch without one of them.
+        ConfigError: for a batch without one of the fields.
     """
     space = workload.space
     batch = workload.data(workload.definition.seed, number)
@@ -160,10 +134,10 @@ def fields_of(workload: Workload, number: int) -> list[torch.Tensor]:
 
 
 def check_draws(network: LabelNetwork, number: int, fields: list[Tensors]) -> torch.Tensor:
-    """A label must not depend on the step and the pass that its batch is in; returns it.
+    """Return the label of a batch, which must not depend on the step and the pass of the batch.
 
     Raises:
-        ConfigError: when a layer has drawn.
+        ConfigError: if a layer has drawn random numbers.
     """
     label = network.label_of(number, fields)
     again = network.label_of(number + 1, fields)
@@ -176,8 +150,8 @@ def check_draws(network: LabelNetwork, number: int, fields: list[Tensors]) -> to
 
 
 def label_digest(label: torch.Tensor) -> str:
-    """Of a label's dtype, shape, strides and bytes: equal for the same bits only."""
+    """Return a digest of a label's dtype, shape, strides and bytes."""
     name, sizes, strides, *_ = describe(label)
     _, raw = encode(label)
-    said = f"{name}/{list(sizes)}/{list(strides)}/".encode()
-    return hashlib.blake2b(said + bytes(raw), digest_size=16).hexdigest()
+    described = f"{name}/{list(sizes)}/{list(strides)}/".encode()
+    return hashlib.blake2b(described + bytes(raw), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Labels from processes that come and go: a run's own teachers, and how its student asks."""
+"""Remote teachers: what a run with ``labels=service`` needs, and how ``naspipe teach`` serves."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ import torch
 from naspipe.config.definition import Execution, Recipe
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Space
-from naspipe.distill.admission_check import Asking, Terms, make_exam
+from naspipe.distill.admission_check import Asking, Terms, make_admission_check
 from naspipe.distill.label_file import label_key, label_workload
 from naspipe.distill.label_network import Forward, LabelNetwork, fields_of
-from naspipe.distill.label_reader import LabelReader
-from naspipe.distill.registry import OwnRegistry, open_registry
-from naspipe.distill.registry_watch import RegistryWatch
+from naspipe.distill.registry import OwnRegistry, RegistryWatch, open_registry
 from naspipe.distill.teacher_card import TeacherCard, numeric_class, own_pair, read_keys
-from naspipe.distill.teacher_pool import PoolSettings, TeacherPool
+from naspipe.distill.teacher_pool import TeacherPool
 from naspipe.distill.teacher_server import (
     TeacherSeat,
     TeacherServer,
@@ -37,67 +35,58 @@ from naspipe.distill.teacher_server import (
 from naspipe.distill.teachers import Teacher
 from naspipe.jobs.ports import SourceSeat
 from naspipe.jobs.workload import Batches, Workload
-from naspipe.label_scheduler.scheduler import Desk, DeskSettings
+from naspipe.label_scheduler.scheduler import LabelScheduler, SchedulerSettings
 from naspipe.machine.determinism import deterministic_torch
 from naspipe.machine.forking import ASKING
 
 _GRACE_SECONDS = 0.1
-"""That an answer may take longer, for a machine that is busy with something else."""
-
+"""How much longer an answer may take on a machine that is busy with other work."""
 
 _RELEASE_SECONDS = 300.0
-"""After which a teacher of the run's own goes that is not needed; others go when they like."""
+"""A teacher of the run's own that was not needed for this long is released."""
+
+_MOST_NETWORKS = 16
+"""Networks of a teacher, one for each seed and data of students; the oldest is replaced."""
 
 
 class LabelService:
-    """What a run with ``labels=service`` needs, on both sides.
+    """Both sides of a run with ``labels=service``: its own teachers, and how its student asks.
 
     Args:
         teacher: its network, with the student's data; its definition names its digest.
         execution: of the run.
 
     Raises:
-        ConfigError: for a file of keys that cannot be read, or without what the registry needs.
-        TransportError: when there is no registry.
+        ConfigError: for a file of keys that cannot be read, or if the registry's client is missing.
+        TransportError: if there is no registry.
     """
 
     def __init__(self, teacher: Workload, execution: Execution) -> None:
         self._teacher, self._execution = teacher, execution
         way = execution.teaching
-        check_stages(teacher.space, way.teacher_stages)
-        if is_elsewhere(way.registry):
+        _check_stages(teacher.space, way.teacher_stages)
+        # With tcp:// the run's own registry listens there, too.
+        self._is_elsewhere = bool(way.registry) and not way.registry.startswith("tcp://")
+        if self._is_elsewhere:
             open_registry(way.registry).cards()
         self._keys = read_keys(Path(way.keys)) if way.keys else frozenset[str]()
-        self._pool = TeacherPool(
-            PoolSettings(
-                workload=teacher,
-                device=execution.hardware.device,
-                count=way.teachers,
-                most=way.teachers_most or way.teachers,
-                ttl_seconds=way.ttl_seconds,
-                pace_seconds=way.pace_seconds,
-                stages=way.teacher_stages,
-                listens_at="" if is_elsewhere(way.registry) else way.registry,
-            )
-        )
+        self._pool = TeacherPool(teacher, execution, "" if self._is_elsewhere else way.registry)
 
     @property
     def attendants(self) -> tuple[AbstractContextManager[Any], ...]:
-        """What has to be there while the run is."""
         return (self._pool,)
 
-    def begin(self, seat: SourceSeat) -> LabelReader:
-        """The student's reader, in the process of the stage that computes the loss."""
+    def begin(self, seat: SourceSeat) -> Asking:
+        """Prepare the student's side, in the process of the stage that computes the loss."""
         way, recipe = self._execution.teaching, self._teacher.recipe
         device = self._execution.hardware.device
-        most = way.teachers_most or way.teachers
-        settings = DeskSettings(
+        settings = SchedulerSettings(
             upper=way.ahead,
             lower=way.again,
             deadline_factor=way.deadline,
             grace_seconds=_GRACE_SECONDS,
             audit=way.audit,
-            most=max(1, most) if not way.registry else 1 << 16,
+            most=max(1, way.teachers_most or way.teachers) if not way.registry else 1 << 16,
             release_seconds=0.0 if way.registry else _RELEASE_SECONDS,
             load_seconds=max(1.0, way.ttl_seconds),
             last_batch=len(seat.batches) - 1,
@@ -105,49 +94,33 @@ class LabelService:
         terms = Terms(
             digest=self._teacher.definition.teacher,
             numeric_class=numeric_class(device, recipe.threads),
-            exam=make_exam(self._teacher, device, seat.batches),
+            check=make_admission_check(self._teacher, device, seat.batches),
             keys=self._keys,
             private=self._pool.private,
         )
-        asking = Asking(
-            desk=Desk(settings, self._teacher.definition.seed),
+        more = [open_registry(way.registry)] if self._is_elsewhere else []
+        if self._pool.directory:
+            own = OwnRegistry(self._pool.registry_address)
+            watch = RegistryWatch([own, *more], way.ttl_seconds, own)
+        else:  # a stage on another host
+            watch = RegistryWatch(more, way.ttl_seconds)
+        return Asking(
+            scheduler=LabelScheduler(settings, self._teacher.definition.seed),
+            watch=watch,
             key=label_key(self._teacher.definition),
             terms=terms,
             timeout_seconds=self._execution.watch.timeout_seconds,
             fields=partial(fields_of, self._teacher),
             sends_fields=way.inputs == "sent",
         )
-        more = [open_registry(way.registry)] if is_elsewhere(way.registry) else []
-        if self._pool.directory:
-            own = OwnRegistry(self._pool.registry_address)
-            watch = RegistryWatch([own, *more], way.ttl_seconds, own.hire, own.release)
-        else:  # a stage on another host
-            watch = RegistryWatch(more, way.ttl_seconds)
-        return LabelReader(asking, seat, watch)
 
 
-def check_stages(space: Space, stages: int) -> None:
-    """Every process of a teacher has a block or more.
-
-    Raises:
-        ConfigError: when there are more.
-    """
+def _check_stages(space: Space, stages: int) -> None:
     if stages > len(space):
         raise ConfigError(
             f"teacher: expected one process per block at most, found {stages} for {len(space)} "
             f"blocks"
         )
-
-
-def is_elsewhere(registry: str) -> bool:
-    """Whether it is a server, and not an address at which the run's own one listens, too."""
-    return bool(registry) and not registry.startswith("tcp://")
-
-
-"""Students' seeds and data that are kept at a time; a new one takes the place of the oldest."""
-
-_MOST_KINDS = 16
-"""Students' seeds and data that are kept at a time; a new one takes the place of the oldest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,16 +132,16 @@ class Teaching:
     host: str = "127.0.0.1"
     """An address of this machine that students reach."""
     port: int = 0
-    """0 for any that is free."""
+    """0 for any free port."""
     key: Path
-    """Its CURVE keys; made where the file does not exist."""
+    """File of its CURVE keys, which is made if it does not exist."""
     device: str = "cpu"
     stages: int = 1
-    """Processes that its blocks lie in, where one device is too small."""
+    """Processes among which its blocks are divided if one device is too small."""
     threads: int = 1
     ttl_seconds: float = 6.0
     pace_seconds: float = 0.0
-    """It answers no sooner."""
+    """Minimum time of an answer."""
 
 
 def teach(
@@ -177,21 +150,21 @@ def teach(
     way: Teaching,
     say: Callable[[str], None],
 ) -> int:
-    """Serve labels until SIGTERM, SIGINT or SIGHUP; returns how many were made.
+    """Serve labels until SIGTERM, SIGINT or SIGHUP; returns the number of labels computed.
 
     Args:
         teacher: in mode ``eval``.
-        find_data: the data of a student, from their record in its definition.
-        way: how it is found and reached.
-        say: takes lines for whoever watches.
+        find_data: returns the data of a student, from their record in its definition.
+        way: how the teacher is found and reached.
+        say: takes lines for the user.
 
     Raises:
-        ConfigError: for a registry that cannot be, or keys that cannot be read.
-        TransportError: when there is no registry, or the port is taken.
+        ConfigError: for an invalid address of a registry, or keys that cannot be read.
+        TransportError: if there is no registry, or the port is in use.
     """
     if teacher.mode != "eval":
         raise ConfigError(f"labels: expected a teacher in mode eval, found {teacher.mode}")
-    check_stages(teacher.space, way.stages)
+    _check_stages(teacher.space, way.stages)
     registry = open_registry(way.registry)
     registry.cards()
     public, secret = own_pair(way.key)
@@ -209,8 +182,27 @@ def teach(
         ttl_seconds=way.ttl_seconds,
         pace_seconds=way.pace_seconds,
     )
+    networks: dict[str, LabelNetwork] = {}
+    forwards: list[Forward] = []
+    """The layers, made for the first student and shared by all."""
     with ExitStack() as stack:
-        open_network = _networks(teacher, find_data, way, say, stack)
+
+        def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
+            """Find or make the network for what a student wants."""
+            text = repr(sorted(wanted.items()))
+            if text not in networks:
+                workload = _wanted_workload(teacher, find_data, wanted, way.threads)
+                if not forwards:
+                    devices = stage_devices(way.device, way.stages)
+                    forwards.append(staged_network(workload, devices, stack).forward)
+                where = torch.device(way.device if way.stages == 1 else "cpu")
+                network = LabelNetwork(workload=workload, forward=forwards[0], device=where)
+                while len(networks) >= _MOST_NETWORKS:
+                    del networks[next(iter(networks))]
+                networks[text] = network
+                say(f"a student of seed {wanted.get('seed')} is served")
+            return networks[text]
+
         stack.enter_context(deterministic_torch(way.threads))
         is_over = threading.Event()
         server = TeacherServer(seat, open_network, say, is_over)
@@ -228,47 +220,16 @@ def teach(
     return server.num_answered
 
 
-def _networks(
-    teacher: Teacher,
-    find_data: Callable[[Mapping[str, Any]], Batches],
-    way: Teaching,
-    say: Callable[[str], None],
-    stack: ExitStack,
-) -> Callable[[Mapping[str, Any]], LabelNetwork]:
-    """Makes the network for what a student wants, or finds it."""
-    made: dict[str, LabelNetwork] = {}
-    forwards: list[Forward] = []
-    """The layers, made for the first student and the same for all."""
-
-    def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
-        text = repr(sorted(wanted.items()))
-        if text not in made:
-            workload = _wanted_of(teacher, find_data, wanted, way)
-            if not forwards:
-                devices = stage_devices(way.device, way.stages)
-                forwards.append(staged_network(workload, devices, stack).forward)
-            where = torch.device(way.device if way.stages == 1 else "cpu")
-            found = LabelNetwork(workload=workload, forward=forwards[0], device=where)
-            while len(made) >= _MOST_KINDS:
-                del made[next(iter(made))]
-            made[text] = found
-            say(f"a student of seed {wanted.get('seed')} is served")
-        return made[text]
-
-    return open_network
-
-
-def _wanted_of(
+def _wanted_workload(
     teacher: Teacher,
     find_data: Callable[[Mapping[str, Any]], Batches],
     wanted: Mapping[str, Any],
-    way: Teaching,
+    threads: int,
 ) -> Workload:
-    """The teacher's network with a student's data, seed and precision."""
     seed, precision, record = (wanted.get(name) for name in ("seed", "precision", "data"))
     if type(seed) is not int or not isinstance(precision, str) or not isinstance(record, dict):
         raise ConfigError("labels: expected a student's seed, precision and data, found others")
-    recipe = Recipe(precision=precision, threads=way.threads)
+    recipe = Recipe(precision=precision, threads=threads)
     try:
         data = find_data(record)
         own = label_key(label_workload(teacher, data, seed, recipe).definition)

@@ -15,8 +15,8 @@ from naspipe.config.space import AnyBlock, Block, Space
 from naspipe.config.text import knows_keywords
 from naspipe.config.wiring import Tap, TapRole
 from naspipe.data.views import Views
-from naspipe.distill.taught import Taught, only_student
-from naspipe.distill.teachers import lesson_pairs, weights_digest
+from naspipe.distill.distillation import Distillation, only_student
+from naspipe.distill.teachers import pass_pairs, weights_digest
 from naspipe.engine.policies import causal_policies, traits_of
 from naspipe.inputs.ends import network_length, teacher_chain
 from naspipe.jobs.workload import Workload
@@ -24,36 +24,36 @@ from naspipe.worker.layers.layer_store import LayerStore
 from naspipe.worker.layers.stored_layer import check_pair
 
 PREDICTOR = "predictor"
-"""The block without a teacher, unless others are named."""
+"""Label of the last block that has no teacher by default."""
 
 _STUDENT, _TEACHER = StreamId(0), StreamId(1)
 
 
 @knows_keywords
 class Momentum:
-    """A teacher that moves towards the student behind each of its steps (BYOL, MoCo-v3).
+    """A teacher that moves towards the student after each of its steps (BYOL, MoCo-v3).
 
-    It begins as a copy of the student. ``without`` names the student's last blocks that it has
-    not, such as a predictor. With ``lag=K`` the student's step y learns from the teacher as it was
-    K steps before: 0 is the ordinary loop; 1 is TSPipe's asymmetric update (ICML'22, section 4.2),
-    where the teacher's forwards need not wait for the student's last step.
+    It begins as a copy of the student. ``without`` names the last blocks of the student that the
+    teacher does not have, such as a predictor. With ``lag=K`` a step of the student learns from the
+    teacher as it was K steps before: 0 is the ordinary loop; 1 is TSPipe's asymmetric update
+    (ICML'22, section 4.2), where the teacher's forwards need not wait for the student's last step.
 
-    Data with several views of each sample (:class:`naspipe.Views`) are crossed: each view's output
-    goes to the loss of the other ones.
+    Data with several views of each sample (:class:`naspipe.Views`) are crossed: the output of each
+    view goes to the loss of the other ones.
 
     Args:
-        tau: how much of the teacher stays in each step, from 0 to 1.
-        end: tau of the last step, reached by a half cosine; None for ``tau`` always.
+        tau: fraction of the teacher that is kept in each step, from 0 to 1.
+        end: tau of the last step, reached by a half cosine; None for a constant ``tau``.
         lag: K, in steps.
         without: labels of the last blocks of the student that have no teacher; by default the last
             one, if it is called ``predictor``.
         mode: ``train``, in which norms use the batch's statistics, or ``eval``.
         buffers: ``own``, ``copied`` or ``averaged``: see
             :class:`naspipe.config.rules.MomentumUpdate`.
-        network: modules to begin with, one for each block, in place of copies of the student's.
+        network: initial modules, one for each block, instead of copies of the student's.
 
     Raises:
-        ConfigError: for a value that cannot be.
+        ConfigError: for an invalid value.
     """
 
     def __init__(
@@ -74,38 +74,43 @@ class Momentum:
         self._without = None if without is None else tuple(without)
         self._network = None if network is None else teacher_chain(network)
 
-    def beside(self, students: Sequence[Workload]) -> Taught:
-        """The only student and this teacher, as streams that train together.
-
-        Raises:
-            ConfigError: for several students, or one that has no teacher like this.
-        """
+    def beside(self, students: Sequence[Workload]) -> Distillation:
         student = only_student(students)
         self._check(student)
         space = self._space(student)
         weights = weights_digest(self._network) if self._network else ""
-        said = {
-            **self.update.as_dict(), "lag": self._lag, "weights": weights,
+        described = {
+            **self.update.as_dict(),
+            "lag": self._lag,
+            "weights": weights,
             "without": list(self._left_out(student.space)),
-        }  # fmt: skip
-        own = replace(student.definition, momentum=said)
+        }
+        own = replace(student.definition, momentum=described)
         rules = {name: str(rule) for name, rule in space.shared_rules.items()}
         definition = replace(own, space=space.name, rules=rules)
         window = (self._lag + 2) * student.recipe.steps.passes
         rank = 0 if self._lag else -1  # the student then waits for it at once
         teacher = replace(
-            student, space=space, definition=definition, make_strategy=None, held_out=None,
-            is_trained=False, follows=self.update, rank=rank, window=window, objectives={},
+            student,
+            space=space,
+            definition=definition,
+            make_strategy=None,
+            held_out=None,
+            is_trained=False,
+            follows=self.update,
+            rank=rank,
+            window=window,
+            objectives={},
             field_sources={},
-        )  # fmt: skip
+        )
         student = replace(student, definition=own)
         tap = Tap(
             source=(_TEACHER, len(space) - 1),
             sink=(_STUDENT, len(student.space) - 1),
             role=TapRole.LESSON,
-            passes=lesson_pairs(student, are_crossed=True),
+            passes=pass_pairs(student, are_crossed=True),
         )
-        return Taught((student, teacher), (tap,), ("", "teacher"))
+        return Distillation((student, teacher), (tap,), ("", "teacher"))
 
     def _check(self, student: Workload) -> None:
         definition = student.definition
@@ -119,7 +124,6 @@ class Momentum:
                 f"momentum: expected a sampler that is known from the beginning, found "
                 f"{definition.sampler}, probes={definition.recipe.probes}"
             )
-
         is_chosen = any(count > 1 for count in student.space.candidate_counts)
         has_local = isinstance(student.data, Views) and student.data.local > 0
         if has_local and is_chosen and student.recipe.steps.draws_each:
@@ -130,14 +134,13 @@ class Momentum:
             )
 
     def _left_out(self, space: Space) -> tuple[str, ...]:
-        """Labels of the blocks without a teacher."""
         if self._without is not None:
             return self._without
         last = space.labels[: network_length(space)][-1:]
         return last if last == (PREDICTOR,) else ()
 
     def _space(self, student: Workload) -> Space:
-        """The student's blocks without the last ones, each following its own."""
+        """Return the student's blocks without the last ones, each following its own."""
         space, without = student.space, self._left_out(student.space)
         count = network_length(space)
         count, last = count - len(without), space.labels[count - len(without) : count]
@@ -161,11 +164,18 @@ class Momentum:
             rule = Frozen() if is_fixed else Follows(_STUDENT, position, self._lag)
             blocks.append(replace(block, rule=rule))
         found = Space(space.name, blocks, space.decisions)
-        self._check_norms(student, found)
+        keeps_statistics = self.update.mode == "eval" and self.update.buffers == "own"
+        if student.recipe.norms != "deferred" and not keeps_statistics:
+            # Statistics may change at WRITEs only, because readers of older versions are running.
+            for layer in sorted(buffered_layers(found, defers_norms=False)):
+                raise ConfigError(
+                    f"momentum: expected norms=deferred, as layer {found.label(*layer)} keeps "
+                    f"running statistics, found norms={student.recipe.norms}"
+                )
         return found
 
     def _alike(self, student: Workload, blocks: Sequence[AnyBlock]) -> Sequence[AnyBlock]:
-        """The modules that the user gave, in the places of the student's layers."""
+        """Put the user's modules in the places of the student's layers."""
         given = self._network.blocks if self._network else ()
         if len(given) != len(blocks):
             raise ConfigError(
@@ -190,15 +200,3 @@ class Momentum:
             layer = LayerId(FIRST_STREAM, position, 0)
             check_pair(stores[0][layer], stores[1][layer])
         return made
-
-    def _check_norms(self, student: Workload, space: Space) -> None:
-        """Statistics may change at WRITEs only: readers of older versions are under way."""
-        if student.recipe.norms == "deferred" or (
-            self.update.mode == "eval" and self.update.buffers == "own"
-        ):
-            return
-        for layer in sorted(buffered_layers(space, defers_norms=False)):
-            raise ConfigError(
-                f"momentum: expected norms=deferred, as layer {space.label(*layer)} keeps running "
-                f"statistics, found norms={student.recipe.norms}"
-            )

@@ -1,10 +1,17 @@
-"""A registry by its address."""
+"""Registries hold the cards of teachers for as long as they are renewed.
+
+:class:`OwnRegistry` is kept by a process of the run, :class:`RedisRegistry` is a server elsewhere.
+:class:`RegistryWatch` is the thread that reads their cards for a student. A registry may be down:
+labels keep coming from the known teachers.
+"""
 
 from __future__ import annotations
 
+import queue
 import re
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -13,51 +20,69 @@ import zmq
 
 from naspipe.config.errors import ConfigError, TransportError
 from naspipe.distill.teacher_card import MAX_CARD_BYTES, TeacherCard, pack_card, read_card
+from naspipe.wire.transport import Wakeup
 
 ANNOUNCE, WITHDRAW, CARDS, HIRE, RELEASE = "announce", "withdraw", "cards", "hire", "release"
 MAX_CARDS = 4096
 
+PREFIX = "naspipe:teacher:"
+"""Of the keys in a Redis server."""
+TIMEOUT_SECONDS = 2.0
+
+T = TypeVar("T")
+
+
+class Registry(Protocol):
+    """Each method raises a TransportError if the registry does not answer."""
+
+    def announce(self, card: TeacherCard, ttl_seconds: float) -> None:
+        """Show a card for this time, or prolong its time."""
+        ...
+
+    def withdraw(self, name: str) -> None:
+        """Stop showing the card of a teacher."""
+        ...
+
+    def cards(self) -> Sequence[TeacherCard]:
+        """Return the cards that are shown now, by name; invalid ones are left out."""
+        ...
+
+
+def _valid_cards(found: Iterable[Any]) -> list[TeacherCard]:
+    cards = []
+    for data in found:
+        with suppress(TransportError):
+            cards.append(read_card(data))
+    return sorted(cards)
+
 
 class OwnRegistry:
-    """A :class:`naspipe.distill.registry.Registry` that a process of the run keeps.
+    """A registry in a process of the run.
 
     It may be used from several threads; each call has a socket of its own.
-
-    Args:
-        address: of the registry.
-        timeout_seconds: for an answer.
     """
 
-    def __init__(self, address: str, timeout_seconds: float = 2.0) -> None:
+    def __init__(self, address: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._address = address
         self._timeout_ms = max(1, int(timeout_seconds * 1000))
         self._lock = threading.Lock()
 
     def announce(self, card: TeacherCard, ttl_seconds: float) -> None:
-        """See :class:`naspipe.distill.registry.Registry`."""
         self._ask([ANNOUNCE, pack_card(card), ttl_seconds])
 
     def withdraw(self, name: str) -> None:
-        """See :class:`naspipe.distill.registry.Registry`."""
         self._ask([WITHDRAW, name])
 
     def cards(self) -> Sequence[TeacherCard]:
-        """See :class:`naspipe.distill.registry.Registry`."""
         found = self._ask([CARDS])
-        cards = []
-        for data in found if isinstance(found, list) else ():
-            try:
-                cards.append(read_card(data))
-            except TransportError:
-                continue  # not this one
-        return sorted(cards)
+        return _valid_cards(found if isinstance(found, list) else ())
 
     def hire(self, count: int) -> None:
-        """The run's own teachers may become so many more, as far as its settings let them."""
+        """Start more of the run's own teachers, as far as its settings allow."""
         self._ask([HIRE, count])
 
     def release(self, name: str) -> None:
-        """One of the run's own teachers may go."""
+        """Let one of the run's own teachers go."""
         self._ask([RELEASE, name])
 
     def _ask(self, words: list[Any]) -> Any:
@@ -74,21 +99,14 @@ class OwnRegistry:
                 raise TransportError(f"the registry at {self._address}: {error}") from error
 
 
-PREFIX = "naspipe:teacher:"
-"""Of the keys."""
-TIMEOUT_SECONDS = 2.0
-
-T = TypeVar("T")
-
-
 class RedisRegistry:
-    """A :class:`naspipe.distill.registry.Registry` in a Redis or Valkey server.
+    """A registry in a Redis or Valkey server.
 
     Args:
         url: ``redis://HOST[:PORT][/DATABASE]``, also with a password; or ``rediss://`` with TLS.
 
     Raises:
-        ConfigError: without the extra ``redis``, or for an address that is none.
+        ConfigError: without the extra ``redis``, or for an invalid address.
     """
 
     def __init__(self, url: str) -> None:
@@ -107,80 +125,141 @@ class RedisRegistry:
         self._problems = (redis.RedisError, OSError)
 
     def announce(self, card: TeacherCard, ttl_seconds: float) -> None:
-        """See :class:`naspipe.distill.registry.Registry`."""
         milliseconds = max(1, round(ttl_seconds * 1000))
         self._try(lambda: self._client.set(PREFIX + card.name, pack_card(card), px=milliseconds))
 
     def withdraw(self, name: str) -> None:
-        """See :class:`naspipe.distill.registry.Registry`."""
         self._try(lambda: self._client.delete(PREFIX + name))
 
     def cards(self) -> Sequence[TeacherCard]:
-        """See :class:`naspipe.distill.registry.Registry`."""
-        found = []
-        for data in self._try(self._read):
-            try:
-                found.append(read_card(data))
-            except TransportError:
-                continue  # not one of ours
-        return sorted(found)
+        def read() -> list[bytes]:
+            keys = []
+            for key in self._client.scan_iter(match=f"{PREFIX}*", count=1000):
+                keys.append(key)
+                if len(keys) >= MAX_CARDS:
+                    break
+            return [data for data in self._client.mget(keys) if data] if keys else []
 
-    def _read(self) -> list[bytes]:
-        keys = []
-        for key in self._client.scan_iter(match=f"{PREFIX}*", count=1000):
-            keys.append(key)
-            if len(keys) >= MAX_CARDS:
-                break
-        return [data for data in self._client.mget(keys) if data] if keys else []
+        return _valid_cards(self._try(read))
 
     def _try(self, do: Callable[[], T]) -> T:
         try:
             return do()
-        except Exception as error:  # also what its client says of a server that is none
+        except Exception as error:  # the client raises anything if the server is no Redis
             kind = "" if isinstance(error, self._problems) else f"{type(error).__name__}: "
-            said = kind + " ".join(str(error).split())
-            raise TransportError(f"the registry does not answer: {said:.200}") from error
+            found = kind + " ".join(str(error).split())
+            raise TransportError(f"the registry does not answer: {found:.200}") from error
         finally:
-            with suppress(Exception):  # processes that are forked have connections of their own
+            with suppress(Exception):  # forked processes must have connections of their own
                 self._client.connection_pool.disconnect(inuse_connections=False)
 
 
-class Registry(Protocol):
-    """Holds teachers' cards for as long as they are renewed. It may be down: labels flow on."""
-
-    def announce(self, card: TeacherCard, ttl_seconds: float) -> None:
-        """Show a card, or go on to show it, for so long.
-
-        Raises:
-            TransportError: when the registry does not answer.
-        """
-        ...
-
-    def withdraw(self, name: str) -> None:
-        """Show it no longer.
-
-        Raises:
-            TransportError: when the registry does not answer.
-        """
-        ...
-
-    def cards(self) -> Sequence[TeacherCard]:
-        """Those that are shown now, by name; what is no card is left out.
-
-        Raises:
-            TransportError: when the registry does not answer.
-        """
-        ...
-
-
 def open_registry(url: str) -> Registry:
-    """``redis://...`` or ``rediss://...``, or ``tcp://HOST:PORT`` of a run's own.
+    """Open ``redis://...`` or ``rediss://...``, or ``tcp://HOST:PORT`` of a run.
 
     Raises:
-        ConfigError: for another one, or without the extra ``redis``.
+        ConfigError: for another address, or without the extra ``redis``.
     """
     if url.startswith(("redis://", "rediss://")):
         return RedisRegistry(url)
     if re.fullmatch(r"tcp://[^:/]+:\d{1,5}", url):
         return OwnRegistry(url)
     raise ConfigError(f"registry: expected redis://HOST or tcp://HOST:PORT, found {url:.80}")
+
+
+BEATS = 4
+"""How often a card is renewed, and the registries are read, within the time of a card."""
+
+_UNREACHABLE = (TransportError, OSError, zmq.ZMQError)
+"""Also if this process has no socket left."""
+
+_SHORTEST_SECONDS = 0.05
+
+
+class RegistryWatch:
+    """A thread that keeps the cards up to date.
+
+    If a registry does not answer, its teachers remain known. Once it answers again, no teacher is
+    removed before every teacher had the time to show its card again.
+
+    Args:
+        registries: read by this thread only, one after the other.
+        ttl_seconds: of a card.
+        own: the registry of the run, which hires and releases teachers.
+    """
+
+    def __init__(
+        self,
+        registries: Sequence[Registry],
+        ttl_seconds: float,
+        own: OwnRegistry | None = None,
+    ) -> None:
+        self._registries = registries
+        self._ttl = ttl_seconds
+        self._own = own
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._newest: Sequence[TeacherCard] = ()
+        self._news = Wakeup()
+        self._leaving = Wakeup()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="naspipe-registry", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """For pollers: readable when :meth:`take` has news."""
+        return self._news.fileno()
+
+    def take(self) -> Sequence[TeacherCard]:
+        self._news.clear()
+        return self._newest
+
+    def hire(self, count: int) -> None:
+        """Ask for more teachers, without waiting for the registry."""
+        if (own := self._own) is not None:
+            self._request(lambda: own.hire(count))
+
+    def release(self, teacher: str) -> None:
+        """Let a teacher go, without waiting for the registry."""
+        if (own := self._own) is not None:
+            self._request(lambda: own.release(teacher))
+
+    def close(self) -> None:
+        """End the thread: within one answer of the registry, or its time-out."""
+        self._is_closing = True
+        self._leaving.set()
+        self._thread.join()
+        self._leaving.__exit__()
+        self._news.__exit__()
+
+    def _request(self, request: Callable[[], None]) -> None:
+        self._requests.put(request)
+        self._leaving.set()
+
+    def _run(self) -> None:
+        known: dict[str, TeacherCard] = {}
+        of_registry: list[dict[str, TeacherCard]] = [{} for _ in self._registries]
+        """What each registry showed last."""
+        kept_until = [0.0] * len(of_registry)
+        """Until when a registry that was down may have lost cards."""
+        pause = _SHORTEST_SECONDS
+        while not self._is_closing:
+            while not self._requests.empty():
+                with suppress(*_UNREACHABLE):  # the scheduler asks again if it is still necessary
+                    self._requests.get()()
+            for number, registry in enumerate(self._registries):
+                try:
+                    shown = {card.name: card for card in registry.cards()}
+                except _UNREACHABLE:
+                    kept_until[number] = time.monotonic() + 2 * self._ttl
+                else:
+                    if time.monotonic() < kept_until[number]:
+                        shown = {**of_registry[number], **shown}
+                    of_registry[number] = shown
+            found = {name: card for cards in of_registry for name, card in cards.items()}
+            pause = min(1.0, self._ttl / BEATS, 2 * pause)
+            if found != known:
+                known, pause = found, _SHORTEST_SECONDS  # more may be about to follow
+                self._newest = [known[name] for name in sorted(known)]
+                self._news.set()
+            if self._leaving.wait(pause):
+                self._leaving.clear()

@@ -1,4 +1,7 @@
-"""What a teacher says of itself to whoever looks for one; it introduces, and admits to nothing."""
+"""The card by which a teacher introduces itself, and the keys of teachers.
+
+A card grants nothing: everything in it is checked before the teacher is asked for labels.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ MAX_CARD_BYTES = 1 << 12
 
 
 class TeacherCard(NamedTuple):
-    """Where a teacher listens, and what it says that it is. All of it is looked at again."""
+    """Where a teacher listens, and what it claims to be."""
 
     name: str
-    """No other one has it at the same time."""
+    """Unique among the teachers at one time."""
     address: str
     """Of its ZeroMQ socket."""
     public_key: str
-    """CURVE key in z85; empty for one in the run's private directory."""
+    """CURVE key in z85; empty for a teacher in the run's private directory."""
     digest: str
     """Of its weights, as in ``definition.teacher``."""
     numeric_class: str
@@ -35,12 +38,7 @@ class TeacherCard(NamedTuple):
 
 
 def numeric_class(device: str, threads: int) -> str:
-    """What has to be alike for two processes to leave the same bits, as far as it can be named.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        threads: of the compute.
-    """
+    """Name what must be equal for two processes to compute the same bits, as far as it is known."""
     kind = torch.device(device).type
     if kind == "cuda":
         where = torch.cuda.get_device_name(torch.device(device))
@@ -50,16 +48,15 @@ def numeric_class(device: str, threads: int) -> str:
 
 
 def pack_card(card: TeacherCard) -> bytes:
-    """A card as bytes."""
     data: bytes = msgpack.packb(list(card))
     return data
 
 
 def read_card(data: bytes) -> TeacherCard:
-    """A card from bytes.
+    """Decode a card.
 
     Raises:
-        TransportError: when they are none.
+        TransportError: if the bytes are no card.
     """
     try:
         if len(data) > MAX_CARD_BYTES:
@@ -76,10 +73,10 @@ _KEY_CHARACTERS = 40
 
 
 def read_keys(path: Path) -> frozenset[str]:
-    """Public keys, one on a line; what follows a key on its line, and lines with #, are comments.
+    """Read public keys, one on a line; text after a key, and lines with #, are comments.
 
     Raises:
-        ConfigError: naming the line that is none, or a file that cannot be read.
+        ConfigError: naming a line that is no key, or a file that cannot be read.
     """
     found = set()
     try:
@@ -102,14 +99,24 @@ def read_keys(path: Path) -> frozenset[str]:
 
 
 def own_pair(path: Path) -> tuple[str, bytes]:
-    """A teacher's public and secret key; made and kept for its user alone where there is none.
+    """Read a teacher's public and secret key; if there is no file, make one for this user alone.
 
     Raises:
-        ConfigError: for a file that holds something else, or that others may read.
+        ConfigError: for a file with other content, or that others may read.
     """
     try:
         if not path.exists():
-            _make_pair(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            public, secret = zmq.curve_keypair()
+            beside = path.with_name(f"{path.name}.{os.getpid()}")
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(public + b" " + secret + b"\n")
+                with suppress(FileExistsError):  # of several processes, the first one wins
+                    os.link(beside, path)
+            finally:
+                beside.unlink()
     except OSError as error:
         raise ConfigError(f"{path}: expected a place for a key, found {reason(error)}") from None
     if path.stat().st_mode & 0o077:
@@ -118,21 +125,6 @@ def own_pair(path: Path) -> tuple[str, bytes]:
     if len(words) != 2 or not all(_is_key(word.decode("latin1")) for word in words):
         raise ConfigError(f"{path}: expected a public and a secret key, found something else")
     return words[0].decode("ascii"), words[1]
-
-
-def _make_pair(path: Path) -> None:
-    """A file that is whole when it is there; the first of several who make it at once wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    public, secret = zmq.curve_keypair()
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(public + b" " + secret + b"\n")
-        with suppress(FileExistsError):
-            os.link(beside, path)
-    finally:
-        beside.unlink()
 
 
 def _is_key(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""A run's own registry and its own teachers: one process that keeps both, and ends with the run."""
+"""A run's own registry and its own teachers: one process owns both, and ends with the run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgpack
 import zmq
 
+from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, TransportError
 from naspipe.distill.label_file import label_key
 from naspipe.distill.label_network import LabelNetwork
@@ -52,6 +52,10 @@ from naspipe.wire.endpoints import private_directory
 
 _MAX_TTL_SECONDS = 86_400.0
 _MOST_AT_ONCE = 256
+_WAIT_MS = 200
+_START_SECONDS = 30.0
+_MOST_FAILED = 3
+"""After this many teachers that ended with an error, no other one is started."""
 
 
 class _Shown(NamedTuple):
@@ -61,12 +65,12 @@ class _Shown(NamedTuple):
 
 
 class CardTable:
-    """Cards by name, each until its time is over; answers what registries are asked.
+    """Cards by name, each until its time is over; answers requests to a registry.
 
     Args:
         clock: seconds of a monotonic clock.
-        hire: called with how many more teachers are wanted.
-        release: called with the name of one that may go.
+        hire: called with the number of further teachers that are needed.
+        release: called with the name of a teacher that is not needed.
     """
 
     def __init__(
@@ -79,16 +83,13 @@ class CardTable:
         self._cards: dict[str, _Shown] = {}
 
     def answer(self, data: bytes, is_own: bool = True) -> Any:
-        """What to answer; what cannot be read, or is not for strangers, is answered with None.
+        """Return the answer to a request; None if it is invalid or not allowed.
 
-        Args:
-            data: what is asked.
-            is_own: whether a process of the run asks. Others hire and release nobody, and leave
-                the cards of the run's own teachers alone.
+        Only processes of the run (``is_own``) may hire and release teachers, and change the cards
+        of the run's own teachers.
         """
         try:
-            words = msgpack.unpackb(data)
-            return self._answer(words, is_own)
+            return self._answer(msgpack.unpackb(data), is_own)
         except (TypeError, ValueError, TransportError, msgpack.UnpackException, RecursionError):
             return None
 
@@ -123,12 +124,10 @@ class CardTable:
 
 
 def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
-    """The socket of a registry, at ``ipc://`` or ``tcp://``.
-
-    What comes in over it introduces and nothing more, so anybody may come.
+    """Open the socket of a registry at ``ipc://`` or ``tcp://``; anybody may send requests to it.
 
     Raises:
-        TransportError: when it cannot listen there.
+        TransportError: if it cannot listen there.
     """
     socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
     socket.linger = 0
@@ -142,12 +141,9 @@ def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
 
 
 def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: int) -> None:
-    """Answer what has come, or comes in so many milliseconds.
+    """Answer the requests that have come or come within ``wait_ms``.
 
-    Args:
-        sockets: and of each whether only processes of the run reach it.
-        table: what is asked.
-        wait_ms: at most.
+    ``sockets`` says of each socket whether only processes of the run reach it.
     """
     poller = zmq.Poller()
     for socket in sockets:
@@ -157,63 +153,42 @@ def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: in
             if not socket.poll(0):
                 break
             frames = socket.recv_multipart()
-            if len(frames) == 3 and not frames[1]:  # of a REQ socket: who, nothing, what
+            if len(frames) == 3 and not frames[1]:  # a REQ socket: identity, empty frame, request
                 answer = msgpack.packb(table.answer(frames[2], sockets[socket]))
                 socket.send_multipart([frames[0], b"", answer])
 
 
-_WAIT_MS = 200
-_START_SECONDS = 30.0
-_MOST_FAILED = 3
-"""Teachers that end with an error of their own: the next one would, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """How many teachers a run has of its own, and how they are."""
-
-    workload: Workload
-    """Of the teacher."""
-    device: str
-    count: int
-    most: int
-    """That may be hired."""
-    ttl_seconds: float
-    pace_seconds: float
-    stages: int = 1
-    """Processes of each teacher."""
-    listens_at: str = ""
-    """Where others find its registry, ``tcp://ADDRESS:PORT``; empty for nowhere."""
-
-
 @dataclass(slots=True)
 class TeacherPool:
-    """Processes beside the stages; a context manager. None is left when it ends, or this process.
+    """The run's own teachers; a context manager.
 
-    Args:
-        settings: of the teachers.
+    No process is left when the context or this process ends.
     """
 
-    settings: PoolSettings
+    teacher: Workload
+    execution: Execution
+    """Of the run; says how many teachers there are, and on which device."""
+    listens_at: str
+    """Where others find its registry, ``tcp://ADDRESS:PORT``; empty for nowhere."""
     directory: str = ""
-    """Private; holds the sockets."""
+    """Private; contains the sockets."""
     _folder: ExitStack = field(default_factory=ExitStack)
     _process: BaseProcess | None = None
-    _lifeline: tuple[int, int] = field(default=(-1, -1))
+    _parent_pipe: tuple[int, int] = field(default=(-1, -1))
+    """Its write end is held by this process only, so that the pool notices the end of the run."""
 
     @property
     def private(self) -> str:
-        """What the addresses of its teachers begin with."""
+        """Prefix of the addresses of its teachers."""
         return f"ipc://{self.directory or '/nowhere'}/"
 
     @property
     def registry_address(self) -> str:
-        """Where its registry listens."""
         return f"ipc://{self.directory}/registry"
 
     def __enter__(self) -> Self:
         self.directory = str(self._folder.enter_context(private_directory()))
-        self._lifeline = os.pipe()
+        self._parent_pipe = os.pipe()
         receiver, sender = FORK.Pipe(duplex=False)
         with quiet_fork():
             self._process = FORK.Process(
@@ -221,25 +196,20 @@ class TeacherPool:
             )
             self._process.start()
         sender.close()
-        os.close(self._lifeline[0])
+        os.close(self._parent_pipe[0])
         try:
             with receiver:
                 problem = receiver.recv_bytes() if receiver.poll(_START_SECONDS) else b"no answer"
         except EOFError:
             problem = b"its end"
         if problem:
-            self.__exit__(None, None, None)
-            said = problem.decode("utf-8", "replace")
-            raise ConfigError(f"teachers: expected the run's own registry to start, found {said}")
+            self.__exit__()
+            found = problem.decode("utf-8", "replace")
+            raise ConfigError(f"teachers: expected the run's own registry to start, found {found}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        os.close(self._lifeline[1])
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._parent_pipe[1])
         if self._process is not None:
             self._process.join(10)
             end_all([self._process])
@@ -247,17 +217,22 @@ class TeacherPool:
 
 
 def _pool_main(pool: TeacherPool, sender: Any) -> None:
-    """Keep the registry, and as many teachers as were started or hired."""
+    """Serve the registry, and keep the teachers that were started or hired."""
     leave_signals_to_launcher()
-    read_end, write_end = pool._lifeline
+    read_end, write_end = pool._parent_pipe
     os.close(write_end)
-    settings, teachers = pool.settings, _Teachers(pool)
+    teachers = _Teachers(pool)
     is_over = threading.Event()
-    threading.Thread(target=_wait_for_end, args=(read_end, is_over), daemon=True).start()
+
+    def wait_for_end() -> None:
+        os.read(read_end, 1)
+        is_over.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     context: zmq.Context[Any] = zmq.Context()
     table = CardTable(hire=teachers.hire, release=teachers.release)
     try:
-        addresses = [pool.registry_address, *filter(None, [settings.listens_at])]
+        addresses = [pool.registry_address, *filter(None, [pool.listens_at])]
         try:
             sockets = {
                 listen(context, address): address == pool.registry_address for address in addresses
@@ -267,19 +242,13 @@ def _pool_main(pool: TeacherPool, sender: Any) -> None:
             return
         sender.send_bytes(b"")
         sender.close()
-        teachers.start(settings.count)
+        teachers.start(pool.execution.teaching.teachers)
         while not is_over.is_set():
             serve(sockets, table, _WAIT_MS)
     finally:
         teachers.end()
         context.destroy(linger=0)
-        shutil.rmtree(pool.directory, ignore_errors=True)  # whoever made it may be gone
-
-
-def _wait_for_end(read_end: int, is_over: threading.Event) -> None:
-    """Until the only holder of the pipe's other end has closed it, or is gone."""
-    os.read(read_end, 1)
-    is_over.set()
+        shutil.rmtree(pool.directory, ignore_errors=True)  # its owner may have been killed
 
 
 class _Teachers:
@@ -287,7 +256,7 @@ class _Teachers:
 
     def __init__(self, pool: TeacherPool) -> None:
         self._pool = pool
-        self._lifeline = os.pipe()
+        self._parent_pipe = os.pipe()
         self._processes: dict[str, BaseProcess] = {}
         self._number = 0
 
@@ -297,7 +266,7 @@ class _Teachers:
             self._number += 1
             process = FORK.Process(
                 target=_teacher_main,
-                args=(self._pool, name, self._lifeline),
+                args=(self._pool, name, self._parent_pipe),
                 name=f"naspipe-{name}",
             )
             with quiet_fork():
@@ -305,12 +274,13 @@ class _Teachers:
             self._processes[name] = process
 
     def hire(self, count: int) -> None:
-        """Start so many, as far as the settings go; none when they fail one after the other."""
+        """Start teachers as far as the settings allow; none if too many have failed."""
         failed = sum((process.exitcode or 0) > 0 for process in self._processes.values())
         if failed >= _MOST_FAILED:
             return
         alive = sum(process.is_alive() for process in self._processes.values())
-        self.start(max(0, min(count, self._pool.settings.most - alive)))
+        way = self._pool.execution.teaching
+        self.start(max(0, min(count, (way.teachers_most or way.teachers) - alive)))
 
     def release(self, name: str) -> None:
         process = self._processes.get(name)
@@ -321,25 +291,24 @@ class _Teachers:
         end_all(list(self._processes.values()))
 
 
-def _teacher_main(pool: TeacherPool, name: str, lifeline: tuple[int, int]) -> None:
-    read_end, write_end = lifeline
+def _teacher_main(pool: TeacherPool, name: str, parent_pipe: tuple[int, int]) -> None:
+    read_end, write_end = parent_pipe
     os.close(write_end)
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: is_over.set())
     threading.Thread(target=end_with_parent, args=(read_end,), daemon=True).start()
-    threads = pool.settings.workload.recipe.threads
+    threads = pool.teacher.recipe.threads
     in_own_thread(threads, lambda: _serve_labels(pool, name, is_over))
 
 
 def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> None:
-    settings = pool.settings
-    threads = settings.workload.recipe.threads
+    device, way = pool.execution.hardware.device, pool.execution.teaching
+    threads = pool.teacher.recipe.threads
     with ExitStack() as stack:
         stack.enter_context(deterministic_torch(threads))
         stack.enter_context(kept_heap())
-        devices = stage_devices(settings.device, settings.stages)
-        network = staged_network(settings.workload, devices, stack)
-        own = label_key(settings.workload.definition)
+        network = staged_network(pool.teacher, stage_devices(device, way.teacher_stages), stack)
+        own = label_key(pool.teacher.definition)
 
         def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
             check_wanted(own, wanted)
@@ -349,13 +318,13 @@ def _serve_labels(pool: TeacherPool, name: str, is_over: threading.Event) -> Non
             name=name,
             address=f"ipc://{pool.directory}/{name}",
             public_key="",
-            digest=settings.workload.definition.teacher,
-            numeric_class=numeric_class(settings.device, threads),
+            digest=pool.teacher.definition.teacher,
+            numeric_class=numeric_class(device, threads),
         )
         seat = TeacherSeat(
             card=card,
             registry=OwnRegistry(pool.registry_address),
-            ttl_seconds=settings.ttl_seconds,
-            pace_seconds=settings.pace_seconds,
+            ttl_seconds=way.ttl_seconds,
+            pace_seconds=way.pace_seconds,
         )
         TeacherServer(seat, open_network, is_over=is_over).run()

@@ -1,4 +1,8 @@
-"""A teacher's process: computes the labels that students ask for, one batch at a time."""
+"""A teacher's process, which computes the labels that students ask for, one batch at a time.
+
+If a teacher is too large for one device, its blocks are divided among several processes
+(:class:`StagedBlocks`).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,7 @@ from naspipe.distill.label_messages import (
     teacher_frames,
 )
 from naspipe.distill.label_network import LabelNetwork, run_block
-from naspipe.distill.registry import Registry
-from naspipe.distill.registry_watch import BEATS
+from naspipe.distill.registry import BEATS, Registry
 from naspipe.distill.teacher_card import TeacherCard
 from naspipe.jobs.workload import Workload
 from naspipe.machine.determinism import deterministic_torch
@@ -45,12 +48,12 @@ _MAX_FRAME_BYTES = 1 << 30
 _POLL_MS = 500
 _MAX_STUDENTS = 256
 _MAX_WAITING = 256
-"""Requests of one student that wait, and messages that are taken before the next label is made."""
+"""Waiting requests of one student, and messages that are read before the next label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherSeat:
-    """How a teacher is reached, and how it shows itself."""
+    """How a teacher is reached and announced."""
 
     card: TeacherCard
     secret_key: bytes = b""
@@ -58,21 +61,18 @@ class TeacherSeat:
     registry: Registry
     ttl_seconds: float
     pace_seconds: float = 0.0
-    """It answers no sooner: for measurements."""
+    """Minimum time of an answer, for measurements."""
 
 
 class TeacherServer:
-    """Answers students until it is told to end.
+    """Answers students until ``is_over`` is set.
 
     Args:
-        seat: how it is reached.
-        open_network: makes the network for what a student wants: its key, see
+        seat: how the teacher is reached.
+        open_network: returns the network for the key of a student, see
             :func:`naspipe.distill.label_file.label_key`.
-        say: takes a line for whoever watches it.
-        is_over: set when it is to end; also from a signal.
-
-    Raises:
-        TransportError: when it cannot listen.
+        say: takes a line for the user.
+        is_over: may be set by a handler of a signal.
     """
 
     def __init__(
@@ -89,7 +89,11 @@ class TeacherServer:
         self.num_answered = 0
 
     def run(self) -> None:
-        """Serve, to the end of the batch in which it is told to end; shows its card until then."""
+        """Serve until the end of the batch in which ``is_over`` is set; show the card until then.
+
+        Raises:
+            TransportError: if it cannot listen.
+        """
         context: zmq.Context[Any] = zmq.Context()
         beating = threading.Thread(target=self._beat, name="naspipe-beat", daemon=True)
         try:
@@ -107,7 +111,7 @@ class TeacherServer:
             context.destroy(linger=1000)
 
     def _receive(self, socket: zmq.Socket[Any], wait_ms: int) -> None:
-        """Take everything that has come; what cannot be read is answered so."""
+        """Read all messages that have come; an invalid one is refused."""
         for _ in range(_MAX_WAITING):
             if not socket.poll(wait_ms) or self._is_over.is_set():
                 break
@@ -118,16 +122,12 @@ class TeacherServer:
             except TransportError as error:
                 self._send(socket, student, No(str(error)))
                 continue
-            if isinstance(message, LabelRequest):
-                self._take(socket, student, message)
-            else:
+            if isinstance(message, Hello):
                 self._send(socket, student, self._greet(student, message))
-
-    def _take(self, socket: zmq.Socket[Any], student: bytes, request: LabelRequest) -> None:
-        if sum(each == student for each, _ in self._asked) < _MAX_WAITING:
-            self._asked.append((student, request))
-        else:
-            self._send(socket, student, No("expected fewer requests at a time", request.number))
+            elif sum(each == student for each, _ in self._asked) < _MAX_WAITING:
+                self._asked.append((student, message))
+            else:
+                self._send(socket, student, No("expected fewer requests at a time", message.number))
 
     def _greet(self, student: bytes, hello: Hello) -> Ready | No:
         try:
@@ -137,7 +137,7 @@ class TeacherServer:
             why = " ".join(f"{kind}{error}".split())
             self._say(f"a student is refused: {why:.400}")
             return No(why)
-        while len(self._students) >= _MAX_STUDENTS:  # the oldest has most likely gone
+        while len(self._students) >= _MAX_STUDENTS:  # the oldest one is probably gone
             del self._students[next(iter(self._students))]
         self._students[student] = network
         return Ready(self._seat.card.numeric_class)
@@ -146,15 +146,15 @@ class TeacherServer:
         network, number = self._students.get(student), request.number
         if network is None:
             return Stranger()
-        self._students[student] = self._students.pop(student)  # the newest now
+        self._students[student] = self._students.pop(student)  # becomes the newest
         begin = time.monotonic()
         try:
             if request.fields:
                 label = network.label_of(number, network.split(request.fields))
             else:
                 label = network.label(number)
-        except Exception as error:  # another teacher may do better
-            if isinstance(error, TransportError):  # a part of this one is gone
+        except Exception as error:  # another teacher may succeed
+            if isinstance(error, TransportError):  # a process of this teacher is gone
                 self._is_over.set()
             return No(f"{type(error).__name__}: {error}", number)
         left = begin + self._seat.pace_seconds - time.monotonic()
@@ -168,7 +168,7 @@ class TeacherServer:
         socket.send_multipart([student, *frames], copy=True)
 
     def _beat(self) -> None:
-        """Show the card again and again; a registry that is down for a while is no matter."""
+        """Announce the card repeatedly, also while the registry is down."""
         seat = self._seat
         is_shown = True
         while True:
@@ -184,13 +184,13 @@ class TeacherServer:
         try:
             seat.registry.withdraw(seat.card.name)
         except TransportError:
-            return  # the card expires by itself
+            return  # the card expires
 
 
 def _listen(context: zmq.Context[Any], seat: TeacherSeat) -> zmq.Socket[Any]:
     socket: zmq.Socket[Any] = context.socket(zmq.ROUTER)
     socket.linger = 1000
-    socket.set_hwm(_MAX_WAITING)  # who sends without end, or never reads, has no more memory
+    socket.set_hwm(_MAX_WAITING)  # bounds the memory for a student that never reads
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
     if seat.secret_key:
         socket.curve_server = True
@@ -205,11 +205,7 @@ def _listen(context: zmq.Context[Any], seat: TeacherSeat) -> zmq.Socket[Any]:
 
 
 def check_wanted(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """A student must want the labels that a teacher makes.
-
-    Args:
-        own: the teacher's key.
-        wanted: the student's.
+    """Compare a teacher's key with that of a student.
 
     Raises:
         TransportError: naming what differs.
@@ -222,7 +218,7 @@ def check_wanted(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 
 def end_with_parent(read_end: int) -> None:
-    """Wait for the end of a pipe that only the parent holds open, and then end; in a thread."""
+    """End this process when its parent ends, which alone holds the other end; run in a thread."""
     os.read(read_end, 1)
     os._exit(0)
 
@@ -233,19 +229,17 @@ _TIMEOUT_SECONDS = 300.0
 class StagedBlocks:
     """A :data:`naspipe.distill.label_network.Forward` over processes; a context manager.
 
-    They are forked from this one, which must not have started CUDA. A batch goes through one after
-    the other, with strides and alignment, so the bits are those of one process.
-
-    Args:
-        teacher: its workload.
-        devices: of each process.
-
-    Raises:
-        ConfigError: for more processes than blocks.
+    The processes, one per device, are forked from this one, which must not have started CUDA. A
+    batch goes through one after the other, with strides and alignment, so that the bits are those
+    of one process.
     """
 
     def __init__(self, teacher: Workload, devices: Sequence[str]) -> None:
-        bounds = balanced_partition(_sizes(teacher), len(devices)).bounds
+        sizes = []
+        for block in teacher.space.blocks:  # one block at a time in memory
+            tensors = block.candidates[0]().state_dict().values()
+            sizes.append(1 + sum(each.nbytes for each in tensors))
+        bounds = balanced_partition(sizes, len(devices)).bounds
         self._stages: list[tuple[range, Connection]] = []
         self._processes: list[Any] = []
         self._stack = ExitStack()
@@ -274,11 +268,11 @@ class StagedBlocks:
         self._stack.close()
 
     def __call__(self, teacher: Workload, number: int, fields: list[Tensors]) -> Tensors:
-        """See there.
+        """Compute the output of the last block.
 
         Raises:
-            ConfigError: when a block has failed.
-            TransportError: when a process is gone, or does not answer: no label comes any more.
+            ConfigError: if a block has failed.
+            TransportError: if a process is gone or does not answer; then no other label can come.
         """
         state: Tensors = ()
         for blocks, connection in self._stages:
@@ -301,12 +295,9 @@ class StagedBlocks:
 
 
 def staged_network(teacher: Workload, devices: Sequence[str], stack: ExitStack) -> LabelNetwork:
-    """A teacher on one device in this process, or on several in processes of their own.
+    """Make a teacher on one device in this process, or on several, with a process for each.
 
-    Args:
-        teacher: its workload.
-        devices: one for each process.
-        stack: ends them.
+    ``stack`` ends the processes.
     """
     if len(devices) == 1:
         return LabelNetwork.of(teacher, devices[0])
@@ -315,17 +306,8 @@ def staged_network(teacher: Workload, devices: Sequence[str], stack: ExitStack) 
 
 
 def stage_devices(device: str, count: int) -> list[str]:
-    """A device for each process: with ``cuda`` GPUs from 0 on, otherwise the same for all."""
+    """Return a device for each process: for ``cuda`` GPUs from 0 on, otherwise always the same."""
     return [f"cuda:{number}" for number in range(count)] if device == "cuda" else [device] * count
-
-
-def _sizes(teacher: Workload) -> list[int]:
-    """Of each block, in bytes, one at a time in memory."""
-    found = []
-    for block in teacher.space.blocks:
-        tensors = block.candidates[0]().state_dict().values()
-        found.append(1 + sum(each.nbytes for each in tensors))
-    return found
 
 
 def _stage_main(
@@ -333,9 +315,9 @@ def _stage_main(
     blocks: range,
     device: str,
     connection: Connection,
-    lifeline: tuple[int, int],
+    parent_pipe: tuple[int, int],
 ) -> None:
-    read_end, write_end = lifeline
+    read_end, write_end = parent_pipe
     os.close(write_end)
     threading.Thread(target=end_with_parent, args=(read_end,), daemon=True).start()
     threads = teacher.recipe.threads
@@ -360,9 +342,9 @@ def _run(teacher: Workload, blocks: range, device: str, connection: Connection) 
                     own, rest = tuple(rest[:count]), rest[count:]
                     state = run_block(teacher, block, module, number, own, state)
                 _send(connection, "", tuple(each.cpu() for each in state))
-            except Exception as error:  # told to whoever asked
-                said = traceback.format_exception_only(error)[-1].strip()
-                _send(connection, said or "an error", ())
+            except Exception as error:  # reported to the caller
+                problem = traceback.format_exception_only(error)[-1].strip()
+                _send(connection, problem or "an error", ())
 
 
 def _send(connection: Connection, header: Any, tensors: Tensors) -> None:

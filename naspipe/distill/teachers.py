@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from naspipe.config.text import knows_keywords
 from naspipe.config.user_code import users_code
 from naspipe.config.wiring import Tap, TapRole
 from naspipe.data.views import Views
-from naspipe.distill.taught import Taught, only_student
+from naspipe.distill.distillation import Distillation, only_student
 from naspipe.inputs.ends import modules_digest, teacher_chain
 from naspipe.inputs.run import Run
 from naspipe.jobs.losses import wants_hidden
@@ -31,57 +31,31 @@ from naspipe.machine.staging import tensor_bytes
 
 
 class InTurn(nn.Module):
-    """Modules one after the other, each called with what the one before returns.
-
-    Unlike ``torch.nn.Sequential`` it hands on several tensors: what a tuple holds.
-    """
+    """Modules in sequence; unlike in ``torch.nn.Sequential`` a tuple is passed on as arguments."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(modules)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        """What the last module returns."""
         state: Any = inputs
         for part in self.parts:
             state = part(*state) if isinstance(state, tuple) else part(state)
         return state
 
 
-def teacher_blocks(space: Space, cuts: Sequence[int]) -> list[nn.Module]:
-    """The modules of a space with one subnet, joined from each cut to the next one.
-
-    Args:
-        space: of a teacher.
-        cuts: positions of its chain at which its second block begins, its third one, and so on.
-
-    Raises:
-        ConfigError: for cuts that the chain does not have, or for a teacher that takes more of a
-            batch than its first block's ``input``.
-    """
-    parts = Space("teacher", space.blocks).cut(cuts)
-    for position in range(len(space)):
-        fields = space.fields(position)
-        if fields != (("input",) if not position else ()):
-            raise ConfigError(
-                f"teacher: expected only its first layer to take a batch field, "
-                f"input, found {', '.join(fields) or 'none'} at layer {position}"
-            )
-    return [InTurn([block.candidates[0]() for block in part.blocks]) for part in parts]
-
-
 @torch.no_grad()
 def check_teaching(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> None:
-    """A teacher's block must leave what it is called with, and itself, as they are.
+    """Check that the blocks of a teacher, in evaluation mode, change neither inputs nor themselves.
 
-    Others are called with the same tensors, and every forward has to make the same of a batch.
+    Students are called with the same tensors, and every forward must compute the same of a batch.
 
     Args:
-        blocks: in evaluation mode, in their order.
-        inputs: of the first one.
+        blocks: in their order.
+        inputs: of the first block.
 
     Raises:
-        ConfigError: naming the block that does not.
+        ConfigError: naming the block that changes one of them.
     """
     state: tuple[torch.Tensor, ...] = (inputs,)
     for number, block in enumerate(blocks):
@@ -112,61 +86,33 @@ def _kept(block: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """So that a number that is none is equal to itself."""
+    """Return the bytes, so that NaN is equal to itself."""
     return tensor_bytes(tensor.detach().cpu())
 
 
-class MakesTeacher(Protocol):
-    """Puts a teacher beside the stream that it teaches."""
-
-    def beside(self, students: Sequence[Workload]) -> Taught:
-        """The only student and its teacher, as streams that train together.
-
-        Raises:
-            ConfigError: where there is none, or the teacher does not fit it.
-        """
-        ...
-
-
 Pairs = tuple[tuple[int, int], ...]
-"""A teacher's pass, and the student's that learns from it."""
+"""A teacher's pass, and the student's pass that learns from it."""
 
 
 def crossed(views: int, passes: int) -> Pairs | None:
-    """Each view learns from the next one; None for one view, which learns from its own."""
+    """Let each view learn from the next one; None for one view, which learns from its own."""
     if views == 1:
         return None
     batches = passes // views
     return tuple(((number + batches) % passes, number) for number in range(passes))
 
 
-def with_local(views: int, batches: int, local: int, are_crossed: bool) -> Pairs | None:
-    """The same with views that the student alone sees, the first of them from the first view.
+def pass_pairs(student: Workload, are_crossed: bool) -> Pairs | None:
+    """Return which pass of a teacher each pass of the student learns from; None if always its own.
 
-    Args:
-        views: of each sample, which both see.
-        batches: micro-batches of a step.
-        local: views that the teacher does not see.
-        are_crossed: whether the others learn from the next one, or from their own.
-    """
-    lessons = views * batches
-    pairs = crossed(views, lessons) if are_crossed else None
-    if not local:
-        return pairs
-    pairs = pairs or tuple((number, number) for number in range(lessons))
-    more = range(lessons, lessons + local * batches)
-    return (*pairs, *((number % lessons, number) for number in more))
-
-
-def lesson_pairs(student: Workload, are_crossed: bool) -> Pairs | None:
-    """A teacher's pass and the student's that learns from it; None where each is its own.
+    Local views, which the teacher does not see, learn from the first view.
 
     Args:
         student: its data may be :class:`naspipe.Views`.
         are_crossed: whether each view learns from another one.
 
     Raises:
-        ConfigError: when its steps have other passes than the data have views of batches.
+        ConfigError: if the passes of its steps are not the views of the batches.
     """
     data, passes = student.data, student.recipe.steps.passes
     if not isinstance(data, Views) or not (are_crossed or data.local):
@@ -177,35 +123,41 @@ def lesson_pairs(student: Workload, are_crossed: bool) -> Pairs | None:
             f"views: expected passes=accumulate:{data.passes}, for {data.views} views{local} of "
             f"{data.batches} micro-batches, found {student.recipe.passes}"
         )
-    return with_local(data.views, data.batches, data.local, are_crossed)
+    count = data.views * data.batches
+    pairs = crossed(data.views, count) if are_crossed else None
+    if not data.local:
+        return pairs
+    pairs = pairs or tuple((number, number) for number in range(count))
+    more = range(count, count + data.local * data.batches)
+    return (*pairs, *((number % count, number) for number in more))
 
 
 WINDOW = 16
-"""Passes that a teacher may be ahead, unless its user says otherwise."""
+"""Passes that a teacher may be ahead by default."""
 
 
 @knows_keywords
 class Teacher:
-    """A network with its weights, in evaluation mode; nothing of it is trained.
+    """A network with its weights, in evaluation mode, that is not trained.
 
-    It is cut into blocks and runs on the student's stages, where they wait. It sees the student's
-    batches. Its last block's output goes to the ``distill`` of the student's loss.
+    It is cut into blocks, and runs on the student's stages while they wait. It sees the batches of
+    the student. The output of its last block goes to the ``distill`` of the student's loss.
 
     Args:
-        network: modules in their order, as :func:`naspipe.chain` takes them, with the weights that
-            they have now; a subnet that was exported, as its ``load()`` returns it; or a run whose
-            space has one subnet, or of which ``choices`` name one.
+        network: modules in their order, as :func:`naspipe.chain` takes them, with their present
+            weights; an exported subnet, as its ``load()`` returns it; or a run whose space has one
+            subnet, or of which ``choices`` name one.
         choices: of a run's supernet, one per choice block.
-        ema: of a run, the moving averages of its weights.
+        ema: use the moving averages of a run's weights.
         window: passes that it may be ahead.
-        mode: ``eval``; or ``train``, in which norms use their batch's statistics. What they keep is
-            not changed by either.
-        joint_cuts: cut it where the student is cut, block by block; otherwise both are balanced by
-            themselves. Changes no bit.
+        mode: ``eval``; or ``train``, in which norms use the statistics of their batch. Running
+            statistics do not change in either mode.
+        joint_cuts: cut it where the student is cut, block by block; otherwise both are balanced
+            separately. Changes no bit.
         weights: a safetensors file for modules, with the names of ``Sequential(*modules)``.
-        top: put out so many scores alone, the greatest of the last dimension, with their classes:
-            for losses like :class:`naspipe.losses.TopTarget`. Another teacher than with all of
-            them, in a run's definition too. 0 for all.
+        top: output this many of the greatest scores of the last dimension, with their classes, for
+            losses such as :class:`naspipe.losses.TopTarget`; 0 for all. In the definition of a run
+            this is another teacher than one with all scores.
 
     Raises:
         ConfigError: for anything else, a layer that the run never trained, or weights that are not
@@ -231,7 +183,10 @@ class Teacher:
         elif choices is not None or ema:
             raise ConfigError("teacher: expected choices and ema of a run only, found modules")
         elif hasattr(network, "layer_inputs"):
-            self.space = _of_export(network)
+            exported: Any = network
+            layers = zip(exported.children(), exported.layer_inputs, strict=True)
+            blocks = [Block([CopyOf(layer)], fields=names) for layer, names in layers]
+            self.space = _frozen(Space("teacher", blocks))
         else:
             if weights is not None:
                 network = _filled(network, Path(weights))
@@ -246,21 +201,27 @@ class Teacher:
             raise ConfigError(f"teacher: expected top of 0 classes or more, found {top}")
         self.window, self.mode, self._joint_cuts, self._top = window, mode, joint_cuts, top
         self.digest = weights_digest(self.space) + ("" if mode == "eval" else f"/{mode}")
-        _check_finite(self.space)
+        for position, block in enumerate(self.space.blocks):
+            for name, value in block.candidates[0]().state_dict().items():
+                if value.is_floating_point() and not value.isfinite().all():
+                    raise ConfigError(
+                        f"teacher: expected finite weights, found others in {name} of block "
+                        f"{position}"
+                    )
         if top:
             self.digest += f"/top:{top}"
             self.space = _with_last(self.space, lambda block: KeepsTop(block, top))
 
     def blocks(self, cuts: Sequence[int]) -> list[nn.Module]:
-        """Its layers in several modules, for :func:`naspipe.distill_blockwise`.
+        """Divide its layers into modules, for :func:`naspipe.distill_blockwise`.
 
         Args:
             cuts: positions of its chain at which the second module begins, the third one, and so
                 on, as in ``search_spaces.cuts("mobilenet-v2")``.
 
         Raises:
-            ConfigError: for cuts that the chain does not have, or for a teacher that takes more of
-                a batch than its first layer's ``input``, or is not in evaluation mode.
+            ConfigError: for cuts outside of the chain, or a teacher that takes more of a batch than
+                the ``input`` of its first layer, or is not in evaluation mode.
         """
         if self.mode != "eval":
             raise ConfigError(
@@ -269,45 +230,59 @@ class Teacher:
             )
         if self._top:
             raise ConfigError(f"teacher: expected blocks of all scores, found top={self._top}")
-        return teacher_blocks(self.space, cuts)
+        parts = Space("teacher", self.space.blocks).cut(cuts)
+        for position in range(len(self.space)):
+            fields = self.space.fields(position)
+            if fields != (("input",) if not position else ()):
+                raise ConfigError(
+                    f"teacher: expected only its first layer to take a batch field, "
+                    f"input, found {', '.join(fields) or 'none'} at layer {position}"
+                )
+        return [InTurn([block.candidates[0]() for block in part.blocks]) for part in parts]
 
-    def beside(self, students: Sequence[Workload]) -> Taught:
-        """The only student and this teacher, as streams that train together.
-
-        Raises:
-            ConfigError: for several students, or one whose loss takes no teacher, or whose steps
-                have one already.
-        """
+    def beside(self, students: Sequence[Workload]) -> Distillation:
         student = only_student(students)
-        self._check_top(student.loss)
+        if bool(self._top) != bool(getattr(student.loss, "takes_top", False)):
+            expected = "TopTarget, as for top=K" if self._top else "a teacher with top=K"
+            raise ConfigError(
+                f"teacher: expected {expected}, found a loss {type(student.loss).__name__} and "
+                f"top={self._top}"
+            )
         is_seen = wants_hidden(student.loss)
         space = _with_last(self.space, _WithHidden) if is_seen else self.space
         own = replace(student.definition, teacher=self.digest)
         definition = replace(
-            student.definition, space=space.name, sampler="uniform", rules={}, teacher="",
+            student.definition,
+            space=space.name,
+            sampler="uniform",
+            rules={},
+            teacher="",
             weights=self.digest,
-        )  # fmt: skip
+        )
         teacher = replace(
-            student, space=space, definition=definition, make_strategy=None, held_out=None,
-            is_trained=False, rank=1, window=self.window, in_training_mode=self.mode == "train",
-            cut_like=0 if self._joint_cuts else None, objectives={}, field_sources={},
-        )  # fmt: skip
-        ends = [(StreamId(n), len(space) - 1) for n, space in enumerate((student.space, space))]
-        pairs = lesson_pairs(student, are_crossed=False)
-        tap = Tap(source=ends[1], sink=ends[0], role=TapRole.LESSON, passes=pairs)
-        return Taught((replace(student, definition=own), teacher), (tap,), ("", "teacher"))
-
-    def _check_top(self, loss: Any) -> None:
-        if bool(self._top) != bool(getattr(loss, "takes_top", False)):
-            expected = "TopTarget, as for top=K" if self._top else "a teacher with top=K"
-            raise ConfigError(
-                f"teacher: expected {expected}, found a loss {type(loss).__name__} and top="
-                f"{self._top}"
-            )
+            student,
+            space=space,
+            definition=definition,
+            make_strategy=None,
+            held_out=None,
+            is_trained=False,
+            rank=1,
+            window=self.window,
+            in_training_mode=self.mode == "train",
+            cut_like=0 if self._joint_cuts else None,
+            objectives={},
+            field_sources={},
+        )
+        tap = Tap(
+            source=(StreamId(1), len(space) - 1),
+            sink=(StreamId(0), len(student.space) - 1),
+            role=TapRole.LESSON,
+            passes=pass_pairs(student, are_crossed=False),
+        )
+        return Distillation((replace(student, definition=own), teacher), (tap,), ("", "teacher"))
 
 
 def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
-    """One subnet of a run, with its weights."""
     space = run.space
     if choices is None:
         if any(count > 1 for count in space.candidate_counts):
@@ -328,15 +303,7 @@ def _of_run(run: Run, choices: Sequence[int] | None, ema: bool) -> Space:
     return _frozen(Space(f"{space.name}:{'.'.join(map(str, choices)) or 'all'}", blocks))
 
 
-def _of_export(subnet: Any) -> Space:
-    """An exported subnet: its layers, each with the fields that it takes."""
-    layers = zip(subnet.children(), subnet.layer_inputs, strict=True)
-    blocks = [Block([CopyOf(layer)], fields=names) for layer, names in layers]
-    return _frozen(Space("teacher", blocks))
-
-
 def _filled(modules: Iterable[nn.Module], path: Path) -> nn.Sequential:
-    """Copies of modules with the weights of a file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -351,21 +318,12 @@ def _filled(modules: Iterable[nn.Module], path: Path) -> nn.Sequential:
     return found
 
 
-def _check_finite(space: Space) -> None:
-    for position, block in enumerate(space.blocks):
-        for name, value in block.candidates[0]().state_dict().items():
-            if value.is_floating_point() and not value.isfinite().all():
-                raise ConfigError(
-                    f"teacher: expected finite weights, found others in {name} of block {position}"
-                )
-
-
 def _frozen(space: Space) -> Space:
     return Space(space.name, [replace(block, rule=Frozen()) for block in space.blocks])
 
 
 class _WithHidden(nn.Module):
-    """A last block that returns its first input behind its outputs."""
+    """A last block that returns its first input after its outputs."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -377,7 +335,6 @@ class _WithHidden(nn.Module):
 
 
 def _with_last(space: Space, wrap: Callable[[nn.Module], nn.Module]) -> Space:
-    """A space whose last block's module is wrapped."""
     *blocks, last = space.blocks
     (factory,) = last.candidates
     wrapped = Block([lambda: wrap(factory())], fields=last.fields, rule=Frozen())
@@ -385,5 +342,5 @@ def _with_last(space: Space, wrap: Callable[[nn.Module], nn.Module]) -> Space:
 
 
 def weights_digest(space: Space) -> str:
-    """Of every parameter and buffer, by block and name."""
+    """Return a digest of every parameter and buffer, by block and name."""
     return modules_digest(block.candidates[0]() for block in space.blocks)

@@ -1,1 +1,1 @@
-"""Labels from teachers that come and go: who is asked for which, and when again."""
+"""Which label is asked of which remote teacher, and when again."""

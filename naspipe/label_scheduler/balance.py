@@ -1,13 +1,13 @@
-"""Which teachers serve which of several students, and which labels are in doubt.
+"""Two decisions about several students and teachers: who serves whom, and which labels to distrust.
 
-Shares are even, and few teachers move. Example: of three students a, b, c and seven teachers 0 to
-6, a has three teachers, b and c have two. With more students than teachers it is the other way
-round: each student has one teacher, and a teacher has several students.
+The shares are even, and few teachers move. Example: of three students a, b, c and seven teachers 0
+to 6, a has three teachers, b and c have two. If there are more students than teachers, each student
+has one teacher, and a teacher has several students.
 
 Labels are in doubt when a teacher turns out to be wrong. Example: a teacher passed its admission
-check and made labels 0 to 9. Label 4 was audited, and another teacher agreed. Then label 10 is
-audited, and the two do not agree. Labels 5 to 9 may be wrong, because nobody looked at them. Labels
-0 to 4 are right: a teacher that is wrong stays wrong.
+check and computed labels 0 to 9. Label 4 was audited, and another teacher agreed. Then label 10 is
+audited, and the two do not agree. Labels 5 to 9 may be wrong, because nobody compared them. Labels
+0 to 4 are right, because a teacher that is wrong stays wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Serving = Mapping[str, tuple[str, ...]]
 def balanced(
     students: Collection[str], teachers: Collection[str], before: Serving | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """Who serves whom: each student has floor(S / C) of S teachers, or one more.
+    """Return the teachers of each student: floor(S / C) of S teachers for C students, or one more.
 
     With fewer teachers than students, each teacher has floor(C / S) students, or one more. As many
     as possible stay where they were ``before``; those with the most keep the odd one, otherwise
@@ -49,7 +49,7 @@ def balanced(
 def _shares(
     given: Collection[str], before: Mapping[str, Collection[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """``given`` among those that ``before`` names, who had some of them then."""
+    """Divide ``given`` among the keys of ``before``, which names what each of them had."""
     taken = set[str]()
     have: dict[str, list[str]] = {}
     for owner in sorted(before):
@@ -70,72 +70,54 @@ def _shares(
 
 
 _KEPT = 4096
-"""Labels of a teacher that are known one by one; of older ones the lowest."""
+"""Labels of a teacher that are remembered one by one; of older ones only the lowest is known."""
 
 
 @dataclass(slots=True)
-class _Made:
-    """What one teacher made and nobody has looked at, in the order in which it was made."""
+class _Unconfirmed:
+    """Labels of one teacher that were not compared, in the order in which it computed them."""
 
     count: int = 0
     places: dict[int, int] = field(default_factory=dict)
-    """Of answers that are not delivered, by batch: how many came before."""
+    """By batch, for answers that are not delivered: how many answers came before."""
     labels: deque[tuple[int, int]] = field(default_factory=deque)
-    """Of those that are: how many came before, and the batch."""
+    """Delivered labels: how many answers came before, and the batch."""
     older: int | None = None
     """The lowest batch of those before ``labels``."""
 
-    def agreed(self, place: int) -> None:
-        """The answer with so many before it was right, so those before it are."""
-        if not self.labels or place >= self.labels[0][0]:
-            self.older = None
-        self.labels = deque(each for each in self.labels if each[0] > place)
-
-    def delivered(self, place: int, batch: int) -> None:
-        self.labels.append((place, batch))
-        if len(self.labels) > _KEPT:
-            _, lowest = self.labels.popleft()
-            self.older = lowest if self.older is None else min(self.older, lowest)
-
-    @property
-    def lowest(self) -> int | None:
-        found = [batch for _, batch in self.labels]
-        return min(found if self.older is None else [*found, self.older], default=None)
-
 
 class Doubt:
-    """The labels that each teacher made since another one agreed with it."""
+    """The labels that each teacher computed since another one last agreed with it."""
 
     def __init__(self) -> None:
-        self._made: dict[str, _Made] = {}
+        self._teachers: dict[str, _Unconfirmed] = {}
 
     def answered(self, batch: int, teacher: str) -> None:
-        """A teacher has made a label."""
-        made = self._made.setdefault(teacher, _Made())
-        made.places[batch] = made.count
-        made.count += 1
+        labels = self._teachers.setdefault(teacher, _Unconfirmed())
+        labels.places[batch] = labels.count
+        labels.count += 1
 
     def dropped(self, batch: int, teacher: str) -> None:
-        """It was not needed."""
-        if teacher in self._made:
-            self._made[teacher].places.pop(batch, None)
+        if teacher in self._teachers:
+            self._teachers[teacher].places.pop(batch, None)
 
     def delivered(self, batch: int, makers: Collection[str]) -> None:
-        """A label was handed to the student.
-
-        Args:
-            batch: its number.
-            makers: who made it; of several, all with the same bits.
-        """
+        """A label was handed to the student; several ``makers`` agree on its bits."""
         for name in makers:
-            made = self._made[name]
-            place = made.places.pop(batch)
-            if len(makers) > 1:
-                made.agreed(place)
-            else:
-                made.delivered(place, batch)
+            found = self._teachers[name]
+            place = found.places.pop(batch)
+            if len(makers) > 1:  # so that its earlier answers are right, too
+                if not found.labels or place >= found.labels[0][0]:
+                    found.older = None
+                found.labels = deque(each for each in found.labels if each[0] > place)
+                continue
+            found.labels.append((place, batch))
+            if len(found.labels) > _KEPT:
+                _, lowest = found.labels.popleft()
+                found.older = lowest if found.older is None else min(found.older, lowest)
 
     def since(self, teacher: str, otherwise: int) -> int:
-        """The lowest batch of a teacher's labels that nobody has looked at."""
-        made = self._made.get(teacher)
-        return otherwise if made is None or made.lowest is None else made.lowest
+        """Return the lowest batch of a teacher's labels that were not compared."""
+        found = self._teachers.get(teacher, _Unconfirmed())
+        batches = [batch for _, batch in found.labels]
+        return min(batches if found.older is None else [*batches, found.older], default=otherwise)

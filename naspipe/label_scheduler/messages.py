@@ -1,8 +1,8 @@
-"""Events that the label scheduler is told, and commands that it returns, in order.
+"""Events that the label scheduler handles, and commands that it returns, in order.
 
-Times are nanoseconds of one monotonic clock, and never fall. A label is a teacher's output for one
-batch, so it is named by the number of its batch. A teacher is named by a text that no other teacher
-has at the same time.
+Times are nanoseconds of one monotonic clock, and never decrease. A label is a teacher's output for
+one batch, so it is named by the number of its batch. The name of a teacher is unique among the
+teachers that are present at one time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask a teacher for the label of a batch; told back as ``Answered`` or ``Refused``."""
+    """Ask a teacher for the label of a batch; it is followed by ``Answered`` or ``Refused``."""
 
     teacher: str
     batch: int
@@ -20,9 +20,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The student may have this label, as ``teacher`` made it. Told once for each batch.
+    """Hand the label that ``teacher`` computed to the student; returned once for each batch.
 
-    For an audited batch two teachers made it, ``teacher`` first; what the other sent is alike.
+    The label of an audited batch was computed by two teachers, first by ``teacher``; both labels
+    are equal.
     """
 
     batch: int
@@ -31,7 +32,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget what a teacher answered: the label was there already, or it was not asked for it."""
+    """Forget an answer: the label was already there, or this teacher was not asked for it."""
 
     teacher: str
     batch: int
@@ -39,23 +40,23 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Hire:
-    """So many more teachers are needed; told back as ``TeacherJoined`` where there are any."""
+    """Start ``count`` more teachers if possible; each is reported by ``TeacherJoined``."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A teacher is not needed: it has nothing under way, and is asked nothing more."""
+    """Let a teacher go: it is not needed, has nothing under way, and is asked nothing more."""
 
     teacher: str
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two teachers made unequal labels of one batch, in the order of their answers.
+    """Two teachers computed unequal labels of one batch, in the order of their answers.
 
-    The label is not delivered if it is not yet; the run ends.
+    The label is not delivered unless it already was; the run ends.
     """
 
     batch: int
@@ -68,9 +69,9 @@ Command = Ask | Deliver | Drop | Hire | Release | Conflict
 
 @dataclass(frozen=True, slots=True)
 class TeacherJoined:
-    """A teacher may be asked from now on; ``seconds`` is what one batch takes it (more than 0).
+    """A teacher may be asked from now on; one batch takes it ``seconds`` (more than 0).
 
-    One that is known by this name already counts as having left before.
+    A known teacher of the same name counts as having left before.
     """
 
     time_ns: int
@@ -80,7 +81,7 @@ class TeacherJoined:
 
 @dataclass(frozen=True, slots=True)
 class TeacherLeft:
-    """A teacher is not there any longer; what it was asked for is asked of others."""
+    """A teacher is gone; others are asked for what it had under way."""
 
     time_ns: int
     teacher: str
@@ -88,7 +89,7 @@ class TeacherLeft:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The student asks for a label; it may do so long before it needs it."""
+    """The student asks for a label, possibly long before it needs it."""
 
     time_ns: int
     batch: int
@@ -96,7 +97,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A label came whose key is the right one; ``digest`` is that of its bits."""
+    """A label arrived; ``digest`` is the digest of its bits."""
 
     time_ns: int
     teacher: str
@@ -106,7 +107,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A teacher will not make this label."""
+    """A teacher will not compute this label."""
 
     time_ns: int
     teacher: str
@@ -115,7 +116,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The student is through with a label that was delivered: nobody will ask for it again."""
+    """The student has used a label that was delivered, and will not ask for it again."""
 
     time_ns: int
     batch: int
@@ -123,7 +124,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went on; due at the ``deadline_ns`` of the scheduler, harmless before."""
+    """Time has passed; due at the ``deadline_ns`` of the scheduler, and harmless before."""
 
     time_ns: int
 

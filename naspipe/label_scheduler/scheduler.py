@@ -1,8 +1,8 @@
-"""Decide which labels a student asks for, of which teacher, and when again.
+"""Decides which labels a student asks for, from which teacher, and when again.
 
-The scheduler takes events and returns commands, as a stage's controller does; it never reads a
-clock. Labels are asked for ahead of need. Some are made by two teachers, so that a teacher that is
-wrong is noticed (:func:`is_audited`). More teachers are hired while the student runs dry, and
+The scheduler takes events and returns commands, as the controller of a stage does; it never reads a
+clock. Labels are asked for ahead of need. Some are computed by two teachers, so that a wrong
+teacher is noticed (:func:`is_audited`). More teachers are hired while the student runs dry, and
 released when the others are fast enough without them (:class:`Staffing`).
 """
 
@@ -22,7 +22,6 @@ from naspipe.label_scheduler.label_table import (
     LabelTable,
     Request,
     TeacherQueue,
-    slowest_pace_ns,
 )
 from naspipe.label_scheduler.messages import (
     Answered,
@@ -41,48 +40,52 @@ from naspipe.label_scheduler.messages import (
     Wanted,
 )
 
+SECOND_NS = 1_000_000_000
+
+ROUNDS = 2
+"""Batches of a new teacher until its effect is seen: its first one, and one of all others."""
+MARGIN = 1.1
+"""How much faster than the student the other teachers must be before one is released."""
+
 
 def is_audited(seed: int, batch: int, one_in: int) -> bool:
-    """Whether this batch is one of ``one_in``; the same on every execution. 0 audits none."""
+    """Whether this batch is one of ``one_in``, the same in every run; 0 audits none."""
     if one_in == 0:
         return False
     digest = hashlib.blake2b(f"{seed}/audit/{batch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % one_in == 0
 
 
-SECOND_NS = 1_000_000_000
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeskSettings:
+class SchedulerSettings:
     """Thresholds, deadlines and bounds. None of them changes a bit of a label.
 
     Raises:
-        ConfigError: for values that cannot be.
+        ConfigError: if a value is out of range.
     """
 
     upper: int = 64
-    """Labels that may be asked for and held together. There, the desk stops to ask ahead."""
+    """Labels that may be asked for and held together; at this number nothing is asked ahead."""
     lower: int = 48
-    """It asks ahead again when so many are left; less than ``upper``."""
+    """Asking ahead continues when this many are left; less than ``upper``."""
     deadline_factor: float = 3.0
-    """An answer is late after so many times its teacher's measured time; more than 1."""
+    """An answer is late after this multiple of its teacher's measured time; more than 1."""
     grace_seconds: float = 0.0
-    """Beside that: what a busy machine may take longer at any time."""
+    """Added to each deadline, for a machine that is busy with other work."""
     audit: int = 0
-    """One in so many labels is made by two teachers; 0 for none."""
+    """One in this many labels is computed by two teachers; 0 for none."""
     most: int = 64
-    """Teachers; one more is never hired."""
+    """Maximum number of teachers."""
     requests: int = 2
-    """That a teacher may have under way, so that it need not wait for the next one."""
+    """Requests that a teacher may have under way, so that it need not wait for the next one."""
     load_seconds: float = 60.0
     """How long a hired teacher may take until it joins; then another one is hired."""
     release_seconds: float = 300.0
-    """A teacher goes that was not needed for so long; 0 for never."""
+    """A teacher that was not needed for this long is released; 0 for never."""
     first_batch: int = 0
-    """Lowest number of a batch: more than 0 in a run that continues from a checkpoint."""
+    """Lowest batch: more than 0 in a run that continues from a checkpoint."""
     last_batch: int | None = None
-    """Highest number of a batch; None where it is not known."""
+    """Highest batch, if known."""
 
     def __post_init__(self) -> None:
         last = math.inf if self.last_batch is None else self.last_batch
@@ -104,68 +107,54 @@ class DeskSettings:
                 raise ConfigError(f"teachers: expected {name} to be {expected}, found {found}")
 
 
-def nanoseconds(seconds: float) -> int:
-    """Whole nanoseconds, at least one."""
-    return max(1, round(seconds * SECOND_NS))
-
-
-ROUNDS = 2
-"""Batches of a new teacher until one sees what it changed: its first, and one of all others."""
-MARGIN = 1.1
-"""The others must be so much faster than the student before a teacher goes."""
-
-
 class Staffing:
-    """Hires when the student runs dry, and waits for the effect before it hires again.
+    """Hires a teacher when the student runs dry, and waits for the effect before the next one.
 
-    A teacher is not needed where the others alone are faster than the student was over a time in
+    A teacher is not needed if the others alone are faster than the student was during a time in
     which it never ran dry.
     """
 
-    def __init__(self, settings: DeskSettings) -> None:
+    def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
-        self._load_ns = round(settings.load_seconds * 1e9)
-        self._release_ns = round(settings.release_seconds * 1e9)
         self._hold_ns = 0
-        """Until when the effect of the last one is waited for."""
+        """Until when the effect of the last change is awaited."""
         self._since_ns = 0
         self._used = 0
-        """Labels, since then."""
+        """Labels used since ``_since_ns``."""
 
     def joined(self, pace_ns: int, now_ns: int) -> None:
-        """One more is there: what it changes is seen when it made some batches."""
+        """A teacher joined; its effect is seen when it has computed some batches."""
         self._hold_ns = now_ns + ROUNDS * pace_ns
         self._restart(now_ns)
 
     def left(self, now_ns: int) -> None:
-        """One is not there any longer, so nothing is to be waited for."""
+        """A teacher left, so that no effect is awaited."""
         self._hold_ns = now_ns
         self._restart(now_ns)
 
     def used(self) -> None:
-        """The student is through with one label."""
         self._used += 1
 
     def is_hiring(self, num_teachers: int, now_ns: int) -> bool:
-        """Whether a student that runs dry gets one more now; counted as asked for if so."""
+        """Return True, and count it, if a student that runs dry gets one more teacher now."""
         self._restart(now_ns)
         if now_ns < self._hold_ns or num_teachers >= self._settings.most:
             return False
-        self._hold_ns = now_ns + max(self._load_ns, nanoseconds(0))
+        self._hold_ns = now_ns + max(round(self._settings.load_seconds * 1e9), 1)
         return True
 
     def deadline_ns(self, num_teachers: int, now_ns: int) -> int | None:
-        """When a dry student may get one more."""
+        """When a student that runs dry may get one more teacher."""
         is_full = num_teachers >= self._settings.most
         return None if is_full or self._hold_ns <= now_ns else self._hold_ns
 
     def spare(self, queues: Collection[TeacherQueue], now_ns: int) -> TeacherQueue | None:
-        """The slowest teacher, if it was not needed for long; looked at anew each time."""
-        seconds = (now_ns - self._since_ns) / 1e9
-        is_long = self._release_ns and now_ns - self._since_ns >= self._release_ns
-        if not is_long or self._used < self._settings.upper:
+        """Return the slowest teacher if it was not needed for long; then the time starts anew."""
+        elapsed_ns = now_ns - self._since_ns
+        release_ns = round(self._settings.release_seconds * 1e9)
+        if not release_ns or elapsed_ns < release_ns or self._used < self._settings.upper:
             return None
-        rate = self._used / seconds
+        rate = self._used / (elapsed_ns / 1e9)
         self._restart(now_ns)
         staying = [each for each in queues if not each.is_leaving]
         if len(staying) < 2:
@@ -180,18 +169,15 @@ class Staffing:
         self._since_ns, self._used = now_ns, 0
 
 
-class Desk:
-    """Turns events into commands; never reads a clock. One for each stage that computes a loss.
+class LabelScheduler:
+    """Turns events into commands; there is one for each stage that computes a loss.
 
     Labels are asked for from the lowest batch on, ahead of need, up to ``settings.upper``. The
-    first right answer wins; what comes after it is compared with it and dropped.
-
-    Args:
-        settings: thresholds and deadlines.
-        seed: of the run, which settles what is audited.
+    first right answer wins; later ones are compared with it and dropped. ``seed`` is that of the
+    run, and determines which labels are audited.
     """
 
-    def __init__(self, settings: DeskSettings, seed: int) -> None:
+    def __init__(self, settings: SchedulerSettings, seed: int) -> None:
         self._settings = settings
         self._seed = seed
         self._table = LabelTable(settings.first_batch)
@@ -200,10 +186,11 @@ class Desk:
         self._is_full = False
         """Nothing is asked ahead until no more than ``lower`` labels are left."""
         self._now_ns = 0
+        self._grace_ns = round(settings.grace_seconds * 1e9)
         self.counts: dict[str, Counts] = {}
-        """By teacher, those that left included."""
+        """By teacher, including those that left."""
         self.audits_missed = 0
-        """Audited labels that one teacher alone made, because there was no other in time."""
+        """Audited labels that one teacher alone computed, because there was no other in time."""
 
     @property
     def first_missing(self) -> int | None:
@@ -222,12 +209,11 @@ class Desk:
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Those that are there, by name."""
         return tuple(sorted(self._queues))
 
     @property
     def deadline_ns(self) -> int | None:
-        """When a ``Tick`` is due, if nothing else is told before; None where none is."""
+        """When a ``Tick`` is due if no other event comes before; None if none is due."""
         times = [
             request.deadline_ns
             for queue in self._queues.values()
@@ -241,11 +227,11 @@ class Desk:
         return min(times, default=None)
 
     def handle(self, event: Event) -> list[Command]:
-        """What to do now, in this order.
+        """Return what to do now, in this order.
 
         Raises:
-            InvariantError: for events that cannot be: a time before the last one, a batch outside
-                of the run, a label that is used before it is delivered or wanted after it was used.
+            InvariantError: for impossible events: a time before the last one, a batch outside of
+                the run, a label that is used before it is delivered or wanted after it was used.
         """
         if event.time_ns < self._now_ns:
             raise InvariantError(f"{event}: expected a time of {self._now_ns} ns or later")
@@ -258,32 +244,37 @@ class Desk:
             case TeacherLeft():
                 self._leave(event.teacher)
             case Wanted():
-                self._check_range(event.batch)
+                first, last = self._settings.first_batch, self._settings.last_batch
+                if event.batch < first or (last is not None and event.batch > last):
+                    raise InvariantError(
+                        f"label {event.batch} is wanted, expected {first} to {last}"
+                    )
                 self._table.want(event.batch)
             case Answered():
-                self._take_in(event, commands)
+                self._take_answer(event, commands)
             case Refused():
-                self._refuse(event)
+                if queue := self._queues.get(event.teacher):
+                    queue.refuses(event.batch, now_ns)
+                    if label := self._table.find(event.batch):
+                        label.forget(event.teacher)
             case Used():
                 self._table.use(event.batch)
                 self._staffing.used()
-        late = self._find_late(now_ns)
-        self._end_audits(now_ns, commands)
-        self._deal(now_ns, commands)
+        late = self._find_late()
+        for label in list(self._table):
+            if label.limit_ns is not None and label.limit_ns <= now_ns:
+                self.audits_missed += 1
+                self._deliver(label, commands)
+        self._deal(commands)
         self._ask_again(late, commands)
-        self._staff(now_ns, commands)
+        self._staff(commands)
         return commands
 
-    def _check_range(self, batch: int) -> None:
-        first, last = self._settings.first_batch, self._settings.last_batch
-        if batch < first or (last is not None and batch > last):
-            raise InvariantError(f"label {batch} is wanted, expected {first} to {last}")
-
     def _join(self, event: TeacherJoined) -> None:
-        pace_ns = nanoseconds(event.seconds)
+        pace_ns = max(1, round(event.seconds * SECOND_NS))
         counts = self.counts.setdefault(event.teacher, Counts())
-        factor, grace_ns = self._settings.deadline_factor, round(self._settings.grace_seconds * 1e9)
-        queue = TeacherQueue(event.teacher, [pace_ns], factor, counts, grace_ns)
+        factor = self._settings.deadline_factor
+        queue = TeacherQueue(event.teacher, [pace_ns], factor, counts, self._grace_ns)
         self._queues[event.teacher] = queue
         self._staffing.joined(pace_ns, event.time_ns)
 
@@ -296,13 +287,7 @@ class Desk:
                 label.forget(teacher)
         self._staffing.left(self._now_ns)
 
-    def _refuse(self, event: Refused) -> None:
-        if queue := self._queues.get(event.teacher):
-            queue.refuses(event.batch, event.time_ns)
-            if label := self._table.find(event.batch):
-                label.forget(event.teacher)
-
-    def _take_in(self, event: Answered, commands: list[Command]) -> None:
+    def _take_answer(self, event: Answered, commands: list[Command]) -> None:
         teacher, label = event.teacher, self._table.find(event.batch)
         counts = self.counts.get(teacher, Counts())
         if queue := self._queues.get(teacher):
@@ -325,24 +310,21 @@ class Desk:
             commands.append(Drop(teacher, event.batch))
         else:
             label.answers.append((teacher, event.digest))
-            self._look_at_answers(label, commands)
-
-    def _look_at_answers(self, label: Label, commands: list[Command]) -> None:
-        if len(label.answers) < label.copies:
-            label.limit_ns = self._now_ns + self._wait_for_another_ns(label)
-            return
-        if label.copies > 1:
-            for name, _ in label.answers:
-                self.counts[name].audited += 1
-        self._deliver(label, commands)
+            if len(label.answers) < label.copies:
+                label.limit_ns = self._now_ns + self._wait_for_another_ns(label)
+                return
+            if label.copies > 1:
+                for name, _ in label.answers:
+                    self.counts[name].audited += 1
+            self._deliver(label, commands)
 
     def _wait_for_another_ns(self, label: Label) -> int:
-        """Time for a full queue of the slowest teacher, until which another one has answered."""
+        """Time of a full queue of the slowest teacher, after which another one has answered."""
         if not self._queues.keys() - {name for name, _ in label.answers}:
-            return 0  # nobody else is there
-        wait_ns = slowest_pace_ns(self._queues.values()) * self._settings.requests
-        grace_ns = round(self._settings.grace_seconds * 1e9)
-        return round(self._settings.deadline_factor * wait_ns) + grace_ns
+            return 0  # there is no other teacher
+        in_time = (each.pace_ns for each in self._queues.values() if not each.is_doubtful)
+        wait_ns = max(in_time, default=0) * self._settings.requests
+        return round(self._settings.deadline_factor * wait_ns) + self._grace_ns
 
     def _deliver(self, label: Label, commands: list[Command]) -> None:
         self._table.hold(label)
@@ -351,16 +333,16 @@ class Desk:
                 request.is_void = True
         commands.append(Deliver(label.batch, label.answers[0][0]))
 
-    def _find_late(self, now_ns: int) -> list[tuple[TeacherQueue, Request, bool]]:
-        """Requests whose deadline passed, and whether it is their first; others are asked now."""
+    def _find_late(self) -> list[tuple[TeacherQueue, Request, bool]]:
+        """Return the requests whose deadline passed, and whether it is their first one."""
         found = []
         for name in sorted(self._queues):
             queue = self._queues[name]
             for request in queue.requests:
-                if request.is_void or request.deadline_ns > now_ns:
+                if request.is_void or request.deadline_ns > self._now_ns:
                     continue
                 is_first = not request.is_missed
-                queue.miss(request, now_ns)
+                queue.miss(request, self._now_ns)
                 label = self._table.find(request.batch)
                 if label is None or label.is_held or label.is_disputed:
                     request.is_void = True
@@ -370,14 +352,8 @@ class Desk:
                 found.append((queue, request, is_first))
         return found
 
-    def _end_audits(self, now_ns: int, commands: list[Command]) -> None:
-        for label in list(self._table):
-            if label.limit_ns is not None and label.limit_ns <= now_ns:
-                self.audits_missed += 1
-                self._deliver(label, commands)
-
-    def _deal(self, now_ns: int, commands: list[Command]) -> None:
-        deal = Deal(self._queues, self._settings.requests, now_ns)
+    def _deal(self, commands: list[Command]) -> None:
+        deal = Deal(self._queues, self._settings.requests, self._now_ns)
         for label in [label for label in self._table if label.open]:
             self._ask(label, deal.place(label), commands)
         passed: list[Label] = []
@@ -393,7 +369,7 @@ class Desk:
                 self._ask(label, chosen, commands)
 
     def _ahead(self) -> Iterator[Label]:
-        """Labels from the frontier on that may be taken up."""
+        """Return labels from the frontier on that may be taken up."""
         size, settings = len(self._table), self._settings
         if size >= settings.upper:
             self._is_full = True
@@ -403,11 +379,10 @@ class Desk:
             return iter(())
         first, room = self._table.frontier, settings.upper - size
         last = first + room if settings.last_batch is None else settings.last_batch + 1
-        return (self._new_label(batch) for batch in islice(range(first, last), room))
-
-    def _new_label(self, batch: int) -> Label:
-        audited = is_audited(self._seed, batch, self._settings.audit)
-        return Label(batch, 2 if audited else 1)
+        return (
+            Label(batch, 2 if is_audited(self._seed, batch, settings.audit) else 1)
+            for batch in islice(range(first, last), room)
+        )
 
     def _ask(self, label: Label, chosen: list[TeacherQueue], commands: list[Command]) -> None:
         for queue in chosen:
@@ -421,7 +396,7 @@ class Desk:
     def _ask_again(
         self, late: list[tuple[TeacherQueue, Request, bool]], commands: list[Command]
     ) -> None:
-        """Ask the same teacher once more where no other took its place: requests may be lost."""
+        """Ask the same teacher again if no other took its place: the request may be lost."""
         if not late:
             return
         deal = Deal(self._queues, self._settings.requests, self._now_ns)
@@ -429,16 +404,17 @@ class Desk:
             label = self._table.find(request.batch)
             if label is None or not label.open or (is_first and deal.candidates(label)):
                 continue
-            queue.ask_again()
+            queue.counts.asked += 1
+            queue.counts.repeated += 1
             commands.append(Ask(queue.name, request.batch))
 
-    def _staff(self, now_ns: int, commands: list[Command]) -> None:
+    def _staff(self, commands: list[Command]) -> None:
         if self._is_dry:
             for queue in self._queues.values():
                 queue.is_leaving = False
-            if self._staffing.is_hiring(len(self._queues), now_ns):
+            if self._staffing.is_hiring(len(self._queues), self._now_ns):
                 commands.append(Hire(1))
-        elif spare := self._staffing.spare(self._queues.values(), now_ns):
+        elif spare := self._staffing.spare(self._queues.values(), self._now_ns):
             spare.is_leaving = True
         for name in sorted(self._queues):
             if self._queues[name].is_leaving and not self._queues[name].load:

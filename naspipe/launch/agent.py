@@ -1,4 +1,4 @@
-"""A worker that is not rank 0: it runs one stage of a run whose launcher is on another host."""
+"""The agent: a worker that runs one stage of a run whose launcher, rank 0, is elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POLL_MS = 500
 _LINGER_MS = 2_000
 
 Prepare = Callable[[dict[str, Any]], TrainingJob]
-"""Makes the job of rank 0's assignment; raises ConfigError where that is another job."""
+"""Makes the job from rank 0's assignment; raises ConfigError if that is another job."""
 
 
 def run_agent(
@@ -41,7 +41,7 @@ def run_agent(
     answers_signals: bool,
     how_to_go_on: str = "",
 ) -> None:
-    """Run this worker's stage, and watch it and rank 0 until rank 0 says that the run has ended.
+    """Run this worker's stage, and supervise it and rank 0 until rank 0 reports the end of the run.
 
     The stage is forked before this process opens any socket.
 
@@ -49,29 +49,29 @@ def run_agent(
         hosts: this one and the others.
         execution: how the run is carried out.
         prepare: makes the job.
-        answers_signals: with a checkpoint, through rank 0.
-        how_to_go_on: what to say where rank 0 is lost.
+        answers_signals: whether a signal ends the run with a checkpoint, through rank 0.
+        how_to_go_on: advice in the message if rank 0 is lost.
 
     Raises:
-        TransportError: when rank 0 says that the run failed, or gives no sign of life.
-        RunInterruptedError: when rank 0 says that a signal ended it, on whichever host.
+        TransportError: if rank 0 reports that the run failed, or sends nothing for too long.
+        RunInterruptedError: if rank 0 reports that a signal ended it, on any host.
     """
     rank = hosts.worker.rank
     parent = os.getppid()
-    lifeline = os.pipe()
+    parent_pipe = os.pipe()
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(
         target=stage_main,
-        args=(partial(_prepared, receiver, prepare), WorkerId(rank), hosts.endpoints, lifeline),
+        args=(partial(_prepared, receiver, prepare), WorkerId(rank), hosts.endpoints, parent_pipe),
         kwargs={"launcher_is_elsewhere": True},
         name=f"naspipe-stage-{rank}",
     )
     with ExitStack() as stack:
         with quiet_fork():
             process.start()
-        stack.callback(os.close, lifeline[1])
+        stack.callback(os.close, parent_pipe[1])
         stack.callback(end_all, [process])
-        os.close(lifeline[0])
+        os.close(parent_pipe[0])
         receiver.close()
         stack.enter_context(sender)
         context: zmq.Context[Any] = zmq.Context()
@@ -79,24 +79,22 @@ def run_agent(
         stack.enter_context(Authenticator(context, hosts.endpoints.public_keys.values()))
         agent = _Agent(hosts, execution, process, sender, parent, context, how_to_go_on)
         wakeup = stack.enter_context(Wakeup())
-        asked = partial(_ask, agent, wakeup)
-        stack.enter_context(answered_signals(asked) if answers_signals else nullcontext())
+
+        def answer(number: int) -> None:
+            agent.signals.append(number)
+            wakeup.set()
+
+        stack.enter_context(answered_signals(answer) if answers_signals else nullcontext())
         agent.watch(wakeup)
 
 
 def _prepared(receiver: Connection, prepare: Prepare) -> TrainingJob:
-    """In the stage's process: wait for the assignment, which is made a job there."""
     return prepare(msgpack.unpackb(receiver.recv_bytes(), strict_map_key=False))
-
-
-def _ask(agent: _Agent, wakeup: Wakeup, number: int) -> None:
-    agent.signals.append(number)
-    wakeup.set()
 
 
 @dataclass(slots=True)
 class _Agent:
-    """What the agent knows of its stage and of rank 0."""
+    """The agent's state of its stage and of rank 0."""
 
     hosts: Hosts
     execution: Execution
@@ -117,7 +115,7 @@ class _Agent:
         self._outbox = connect_outbox(self.context, endpoints.launcher, endpoints)
 
     def watch(self, wakeup: Wakeup) -> None:
-        """Return when the run has ended well; see :func:`run_agent`."""
+        """Return when the run has ended normally; see :func:`run_agent`."""
         poller = zmq.Poller()
         for each in (self._inbox, wakeup.fileno(), self.process.sentinel):
             poller.register(each, zmq.POLLIN)
@@ -134,40 +132,34 @@ class _Agent:
                     self._report("signal", {"number": number})
             if self.process.sentinel in ready:
                 poller.unregister(self.process.sentinel)
-                self._bury()
+                self._is_running = False
+                self.process.join()
+                if self.process.exitcode != 0:  # it cannot have reported why itself
+                    how = obituary(self.process)
+                    self._report("died", {"how": how, "host": os.uname().nodename})
             self._check(time.monotonic() - heard)
 
     def _take(self, what: str, body: Any) -> bool:
-        """One word of rank 0; whether it was the last."""
+        """Take a message of rank 0; returns whether it was the last one."""
         if what == JOB:
             self._is_assigned = True
             self.sender.send_bytes(msgpack.packb(body))
         elif what == END:
-            self._end(*body)
+            problem, signal_number = body
+            message = f"rank {self.hosts.worker.rank}: rank 0 ended the run: {problem}"
+            if signal_number:
+                raise RunInterruptedError(signal_number, message, from_elsewhere=not self.signals)
+            if problem:
+                raise TransportError(message)
         elif what != ALIVE:
-            raise TransportError(f"rank 0 said {what!r:.40}")
+            raise TransportError(f"expected job, alive or end from rank 0, found {what!r:.40}")
         return what == END
-
-    def _end(self, problem: str, signal_number: int) -> None:
-        """The run has ended, for this reason and at this signal, if there was any."""
-        said = f"rank {self.hosts.worker.rank}: rank 0 ended the run: {problem}"
-        if signal_number:
-            raise RunInterruptedError(signal_number, said, from_elsewhere=not self.signals)
-        if problem:
-            raise TransportError(said)
-
-    def _bury(self) -> None:
-        """The stage's process has ended; where it cannot have said why, this one does."""
-        self._is_running = False
-        self.process.join()
-        if self.process.exitcode != 0:
-            self._report("died", {"how": obituary(self.process), "host": os.uname().nodename})
 
     def _report(self, kind: str, body: dict[str, Any]) -> None:
         self._outbox.send(msgpack.packb([kind, self.hosts.worker.rank, body]))
 
     def _check(self, silence: float) -> None:
-        """Rank 0 beats while it supervises; before and after, it may be at work for longer."""
+        """Check rank 0, which sends heartbeats while it supervises, and the parent process."""
         is_supervised = self._is_assigned and self._is_running
         limit = self.execution.watch.timeout_seconds
         if is_supervised:

@@ -1,4 +1,7 @@
-"""A run directory belongs to one launcher at a time; what an earlier one left running is ended."""
+"""The launcher's ownership of a run directory, and the publishing of checkpoints in it.
+
+A run directory belongs to one launcher at a time; stages that an earlier one left are ended.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -27,14 +31,11 @@ _PROCESSES = ".processes.json"
 
 
 class Claim:
-    """Holds a run directory for this process; a context manager.
+    """Holds the directory of a run, which exists, for this process; a context manager.
 
     The lock is the kernel's and ends with the process, however that ends. Stages, which are
-    forked, do not inherit it: a launcher that was killed never blocks a resume, and stages of
-    it that are still there (stopped, or on their way out) are killed.
-
-    Args:
-        directory: of the run; it exists.
+    forked, do not inherit it: a launcher that was killed never blocks a resume, and its stages that
+    still exist (stopped, or about to end) are killed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,7 +60,7 @@ class Claim:
                 f"{owner} at it; wait for it, or end it first"
             ) from error
         self._file.truncate(0)
-        with suppress(OSError):  # it only helps who reads it; what holds is the lock
+        with suppress(OSError):  # for messages only; the lock is what counts
             self._file.write(str(os.getpid()).encode())
         end_processes(self._directory)
         return self
@@ -71,19 +72,19 @@ class Claim:
 
 
 def record_processes(directory: Path, pids: Iterable[int], sockets: Path | None = None) -> None:
-    """Note the stages of a run and the directory of their sockets.
+    """Record the stages of a run and the directory of their sockets.
 
-    So that a later life can end the stages that outlive their launcher, and tidy up after it.
+    A later attempt can then end stages that outlive their launcher, and remove their sockets.
     """
-    started = {str(pid): _started(pid) for pid in pids}
+    started = {str(pid): start_ticks(pid) for pid in pids}
     found = {"host": os.uname().nodename, "started": started, "sockets": str(sockets or "")}
     write_json(directory / _PROCESSES, found)
 
 
 def end_processes(directory: Path) -> list[int]:
-    """Kill the recorded stages that are still there; returns their process IDs.
+    """Kill the recorded stages that still exist; returns their process IDs.
 
-    A process that only has the number of one, but began at another time, is left alone.
+    A process that has the same ID, but began at another time, is left alone.
     """
     path = directory / _PROCESSES
     try:
@@ -95,7 +96,7 @@ def end_processes(directory: Path) -> list[int]:
         return []
     ended = []
     for pid, ticks in started.items():
-        if is_here and ticks and _started(pid) == ticks:
+        if is_here and ticks and start_ticks(pid) == ticks:
             os.kill(pid, signal.SIGKILL)
             ended.append(pid)
     is_ours = sockets.name.startswith(SOCKETS_PREFIX)
@@ -105,8 +106,8 @@ def end_processes(directory: Path) -> list[int]:
     return ended
 
 
-def _started(pid: int) -> int:
-    """When a process began, in ticks since the machine did; 0 when that cannot be known."""
+def start_ticks(pid: int) -> int:
+    """Return when a process began, in ticks since the boot of the machine; 0 if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
         return int(fields[19])
@@ -117,80 +118,65 @@ def _started(pid: int) -> int:
 _MERGED = ("versions", "history", "scalars", "strides")
 
 
+@dataclass(slots=True)
 class Publisher:
     """Publishes each checkpoint when every stage has written its part.
 
     Args:
         stages: of each stream, those that write a part of its checkpoints.
-        generation: the run's, in the name of what the stages write.
+        generation: of the run, in the names of the files.
         folders: of each stream.
-        losses: of each stream; what belongs to a checkpoint is put on disk with it.
-        keep: how many checkpoints of a stream are kept.
-        reader: told of each; those that it still needs are kept, too.
-        joined: streams that can only go on at the same cut: the newest that all have is kept, and
-            what those that are ahead have beyond it, which will be the next.
-        may_publish: whether all steps before a cut, of those that are to be, have been compared
-            with the plain loop.
+        losses: of each stream; those before a checkpoint are put on disk with it.
+        keep: number of checkpoints of a stream that are kept.
+        reader: takes each checkpoint; those that it still needs are kept, too.
+        joined: streams that can only continue at a common cut: the newest common one is kept, and
+            newer ones of streams that are ahead, because they will be common.
+        may_publish: whether the first steps before a cut have been compared with the plain loop.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Collection[int]],
-        generation: int,
-        folders: Sequence[CheckpointFolder],
-        losses: Sequence[SectionLosses],
-        keep: int,
-        reader: CheckpointReader,
-        joined: Iterable[Collection[int]] = (),
-        may_publish: Callable[[int], bool] = lambda cut: True,
-    ) -> None:
-        self._may_publish = may_publish
-        self._held: list[tuple[int, dict[str, Any]]] = []
-        """Parts of checkpoints that may not be published yet."""
-        self._joined = tuple(joined)
-        self._stages = tuple(stages)
-        self._generation = generation
-        self._folders = tuple(folders)
-        self._losses = tuple(losses)
-        self._keep = keep
-        self._reader = reader
-        self._parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = defaultdict(dict)
-        self.newest: dict[int, int] = {}
-        """By stream, the cut of the last checkpoint that was published."""
+    stages: Sequence[Collection[int]]
+    generation: int
+    folders: Sequence[CheckpointFolder]
+    losses: Sequence[SectionLosses]
+    keep: int
+    reader: CheckpointReader
+    joined: Sequence[Collection[int]] = ()
+    may_publish: Callable[[int], bool] = lambda cut: True
+    newest: dict[int, int] = field(default_factory=dict)
+    """By stream, the cut of the last published checkpoint."""
+    _held: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Parts of checkpoints that may not be published yet."""
+    _parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
 
     def take(self, stage: int, part: dict[str, Any]) -> None:
-        """One stage's part is on disk.
-
-        Raises:
-            StorageError: when the checkpoint cannot be published.
-        """
+        """Take the part of a stage, which is on disk; raises as :meth:`publish_held`."""
         self._held.append((stage, part))
         self.publish_held()
 
     def publish_held(self) -> None:
-        """Publish what waits, if it may be published by now.
+        """Publish the checkpoints that are complete and may be published.
 
         Raises:
-            StorageError: when a checkpoint cannot be published.
+            StorageError: if one of them cannot be published.
         """
-        while self._held and self._may_publish(self._held[0][1]["cut"]):
+        while self._held and self.may_publish(self._held[0][1]["cut"]):
             self._publish(*self._held.pop(0))
 
     def _publish(self, stage: int, part: dict[str, Any]) -> None:
         stream, cut = part["stream"], part["cut"]
         parts = self._parts[stream, cut]
         parts[stage] = part
-        if len(parts) < len(self._stages[stream]):
+        if len(parts) < len(self.stages[stream]):
             return
         del self._parts[stream, cut]
-        manifest = {
-            **merge_parts(cut, [parts[number] for number in sorted(parts)]),
-            "generation": self._generation,
-        }
+        manifest = merge_parts(cut, [parts[number] for number in sorted(parts)])
+        manifest["generation"] = self.generation
         try:
-            manifest["losses"] = list(self._losses[stream].sync(cut))
-            self._folders[stream].publish(cut_name(cut), self._generation, manifest)
-            self._reader.published(stream, cut)
+            manifest["losses"] = list(self.losses[stream].sync(cut))
+            self.folders[stream].publish(cut_name(cut), self.generation, manifest)
+            self.reader.published(stream, cut)
             self._prune(stream)
         except OSError as error:
             raise StorageError(
@@ -200,18 +186,18 @@ class Publisher:
         self.newest[stream] = cut
 
     def _prune(self, stream: int) -> None:
-        together = next((each for each in self._joined if stream in each), (stream,))
-        cuts = [set(self._folders[number].cuts) for number in together]
+        together = next((each for each in self.joined if stream in each), (stream,))
+        cuts = [set(self.folders[number].cuts) for number in together]
         newest_of_all = max(set.intersection(*cuts), default=0)
         newest_of_slowest = min(max(own, default=0) for own in cuts)
         for number, own in zip(together, cuts, strict=True):
             to_come = (cut for cut in own if cut > newest_of_slowest)
-            spared = {*self._reader.needed(number), newest_of_all, *to_come}
-            self._folders[number].prune(self._keep, spared)
+            spared = {*self.reader.needed(number), newest_of_all, *to_come}
+            self.folders[number].prune(self.keep, spared)
 
 
 def merge_parts(subnets: int, parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The manifest of a checkpoint from what its stages wrote."""
+    """Combine the parts of the stages into the manifest of a checkpoint."""
     manifest: dict[str, Any] = {"subnets": subnets, "shards": []}
     manifest |= {kind: {} for kind in _MERGED}
     for part in parts:

@@ -1,4 +1,4 @@
-"""Starts the stages of an evaluation, feeds the strategy with scores, and ends them together."""
+"""The launcher of an evaluation, which passes scores to the strategy and its subnets to stages."""
 
 from __future__ import annotations
 
@@ -21,42 +21,32 @@ from naspipe.wire.transport import Wakeup
 from naspipe.worker.stage_main import run_alone
 
 Watch = Callable[[Callable[[], str]], None]
-"""Is given what says what this process is at."""
-
+"""Takes a function that returns what this process is doing."""
 
 Completed = Callable[[int, Scores], Scores]
-"""Adds to what the stages found of a subnet what is found in the launcher's process."""
-
-
-def unwatched(current: Callable[[], str]) -> None:
-    """Nobody wants to know."""
-
-
-def as_found(subnet: int, scores: Scores) -> Scores:
-    """Nothing is added."""
-    return scores
+"""Adds scores that are computed in the launcher's process to those of the stages for a subnet."""
 
 
 def evaluate(
     job: EvaluationJob,
     observer: ScoreObserver,
     score: Callable[[Scores], float],
-    watch: Watch = unwatched,
-    completed: Completed = as_found,
+    watch: Watch = lambda current: None,
+    completed: Completed = lambda subnet, scores: scores,
 ) -> list[dict[str, Any]]:
-    """Judge every subnet that the job's source proposes; returns what each stage measured.
+    """Evaluate every subnet that the job's source proposes; returns the measurements of each stage.
 
     Args:
         job: what is evaluated.
-        observer: told of every subnet.
-        score: what the source is told of one: more is better.
-        watch: of work in this process; stages in processes of their own are watched here.
-        completed: adds scores to those of the stages, before anyone is told of them.
+        observer: takes the scores of every subnet.
+        score: computes the number for the source; more is better.
+        watch: watches work in this process; stages in processes of their own are supervised here.
+        completed: adds scores to those of the stages, before anything else uses them.
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
-        ConfigError: when a stage finds that the input cannot be used, or the strategy proposes
-            what is no subnet.
+        ConfigError: if a stage finds that the input cannot be used, or the strategy proposes
+            something that is no subnet.
     """
     mailboxes = Mailboxes()
     stop = Stop(job.execution.pipeline.stages, mailboxes.send)
@@ -83,7 +73,7 @@ def evaluate(
 
 
 class ScoreCollector(StageReports):
-    """Takes the reports of all stages: scores go to the source, its subnets to the stages."""
+    """Handles the reports of all stages: scores go to the source, its subnets to the stages."""
 
     def __init__(
         self,
@@ -103,19 +93,12 @@ class ScoreCollector(StageReports):
         self._completed = completed
 
     def watch(self, current: Callable[[], str]) -> None:
-        """See :class:`naspipe.wire.ports.Reporter`."""
         self._watch(current)
 
     def start(self) -> None:
-        """Tell the stages of the first subnets."""
         self._tell(0, self._job.source.begin(0, ()))
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
-        """Handle one report.
-
-        Raises:
-            StageFailedError, ConfigError, StorageError: what a stage reports that it failed of.
-        """
         match kind:
             case "sums":
                 scores = self._completed(body["subnet"], scores_of(body["sums"]))

@@ -1,4 +1,4 @@
-"""A run whose stages are on several hosts: where each worker listens, and what rank 0 tells."""
+"""Runs whose stages are on several hosts: how workers meet, and what rank 0 sends to the others."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ import zmq
 
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, TransportError
+from naspipe.launch.claim import start_ticks
 from naspipe.launch.liveness import Place
 from naspipe.wire.endpoints import Endpoints, check_ports
 from naspipe.wire.transport import connect_outbox
 from naspipe.worker.job import TrainingJob
 
 _CALL = "naspipe/call"
-_PATIENCE = timedelta(seconds=1)
+_ANSWER_TIME = timedelta(seconds=1)
 
 SHARED_NAMES = (
     "where hosts share a name, or resolve it to themselves, start torchrun with --local-addr "
     "ADDRESS on each, and with --rdzv-conf is_host=1 on the first, is_host=0 on the others"
 )
-"""What to do where torchrun's names lead nowhere."""
+"""Advice if the host names of torchrun cannot be resolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One of the processes that torchrun has started with the same command."""
+    """One of the processes that torchrun started with the same command."""
 
     rank: int
     world_size: int
@@ -47,21 +48,21 @@ class Worker:
     """Of the store."""
     port: int
     hosts_store: bool
-    """Whether rank 0 has to make the store itself: who started it has not."""
+    """Whether rank 0 has to make the store, because its parent has not."""
     is_torchruns: bool = False
-    """Whether torchrun started it, which starts another one in its place when it fails."""
+    """Whether torchrun started it, which replaces it if it fails."""
 
     @staticmethod
     def find() -> Worker | None:
-        """This process as a worker; see :meth:`of`."""
+        """Return this process as a worker; see :meth:`of`."""
         return Worker.of(os.environ)
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> Worker | None:
-        """The worker that an environment describes; None outside of torchrun.
+        """Return the worker that an environment describes; None outside of torchrun.
 
         Raises:
-            ConfigError: when its variables are not what they should be.
+            ConfigError: if its variables are invalid.
         """
         names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         if not all(name in environment for name in names):
@@ -90,37 +91,36 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCard:
-    """What a worker says of itself."""
+    """What a worker tells the others about itself."""
 
     address: str
-    """Of its host, as the others reach it."""
+    """Of its host, for the others."""
     public_key: str
     started_by: str
-    """The process that started it: the same one after a restart."""
+    """Its parent process, which stays the same after a restart."""
     problem: str = ""
     """Why it cannot take part."""
     host: str = ""
-    """What its host calls itself."""
+    """Name of its host."""
 
 
 def parent_identity() -> str:
-    """The process that started this one, so that no other one ever has the same name."""
+    """Identify the parent process so that no other process ever has the same identity."""
     parent = os.getppid()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        stat = Path(f"/proc/{parent}/stat").read_text("ascii", "replace")
-        started = stat.rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+    except OSError:
         return ""
-    return f"{boot}/{parent}/{started}"
+    started = start_ticks(parent)
+    return f"{boot}/{parent}/{started}" if started else ""
 
 
 def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[WorkerCard]:
-    """Deal the cards of all workers to all of them; returns them by rank.
+    """Exchange the cards of all workers; returns them by rank.
 
     Raises:
-        ConfigError: when one of them cannot take part.
-        TransportError: when not all have come in time.
+        ConfigError: if one of them cannot take part.
+        TransportError: if not all have come in time.
     """
     where = f"{worker.address}:{worker.port}"
     try:
@@ -131,9 +131,8 @@ def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[Wor
             wait_for_workers=False,
             timeout=timedelta(seconds=seconds),
         )
-        deal = _call(store, worker, card, seconds) if worker.rank == 0 else _answer(
-            store, worker, card, seconds
-        )  # fmt: skip
+        exchange = _call if worker.rank == 0 else _answer
+        deal = exchange(store, worker, card, seconds)
     except RuntimeError as error:
         raise TransportError(
             f"rank {worker.rank} on {os.uname().nodename}: the workers did not meet at {where} "
@@ -151,11 +150,7 @@ def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[Wor
 
 
 def _check_reachable(cards: Sequence[WorkerCard]) -> None:
-    """Of several machines, none may have an address that only itself reaches.
-
-    Raises:
-        ConfigError: naming the first that has.
-    """
+    """Raise a ConfigError if one of several machines has an address that only itself reaches."""
     machines = {each.started_by.partition("/")[0] for each in cards} - {""}
     for rank, each in enumerate(cards) if len(machines) > 1 else ():
         if each.address.startswith("127."):
@@ -166,7 +161,7 @@ def _check_reachable(cards: Sequence[WorkerCard]) -> None:
 
 
 def _call(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:
-    """Rank 0: call under a new number, collect the answers to it, deal them out."""
+    """Rank 0: publish a new number, collect the answers to it, and publish them all."""
     number = secrets.token_hex(8)
     store.set(_CALL, number)
     cards = [asdict(card)]
@@ -184,28 +179,26 @@ def _call(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:
 
 
 def _answer(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:
-    """The others: answer the call that stands; an earlier attempt's may do so at first."""
+    """Other ranks: answer the present call, which may at first be that of an earlier attempt."""
     store.wait([_CALL], timedelta(seconds=seconds))
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         number = store.get(_CALL).decode()
         store.set(f"naspipe/{number}/{worker.rank}", json.dumps(asdict(card)))
         try:
-            store.wait([f"naspipe/{number}/deal"], _PATIENCE)
+            store.wait([f"naspipe/{number}/deal"], _ANSWER_TIME)
         except RuntimeError:
             continue
         deal = store.get(f"naspipe/{number}/deal").decode()
-        if _is_mine(deal, worker, card):
+        dealt = json.loads(deal)
+        # A deal of an earlier attempt holds another key of this worker.
+        if len(dealt) == worker.world_size and dealt[worker.rank] == asdict(card):
             store.set(f"naspipe/{number}/{worker.rank}/read", "")
             return str(deal)
-        time.sleep(_PATIENCE.total_seconds())  # dealt long ago; the store cannot wait for a change
+        time.sleep(
+            _ANSWER_TIME.total_seconds()
+        )  # dealt long ago; the store cannot wait for a change
     raise TransportError("rank 0 does not answer")
-
-
-def _is_mine(deal: str, worker: Worker, card: WorkerCard) -> bool:
-    """Whether it holds this card: a deal of an earlier attempt holds another key."""
-    cards = json.loads(deal)
-    return len(cards) == worker.world_size and cards[worker.rank] == asdict(card)
 
 
 JOB, ALIVE, END = "job", "alive", "end"
@@ -215,22 +208,21 @@ _BEAT_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """One worker's knowledge of all."""
+    """What one worker knows of all workers."""
 
     worker: Worker
     endpoints: Endpoints
     agents: tuple[str, ...]
-    """Where the agents of the ranks from 1 on listen."""
+    """Addresses of the agents of the ranks from 1 on."""
     started_by: tuple[str, ...]
-    """The process that started each worker."""
+    """The parent process of each worker."""
     names: tuple[str, ...]
-    """What the hosts of all workers call themselves."""
+    """Names of the hosts of all workers."""
     token: str
-    """Of this life: rank 0 writes it into the run directory, where all must find it."""
+    """Of this attempt: rank 0 writes it into the run directory, where all must find it."""
 
     @property
     def places(self) -> list[Place]:
-        """Of each worker."""
         addresses = [each.removeprefix("tcp://") for each in self.endpoints.workers]
         return [Place(*each) for each in zip(self.names, addresses, strict=True)]
 
@@ -239,11 +231,23 @@ def join(worker: Worker, execution: Execution) -> Hosts:
     """Meet the other workers.
 
     Raises:
-        ConfigError: when this worker or another one cannot take part.
-        TransportError: when they do not meet within ``timeout_seconds``.
+        ConfigError: if a worker cannot take part.
+        TransportError: if they do not meet within ``timeout_seconds``.
     """
     public, secret = zmq.curve_keypair()
-    card = _card(worker, execution, public)
+    address = problem = ""
+    try:
+        address = own_address(worker, execution.wire.interface)
+        check_ports(address, _ports(execution, worker.rank))
+    except ConfigError as error:
+        problem = str(error)
+    card = WorkerCard(
+        address=address,
+        public_key=public.decode(),
+        started_by=parent_identity(),
+        problem=problem,
+        host=os.uname().nodename,
+    )
     cards = exchange_cards(worker, card, execution.watch.timeout_seconds)
     addresses = [
         [f"tcp://{each.address}:{port}" for port in _ports(execution, rank)]
@@ -266,31 +270,15 @@ def join(worker: Worker, execution: Execution) -> Hosts:
 
 
 def _ports(execution: Execution, rank: int) -> range:
-    """Of the launcher or the agent, and of the stage."""
+    """Return the ports of the launcher or the agent, and of the stage."""
     return range(execution.wire.port + 2 * rank, execution.wire.port + 2 * rank + 2)
 
 
-def _card(worker: Worker, execution: Execution, public: bytes) -> WorkerCard:
-    address = problem = ""
-    try:
-        address = own_address(worker, execution.wire.interface)
-        check_ports(address, _ports(execution, worker.rank))
-    except ConfigError as error:
-        problem = str(error)
-    return WorkerCard(
-        address=address,
-        public_key=public.decode(),
-        started_by=parent_identity(),
-        problem=problem,
-        host=os.uname().nodename,
-    )
-
-
 def own_address(worker: Worker, interface: str = "") -> str:
-    """The address of this host that the others reach: an interface's, or the store's way.
+    """Return the address of this host for the others: of an interface, or on the way to the store.
 
     Raises:
-        ConfigError: when there is none.
+        ConfigError: if there is none.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -309,31 +297,32 @@ def own_address(worker: Worker, interface: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherHosts:
-    """Rank 0's knowledge of the others, and of what to tell them."""
+    """What rank 0 knows of the others, and what it sends them."""
 
     hosts: Hosts
     assign: Callable[[TrainingJob], Mapping[str, Any]]
-    """What the other workers need to make the job."""
+    """Returns what the other workers need to make the job."""
 
 
 class Announcer:
-    """Rank 0's way to the agents, through a context of the launcher; on one machine, to nobody."""
+    """Sends messages from rank 0 to the agents; on one host there are none."""
 
     def __init__(self, context: zmq.Context[Any], hosts: Hosts | None) -> None:
-        agents = hosts.agents if hosts else ()
-        self._outboxes = [
-            connect_outbox(context, each, hosts.endpoints) for each in agents if hosts
-        ]
+        self._outboxes: list[zmq.Socket[Any]] = []
+        if hosts:
+            self._outboxes = [
+                connect_outbox(context, each, hosts.endpoints) for each in hosts.agents
+            ]
         self._told = 0.0
 
     def tell(self, what: str, body: object = None) -> None:
-        """Tell every agent: ``job``, ``alive`` or ``end``."""
+        """Send ``job``, ``alive`` or ``end`` to every agent."""
         self._told = time.monotonic()
         for outbox in self._outboxes:
             outbox.send(msgpack.packb([what, body]))
 
     def beat(self) -> None:
-        """Give a sign of life, unless there was one just now."""
+        """Send a heartbeat, unless something was sent just before."""
         if time.monotonic() - self._told > _BEAT_SECONDS:
             self.tell(ALIVE)
 
@@ -341,13 +330,10 @@ class Announcer:
 def tell_end(
     hosts: Hosts, problem: str, signal_number: int = 0, linger_seconds: float = 3.0
 ) -> None:
-    """Tell every agent that the run has ended.
+    """Tell every agent that the run has ended, within ``linger_seconds``.
 
-    Args:
-        hosts: where they are.
-        problem: why; empty where all is well.
-        signal_number: what asked for it; 0 where nobody did.
-        linger_seconds: how long to wait until all have heard it.
+    ``problem`` is the reason, empty at a normal end; ``signal_number`` is the signal that requested
+    the end, 0 if there was none.
     """
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -357,10 +343,10 @@ def tell_end(
 
 
 def read_word(data: bytes) -> tuple[str, Any]:
-    """What rank 0 told.
+    """Decode a message of rank 0.
 
     Raises:
-        TransportError: when it is nothing that rank 0 tells.
+        TransportError: if it is no such message.
     """
     try:
         what, body = msgpack.unpackb(data)

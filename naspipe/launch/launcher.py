@@ -1,7 +1,7 @@
-"""Starts the stages of a run on one machine, watches them, and ends them together.
+"""Starts the stages of a run, supervises them, and ends them together.
 
-Stages are forked, so spaces, data and losses may be any Python objects and nothing is ever
-pickled. The launcher computes nothing with torch itself before it forks.
+Stages are forked, so that spaces, data and losses may be any Python objects and nothing is ever
+pickled. The launcher computes nothing with torch before it forks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from naspipe.config.errors import (
 )
 from naspipe.launch.claim import Publisher, merge_parts
 from naspipe.launch.hosts import OtherHosts
-from naspipe.launch.stage_pool import Elsewhere, LauncherSide, Mailboxes, run_stages
+from naspipe.launch.stage_pool import LauncherSide, Mailboxes, run_stages
 from naspipe.launch.stopping import Stop, answered_signals
-from naspipe.launch.supervisor import Collector, FirstSteps, GrowingStreams, NotCompared
+from naspipe.launch.supervisor import Collector, FirstSteps, GrowingStreams
 from naspipe.launch.validation import ValidationLauncher
 from naspipe.machine.forking import may_compute_here
 from naspipe.store.checkpoints import FINAL
@@ -37,13 +37,13 @@ from naspipe.worker.stage_process import StageRun
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a run to its final checkpoint leaves beside that."""
+    """The results of a run apart from its files."""
 
     measured: list[dict[str, Any]]
-    """Of each stage: bytes handed over and copied."""
+    """Bytes handed over and copied by each stage."""
     late: NaspipeError | None
-    """Whoever asked it to end when there was nothing more to leave out, or an observer that failed
-    then; not raised yet."""
+    """A request to end, or an error of an observer, that came too late to shorten the run; not
+    raised yet."""
 
 
 def launch(
@@ -52,23 +52,22 @@ def launch(
     others: OtherHosts | None = None,
     first_steps: FirstSteps | None = None,
 ) -> Launched:
-    """Carry a run out, to its final checkpoint; on several hosts, with stage 0 on this one.
+    """Carry out a run to its final checkpoint; on several hosts, stage 0 is on this one.
 
     Args:
         job: what is trained, and how.
-        observer: told as the run goes.
-        others: the other hosts, where there are any.
-        first_steps: compares them with a plain loop. No checkpoint is published before it has.
+        observer: of the run.
+        others: the other hosts, if there are any.
+        first_steps: compares them with a plain loop; no checkpoint of a step is published before.
 
     Raises:
         VerificationError: if one of the first steps differs from the plain loop.
         StageFailedError: with the first cause, once every stage has ended.
-        ConfigError: when a stage finds that the input cannot be used, or a port is in use.
-        StorageError: when a file cannot be written.
-        RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, behind a checkpoint.
+        ConfigError: if a stage finds that the input cannot be used, or a port is in use.
+        StorageError: if a file cannot be written.
+        RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, with a checkpoint.
         ObserverError: if the observer raised an error; the run ended with a checkpoint.
     """
-    first_steps = first_steps or NotCompared()
     execution, num_stages = job.execution, job.execution.workers
     folders = [stream.directory.checkpoints for stream in job.streams]
     mailboxes = Mailboxes()
@@ -84,17 +83,34 @@ def launch(
         ]
         validating = stack.enter_context(ValidationLauncher(job, observer))
         publisher = Publisher(
-            job.participants, job.generation, folders, losses, execution.checkpoints.keep,
-            validating, job.going_on_together, first_steps.may_publish,
-        )  # fmt: skip
+            job.participants,
+            job.generation,
+            folders,
+            losses,
+            execution.checkpoints.keep,
+            validating,
+            job.going_on_together,
+            first_steps.may_publish if first_steps else lambda cut: True,
+        )
         growing = stack.enter_context(GrowingStreams(job, mailboxes.send, first_steps))
-        collect = validating.collect
         collector = Collector(
-            num_stages, losses, observer, publisher, stop, growing, collect, first_steps,
+            num_stages,
+            losses,
+            observer,
+            publisher,
+            stop,
+            growing,
+            validating.collect,
+            first_steps,
             job.is_causal,
-        )  # fmt: skip
+        )
         if job.is_causal:
-            stack.enter_context(answered_signals(lambda number: _ask(stop, wakeup, number)))
+
+            def answer(signal_number: int) -> None:
+                stop.request(signal_number)
+                wakeup.set()
+
+            stack.enter_context(answered_signals(answer))
         side = LauncherSide(
             collector=collector,
             start=growing.start,
@@ -102,14 +118,26 @@ def launch(
             wakeup=wakeup,
             mailboxes=mailboxes,
         )
-        try:
-            _run(job, side, others, stack)
-        except (StageFailedError, TransportError):  # resumes from a checkpoint that is still held
-            first_steps.wait()
+
+        def publish_all() -> None:
+            if first_steps:
+                first_steps.wait()
             publisher.publish_held()
+
+        try:
+            if execution.workers == 1 and may_compute_here(execution.hardware.device):
+                growing.start()
+                run_alone(job, collector, mailboxes.local)
+            else:
+                directory = stack.enter_context(private_directory())
+                hosts = others.hosts if others else None
+                endpoints = hosts.endpoints if hosts else make_endpoints(execution, directory)
+                assigned = others.assign(job) if others else {}
+                run_stages(job, StageRun, endpoints, side, hosts, assigned)
+        except (StageFailedError, TransportError):  # it resumes from the last checkpoint
+            publish_all()
             raise
-        first_steps.wait()
-        publisher.publish_held()
+        publish_all()
         results = [collector.results[stage] for stage in sorted(collector.results)]
         if not all(result["streams"] for result in results):  # some may have been through already
             raise _interruption(job, stop, publisher, collector.observer_error)
@@ -121,34 +149,14 @@ def launch(
             raise _interruption(job, stop, publisher, collector.observer_error)
     late: NaspipeError | None = collector.observer_error
     if late is None and stop.signal_number:
-        late = _asked(stop, "behind its last subnet")
+        late = _interrupted(stop, "after its last subnet")
     return Launched([result["measured"] for result in results], late)
-
-
-def _run(job: TrainingJob, side: LauncherSide, others: OtherHosts | None, stack: ExitStack) -> None:
-    """Have the stages work to their end: a single one in this process, where that does no harm."""
-    execution = job.execution
-    if execution.workers == 1 and may_compute_here(execution.hardware.device):
-        side.start()
-        run_alone(job, side.collector, side.mailboxes.local)
-        return
-    directory = stack.enter_context(private_directory())
-    if others is None:
-        run_stages(job, StageRun, make_endpoints(execution, directory), side)
-        return
-    elsewhere = Elsewhere(hosts=others.hosts, assigned=others.assign(job))
-    run_stages(job, StageRun, others.hosts.endpoints, side, elsewhere)
-
-
-def _ask(stop: Stop, wakeup: Wakeup, signal_number: int) -> None:
-    stop.request(signal_number)
-    wakeup.set()
 
 
 def _interruption(
     job: TrainingJob, stop: Stop, publisher: Publisher, observer_error: ObserverError | None
 ) -> NaspipeError:
-    """What to say of a run that was asked to end and has done so."""
+    """Make the error of a run that ended early as requested."""
     cuts = [
         publisher.newest.get(number, each.first)
         for number, each in enumerate(job.streams)
@@ -158,10 +166,10 @@ def _interruption(
     if observer_error is not None:
         observer_error.args = (f"{observer_error}; the run ended {where}",)
         return observer_error
-    return _asked(stop, where)
+    return _interrupted(stop, where)
 
 
-def _asked(stop: Stop, where: str) -> RunInterruptedError:
+def _interrupted(stop: Stop, where: str) -> RunInterruptedError:
     return RunInterruptedError(
         stop.signal_number,
         f"interrupted by {signal.Signals(stop.signal_number).name}, {where}",

@@ -1,4 +1,4 @@
-"""Which stage is hung or silent: judged by the launcher from the stages' heartbeats."""
+"""Detection of hung and silent stages, from their heartbeats, in the launcher."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from naspipe.wire.reports import HEARTBEAT_SECONDS, WAITING
 
 _NOTED_SECONDS = 10.0
-"""A silence that whoever watches should know of."""
+"""A silence after which the user gets a line."""
 
 
 class Place(NamedTuple):
-    """Where a stage is: on a host, at an address of it where there are several."""
+    """The host of a stage, and its address if there are several hosts."""
 
     host: str
     address: str = ""
@@ -24,17 +24,17 @@ class Place(NamedTuple):
         return self.host, self.address.rpartition(":")[0]
 
     def of(self, stage: int) -> str:
-        """The stage and its host: several may share a name."""
+        """Name the stage and its host; several hosts may share a name."""
         more = f", {self.address}" if self.address else ""
         return f"{'rank' if self.address else 'stage'} {stage} ({self.host}{more})"
 
     def on(self, stage: int) -> str:
-        """The host, and which of those that share its name."""
+        """Name the host so that hosts of the same name are distinguished."""
         return f"{self.host} (rank {stage}, {self.address})" if self.address else self.host
 
 
 class Problem(NamedTuple):
-    """A stage that is given up, the task it holds, and why."""
+    """A stage that is given up, its task, and the reason."""
 
     stage: int
     task: str
@@ -49,14 +49,14 @@ class _Beat(NamedTuple):
 
 
 class Liveness:
-    """Remembers what every stage was last heard to do; times are seconds of one monotonic clock.
+    """Remembers the last heartbeat of every stage; times are seconds of one monotonic clock.
 
     Args:
-        stages: who is to be heard of.
+        stages: that send heartbeats.
         now: the time.
         silence_seconds: how long a stage may send nothing at all.
-        timeout_seconds: how long it may be at one block, WRITE or anything else but waiting.
-        places: of each stage; where there are none, they are on this host.
+        timeout_seconds: how long one block, one WRITE or any other activity but waiting may take.
+        places: of each stage; empty if all are on this host.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Liveness:
         places: Sequence[Place] = (),
     ) -> None:
         self.look_seconds = min(HEARTBEAT_SECONDS, silence_seconds / 4)
-        """How long nobody may ask, at most."""
+        """Maximum time between two calls of :meth:`problem`."""
         self._places = tuple(places)
         self._noted: set[int] = set()
         self._silence_seconds = silence_seconds
@@ -77,24 +77,23 @@ class Liveness:
         self._looked = now
 
     def hear(self, stage: int, now: float, doing: str, age: float) -> None:
-        """A heartbeat: what the stage is at, and for how many seconds."""
+        """Take a heartbeat: what the stage is doing, and for how many seconds."""
         if stage in self._beats:
             self._beats[stage] = _Beat(now, doing, now - age)
             self._noted.discard(stage)
 
     def doing(self, stage: int) -> str:
-        """What the stage was last heard to do; empty once it has ended."""
+        """Return what the stage last reported to do; empty after its end."""
         return self._beats[stage].doing if stage in self._beats else ""
 
     def done(self, stage: int) -> None:
-        """The stage has ended as it should."""
         self._beats.pop(stage, None)
 
     def problem(self, now: float) -> Problem | None:
-        """The stage to give up, if there is one: silent ones first, then the longest hung.
+        """Return the stage to give up, if any: a silent one first, then the one hung for longest.
 
-        To be asked every ``look_seconds``: where it is not for long, it was the one who asks that
-        stood still, and nobody is blamed for that time.
+        To be called every ``look_seconds``. If it is not, the caller itself was stopped, and that
+        time does not count.
         """
         gap, self._looked = now - self._looked, now
         if gap > self._silence_seconds / 2:
@@ -123,9 +122,9 @@ class Liveness:
         return Problem(stage, self._beats[stage].doing, why, self.host(stage))
 
     def overdue(self, now: float) -> list[str]:
-        """A line for each stage that has been silent for a while, once until it is heard again.
+        """Return a line for each stage that is silent, once until its next heartbeat.
 
-        To be asked behind :meth:`problem`.
+        To be called after :meth:`problem`.
         """
         late = [
             (stage, now - beat.heard)
@@ -141,7 +140,6 @@ class Liveness:
         ]
 
     def host(self, stage: int) -> str:
-        """Where a stage is, in an error."""
         return self._place(stage).on(stage)
 
     def _place(self, stage: int) -> Place:
@@ -149,7 +147,7 @@ class Liveness:
 
 
 def no_sign_of_life(there: Place, here: Place, seconds: float) -> str:
-    """Why a process of another host, or of this one, is given up."""
+    """Explain why a process at one place is given up by a process at another."""
     causes = "stopped or starved"
     if there.machine != here.machine:
         both = (here.host, there.host)

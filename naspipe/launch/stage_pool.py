@@ -1,8 +1,4 @@
-"""The processes of a pipeline's stages: started together, watched, ended together.
-
-Stages are forked, so spaces, data and losses may be any Python objects and nothing is ever
-pickled.
-"""
+"""The processes of a pipeline's stages, which are started, supervised and ended together."""
 
 from __future__ import annotations
 
@@ -35,14 +31,13 @@ _GRACE_SECONDS = 2.0
 
 
 class Mailboxes:
-    """The way from the launcher to its stages; a stage in this process has a queue."""
+    """Sends messages from the launcher to its stages; a stage in this process has a queue."""
 
     def __init__(self) -> None:
         self.local: deque[LauncherMessage] = deque()
         self.outboxes: list[zmq.Socket[Any]] = []
 
     def send(self, stage: int, message: LauncherMessage) -> None:
-        """Hand a message to a stage."""
         if self.outboxes:
             self.outboxes[stage].send_multipart(launcher_frames(message))
         else:
@@ -51,28 +46,15 @@ class Mailboxes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSide:
-    """What a launcher has to do with its stages while they run."""
+    """The launcher's part in the work of its stages."""
 
     collector: StageReports
-    """Takes their reports."""
     start: Callable[[], None]
-    """Called when messages can be sent to them."""
+    """Called when messages can be sent to the stages."""
     stop: Stop
-    """Of a wish to end."""
     wakeup: Wakeup
-    """Set with it."""
+    """Set when the end is requested."""
     mailboxes: Mailboxes
-    """The way to them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """The other hosts, where there are several."""
-
-    hosts: Hosts
-    """Where all stages but stage 0 are."""
-    assigned: Mapping[str, Any]
-    """What their workers need to make the job."""
 
 
 def run_stages(
@@ -80,24 +62,26 @@ def run_stages(
     make: Callable[..., StageWork],
     endpoints: Endpoints,
     side: LauncherSide,
-    elsewhere: Elsewhere | None = None,
+    hosts: Hosts | None = None,
+    assigned: Mapping[str, Any] | None = None,
 ) -> None:
     """Run the stages in processes of their own until all are done.
 
     Args:
         job: what they do.
-        make: makes a stage's work, as ``StageRun`` is made.
+        make: makes a stage's work, as ``StageRun`` does.
         endpoints: of the stages and this process.
-        side: what this process has to do with them.
-        elsewhere: the other hosts.
+        side: the part of this process.
+        hosts: of all stages, if there are several.
+        assigned: what the workers on other hosts need to make the job.
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
-        ConfigError, StorageError: what a stage found.
+        ConfigError, StorageError: reported by a stage.
     """
     execution = job.execution
     check_fit_for_forking(execution.hardware.device)
-    here = range(1 if elsewhere else execution.workers)
+    here = range(1 if hosts else execution.workers)
     with _stage_processes(job, make, endpoints, here) as processes, ExitStack() as stack:
         context: zmq.Context[Any] = zmq.Context()
         stack.callback(context.destroy, linger=0)
@@ -108,14 +92,14 @@ def run_stages(
             time.monotonic(),
             execution.watch.silence_seconds,
             execution.watch.timeout_seconds,
-            elsewhere.hosts.places if elsewhere else (),
+            hosts.places if hosts else (),
         )
         side.mailboxes.outboxes += [
             connect_outbox(context, address, endpoints) for address in endpoints.workers
         ]
-        announcer = Announcer(context, elsewhere.hosts if elsewhere else None)
-        if elsewhere:
-            announcer.tell(JOB, elsewhere.assigned)
+        announcer = Announcer(context, hosts)
+        if hosts:
+            announcer.tell(JOB, assigned)
         side.start()
         supervise(inbox, processes, side.collector, side.stop, side.wakeup, announcer.beat)
         stack.close()
@@ -130,8 +114,8 @@ def _stage_processes(
     endpoints: Endpoints,
     stages: Iterable[int],
 ) -> Iterator[dict[int, BaseProcess]]:
-    """The stages' processes; none is left when the block ends, however it ends."""
-    lifeline = os.pipe()
+    """Start the stages' processes; none is left when the block ends, however it ends."""
+    parent_pipe = os.pipe()
     processes: dict[int, BaseProcess] = {}
     process: BaseProcess
     try:
@@ -139,7 +123,7 @@ def _stage_processes(
             for number in stages:
                 process = FORK.Process(
                     target=stage_main,
-                    args=(lambda: job, WorkerId(number), endpoints, lifeline),
+                    args=(lambda: job, WorkerId(number), endpoints, parent_pipe),
                     kwargs={"make": make},
                     name=f"naspipe-stage-{number}",
                 )
@@ -148,8 +132,8 @@ def _stage_processes(
         pids = [each.pid for each in processes.values() if each.pid is not None]
         for directory in job.claimed:
             record_processes(directory, pids, endpoints.directory)
-        os.close(lifeline[0])
+        os.close(parent_pipe[0])
         yield processes
     finally:
         end_all(processes.values())
-        os.close(lifeline[1])
+        os.close(parent_pipe[1])

@@ -1,4 +1,4 @@
-"""A wish to end a run early, carried to every stage in two rounds: hold, then stop at a cut."""
+"""The early end of a run: a request goes to every stage in two rounds, hold and stop at a cut."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from naspipe.wire.messages import HOLD, STOP, ControlMessage
 
 
 class Stop:
-    """What the launcher knows of the wish to end.
+    """The launcher's state of the request.
 
-    Every stage is told to hold, and says of each stream how many subnets it has admitted. No
-    stage is behind the most that one has admitted, so that is where each stream is cut.
+    Every stage is told to hold, and reports how many subnets of each stream it has admitted. Every
+    stage can reach the largest of these numbers, so each stream is cut there.
 
     Args:
-        num_stages: whose answers to wait for.
-        send: hands a message to a stage.
-        joined: streams that need one another's passes, so that they are cut at the same one.
-        say: told once, in a line, that the end begins.
+        num_stages: number of stages whose answers are awaited.
+        send: sends a message to a stage.
+        joined: streams that need one another's passes, so that they have a common cut.
+        say: takes a line for the user when the end begins.
     """
 
     def __init__(
@@ -43,24 +43,24 @@ class Stop:
         self._why = ""
         self._admitted: dict[int, Sequence[int]] = {}
         self.signal_number = 0
-        """The signal that asked for it; 0 while nobody did."""
+        """The signal that requested the end; 0 if there was none."""
         self.from_elsewhere = True
-        """Whether no signal came to this process itself."""
+        """False if a signal came to this process itself."""
 
     def request(self, signal_number: int, from_elsewhere: bool = False, why: str = "") -> None:
-        """Ask for it; safe in a signal's handler.
+        """Request the end; may be called by a signal handler.
 
         Args:
-            signal_number: as which it counts.
+            signal_number: the signal, or the one that the request counts as.
             from_elsewhere: whether it came to another host.
-            why: what is said of it; the signal's name by default.
+            why: reason for the user; by default the name of the signal.
         """
         self.signal_number = signal_number
         self._why = self._why or why
         self.from_elsewhere &= from_elsewhere
 
     def held(self, stage: int, admitted: Sequence[int]) -> None:
-        """A stage admits nothing more of its own accord."""
+        """A stage has stopped to admit subnets."""
         self._admitted[stage] = admitted
         if self._is_sent and len(self._admitted) == self._num_stages:
             cuts = list(map(max, zip(*self._admitted.values(), strict=True)))
@@ -68,26 +68,25 @@ class Stop:
                 last = max(cuts[stream] for stream in streams)
                 for stream in streams:
                     cuts[stream] = last
-            self._tell(ControlMessage(STOP, tuple(cuts)))
+            self._send_all(ControlMessage(STOP, tuple(cuts)))
 
     def advance(self) -> None:
-        """Begin, when it was asked for since the last call."""
         if self.signal_number and not self._is_sent:
             self._is_sent = True
             name = self._why or signal.Signals(self.signal_number).name
             self._say(
-                f"{name}: ending behind a checkpoint, once the subnets under way are through; "
-                f"a second one ends at once, and loses what is behind the last checkpoint"
+                f"{name}: ending with a checkpoint, once the subnets under way are through; "
+                f"a second one ends at once, and loses what follows the last checkpoint"
             )
-            self._tell(ControlMessage(HOLD))
+            self._send_all(ControlMessage(HOLD))
 
-    def _tell(self, message: ControlMessage) -> None:
+    def _send_all(self, message: ControlMessage) -> None:
         for stage in range(self._num_stages):
             self._send(stage, message)
 
 
 def end_parent_too() -> None:
-    """Have who started this process end as if it had got the signal itself; answer none more."""
+    """End the parent process as if it had got the signal; answer no more signals."""
     leave_signals_to_launcher()
     os.kill(os.getppid(), signal.SIGTERM)
 
@@ -96,10 +95,10 @@ def end_parent_too() -> None:
 def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
     """Answer SIGINT, SIGTERM and SIGHUP; a second SIGINT or SIGTERM raises ``KeyboardInterrupt``.
 
-    SIGHUP comes beside others: from a shell that ends, from systemd right behind SIGTERM. So do
-    SIGUSR1 and SIGUSR2, which a batch scheduler sends before SIGTERM; they are answered unless the
-    user has handlers for them.
-    In any thread but the main one nothing is changed, and a signal that is ignored stays so.
+    SIGHUP does not count as the second one, because it accompanies others: a shell sends it at its
+    end, systemd right after SIGTERM. Neither do SIGUSR1 and SIGUSR2, which a batch scheduler sends
+    before SIGTERM; they are answered unless the user has handlers for them.
+    Outside of the main thread nothing is changed, and an ignored signal stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -120,18 +119,17 @@ def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
 
 
 class _AskedToEnd(BaseException):
-    """On its way to where the signals are answered, as Ctrl-C's is: no check may take it for a
-    fault of what it checks."""
+    """Raised by a handler; a BaseException, so that no check takes it for an error of user code."""
 
 
 @contextmanager
 def ended_by_signals(when: str) -> Iterator[None]:
-    """Have SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 raise where they would end the process silently.
+    """Raise an error at SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, which would end the process silently.
 
-    In any thread but the main one nothing is changed, and a signal that has a handler keeps it.
+    Outside of the main thread nothing is changed, and a signal that has a handler keeps it.
 
     Args:
-        when: said of the end.
+        when: part of the message.
 
     Raises:
         RunInterruptedError: at the signal.
@@ -142,7 +140,7 @@ def ended_by_signals(when: str) -> Iterator[None]:
     owner = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # of a process that was forked meanwhile
+        if os.getpid() != owner:  # in a process that was forked meanwhile
             os._exit(128 + number)
         raise _AskedToEnd(number)
 
@@ -162,7 +160,7 @@ def ended_by_signals(when: str) -> Iterator[None]:
 
 @contextmanager
 def _sent_again() -> Iterator[None]:
-    """Have a signal come again where Python drops what is raised: finalizers, hooks of a fork."""
+    """Send a signal again if Python drops its error, as in finalizers and hooks of a fork."""
     before, main = sys.unraisablehook, threading.get_ident()
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:
@@ -183,7 +181,6 @@ def _sent_again() -> Iterator[None]:
 def _handled(
     numbers: Collection[int], handle: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Signals with another handler; the earlier ones come back."""
     before: Mapping[int, object] = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, handle)

@@ -1,4 +1,4 @@
-"""Watches the stages of a run from the launcher: their reports, their signs of life, their ends."""
+"""The launcher's supervision of stages: their reports, their heartbeats, and their ends."""
 
 from __future__ import annotations
 
@@ -31,71 +31,47 @@ from naspipe.wire.messages import SubnetsMessage
 from naspipe.wire.ports import RunObserver
 from naspipe.wire.reports import read_report
 from naspipe.wire.transport import Wakeup
-from naspipe.worker.job import StreamJob, TrainingJob
-
-
-class NotCompared:
-    """Takes what is reported and compares nothing."""
-
-    def may_publish(self, cut: int) -> bool:
-        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
-        return True
-
-    def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
-        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
-
-    def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
-        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
-
-    def take_layer(
-        self, stream: int, sequence_id: int, label: str, digests: Mapping[str, str]
-    ) -> None:
-        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
-
-    def wait(self) -> None:
-        """See :class:`naspipe.launch.supervisor.FirstSteps`."""
+from naspipe.worker.job import TrainingJob
 
 
 class FirstSteps(Protocol):
-    """Compares what stages report; see :class:`naspipe.verification.verifier.Verifier`."""
+    """Compares the reports of stages with a plain loop, as ``Verifier`` of ``verification`` does.
+
+    The last three methods raise a VerificationError if a value differs.
+    """
 
     def may_publish(self, cut: int) -> bool:
-        """Whether a checkpoint may be published: all below its sequence ID has been compared."""
+        """Whether everything below the sequence ID of a checkpoint has been compared."""
         ...
 
     def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
         """A stream has grown by these subnets, whose sequence IDs begin with ``first``."""
         ...
 
-    def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
-        """A stage reported a loss. Raises VerificationError if it differs."""
-        ...
+    def take_loss(self, stream: int, sequence_id: int, bits: str) -> None: ...
 
     def take_layer(
         self, stream: int, sequence_id: int, label: str, digests: Mapping[str, str]
     ) -> None:
-        """A stage reported a layer that it has written. Raises VerificationError if it differs."""
+        """A stage reported a layer that it has written."""
         ...
 
     def wait(self) -> None:
-        """Wait until the comparison is over, within a bound. Raises VerificationError."""
+        """Wait until the comparison is over, within a bound."""
         ...
 
 
 class GrowingStreams:
-    """Feeds the sources of a job's streams; a context manager.
+    """Passes losses to the sources of streams, and their subnets to the stages; a context manager.
 
-    Args:
-        job: some of whose streams may have a source.
-        send: hands a message to a stage.
-        first_steps: told of each subnet, for the plain loop that trains the first of them.
+    ``first_steps`` gets each subnet, for the plain loop that trains the first of them.
     """
 
     def __init__(
         self,
         job: TrainingJob,
         send: Callable[[int, SubnetsMessage], None],
-        first_steps: FirstSteps,
+        first_steps: FirstSteps | None,
     ) -> None:
         self._job = job
         self._send = send
@@ -106,29 +82,31 @@ class GrowingStreams:
         ]
 
     def _feeds(self, one: int, other: int) -> bool:
-        """Whether the losses of a stream say how far another is; one without is joined to it."""
+        """Whether a stream's losses show the progress of another, which is joined and has none."""
         if one == other or self._job.streams[other].workload.is_trained:
             return one == other
         joined = self._job.wiring.joined(len(self._job.streams))
         return any({one, other} <= each for each in joined)
 
     def start(self) -> None:
-        """Tell the stages of the first subnets; those of an earlier life are proposed again."""
+        """Send the first subnets; those of an earlier attempt are proposed again."""
         for number, stream in enumerate(self._job.streams):
             if stream.source is not None:
-                planned = stream.source.begin(stream.first, _scores(stream))
+                losses = read_losses(stream.directory.losses, stream.first) if stream.first else ()
+                planned = stream.source.begin(stream.first, (-loss.value for loss in losses))
                 self._tell(number, stream.first, planned)
 
     def take(self, stream: int, sequence_id: int, loss: float) -> None:
-        """A pass's loss is known."""
+        """Take the loss of a pass. The score that a source gets is its negative value."""
         for number in self._fed[stream]:
             source = self._job.streams[number].source
             known = source.count if source else 0
-            if source and (planned := source.take(sequence_id, score_of(loss))):
+            if source and (planned := source.take(sequence_id, -loss)):
                 self._tell(number, known, planned)
 
     def _tell(self, stream: int, first: int, planned: Sequence[Planned]) -> None:
-        self._first_steps.take_subnets(stream, first, [each.subnet for each in planned])
+        if self._first_steps:
+            self._first_steps.take_subnets(stream, first, [each.subnet for each in planned])
         message = SubnetsMessage(StreamId(stream), first, tuple(planned))
         for stage in range(self._job.execution.workers):
             self._send(stage, message)
@@ -142,32 +120,13 @@ class GrowingStreams:
                 stream.source.close()
 
 
-def _scores(stream: StreamJob) -> Iterator[float]:
-    """Of the subnets that are done."""
-    for loss in read_losses(stream.directory.losses, stream.first) if stream.first else ():
-        yield score_of(loss.value)
-
-
-def score_of(loss: float) -> float:
-    """What a strategy is told of a trained subnet: more is better."""
-    return -loss
-
-
 _POLL_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 0.5
 _BATCHES_KEPT = 4096
-"""More than are under way at once."""
+"""More batches than are under way at once."""
 
 
 def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
-    """Raise what a stage reports that it failed of.
-
-    Raises:
-        ConfigError: the user's input.
-        StorageError: a file could not be written.
-        NotFiniteError: a loss.
-        StageFailedError: anything else.
-    """
     host, cause = str(body.get("host", "")), str(body.get("cause", ""))
     where = f"stage {stage}, {body['task']}" + (f", on {host}" if host else "")
     match body["kind"]:
@@ -183,11 +142,7 @@ def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
 
 
 class StageReports:
-    """What every collector makes of reports: signs of life, failures and results.
-
-    Args:
-        num_stages: whose results to wait for.
-    """
+    """Handles the reports of every job: heartbeats, failures and results."""
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
@@ -196,15 +151,10 @@ class StageReports:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every stage is done."""
         return len(self.results) == self._num_stages
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
-        """Handle one report.
-
-        Raises:
-            StageFailedError, ConfigError, StorageError: what a stage reports that it failed of.
-        """
+        """Handle one report; raises the error that a stage reports."""
         match kind:
             case "beat" if self.liveness is not None:
                 self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
@@ -216,52 +166,29 @@ class StageReports:
                     self.liveness.done(stage)
 
     def note(self, text: str) -> None:
-        """Nothing: nobody watches."""
+        """Take a line for the user, who is not there."""
 
     def report(self, kind: str, body: Any) -> None:
-        """Reports of work on one stage, which come without a socket."""
+        """Take a report of work on one stage, which comes without a socket."""
         self.take(kind, 0, dict(body))
 
     def watch(self, current: Callable[[], str]) -> None:
-        """Nothing: work on one stage has nobody beside it to watch it."""
-
-
-class SameBatches:
-    """Stages that make a batch must make the same one: one has its input, another its target."""
-
-    def __init__(self) -> None:
-        self._made: OrderedDict[tuple[int, int], tuple[int, str]] = OrderedDict()
-
-    def take(self, stage: int, stream: int, number: int, digest: str) -> None:
-        """A stage has made a batch of a stream.
-
-        Raises:
-            ConfigError: when it is another one than that of the stage that made it first.
-        """
-        first, expected = self._made.setdefault((stream, number), (stage, digest))
-        if digest != expected:
-            raise ConfigError(
-                f"data: expected the same batch {number} in every process, found another one on "
-                f"stage {stage} than on stage {first}; make it from the seed and the number alone, "
-                f"as npp.from_dataset(dataset, batch_size) does (docs/data.md)"
-            )
-        if len(self._made) > _BATCHES_KEPT:
-            self._made.popitem(last=False)
+        """Do nothing, because no other process watches work on one stage."""
 
 
 class Collector(StageReports):
-    """Takes the reports of all stages: writes losses, keeps results, raises the first failure.
+    """Handles the reports of training: writes losses, keeps results, raises the first failure.
 
     Args:
-        num_stages: whose results to wait for.
+        num_stages: number of stages whose results are awaited.
         losses: of each stream.
-        observer: told as the run goes.
-        publisher: of checkpoints.
-        stop: of a wish to end.
-        growing: told of losses, from which streams grow.
-        collect: called with each of them: takes in what was found beside the training.
-        first_steps: told of losses and layers, which it compares with a plain loop.
-        can_cut: whether the run can be ended with a checkpoint when the observer fails.
+        observer: gets losses and notes.
+        publisher: gets the parts of checkpoints.
+        stop: gets requests to end, and the answers of stages.
+        growing: takes losses, with which streams grow.
+        collect: called after each loss, to take results of validation.
+        first_steps: takes losses and layers, which it compares with a plain loop.
+        can_cut: whether the run can be ended with a checkpoint if the observer fails.
     """
 
     def __init__(
@@ -278,25 +205,26 @@ class Collector(StageReports):
     ) -> None:
         super().__init__(num_stages)
         self._can_cut = can_cut
-        self._first_steps = first_steps or NotCompared()
+        self._first_steps = first_steps
         self._growing = growing
         self._collect = collect
         self._losses = tuple(losses)
         self._observer = observer
         self._publisher = publisher
         self._stop = stop
-        self._batches = SameBatches()
+        self._batches: OrderedDict[tuple[int, int], tuple[int, str]] = OrderedDict()
+        """By stream and number, the stage that first made a batch, and its digest."""
         self.observer_error: ObserverError | None = None
-        """What the observer has failed of; the end of the run was asked for then."""
+        """The first error of the observer, with which the end of the run was requested."""
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
         """Handle one report.
 
         Raises:
-            StageFailedError: when a stage reports that it failed.
-            VerificationError: when one of the first steps differs from the plain loop.
-            ConfigError: when what it failed on is the user's input.
-            StorageError: when a file could not be written.
+            StageFailedError: if a stage reports a failure.
+            VerificationError: if one of the first steps differs from the plain loop.
+            ConfigError: if the user's input caused the failure, or stages made unequal batches.
+            StorageError: if a file could not be written.
         """
         match kind:
             case "loss":
@@ -304,7 +232,8 @@ class Collector(StageReports):
                 beside = read_beside(body.get("batch", ""), body.get("metrics", {}))
                 losses = self._losses[stream]
                 losses.append(body["section"], sequence_id, loss, body["bits"], beside)
-                self._first_steps.take_loss(stream, sequence_id, body["bits"])
+                if self._first_steps:
+                    self._first_steps.take_loss(stream, sequence_id, body["bits"])
                 if body["section"]:
                     return
                 with self._observed():
@@ -316,7 +245,17 @@ class Collector(StageReports):
                 with self._observed():
                     self._collect()
             case "batch":
-                self._batches.take(stage, body["stream"], body["number"], body["digest"])
+                number, digest = body["number"], body["digest"]
+                made = self._batches.setdefault((body["stream"], number), (stage, digest))
+                if digest != made[1]:
+                    raise ConfigError(
+                        f"data: expected the same batch {number} in every process, found another "
+                        f"one on stage {stage} than on stage {made[0]}; make it from the seed and "
+                        f"the number alone, as npp.from_dataset(dataset, batch_size) does "
+                        f"(docs/data.md)"
+                    )
+                if len(self._batches) > _BATCHES_KEPT:
+                    self._batches.popitem(last=False)
             case "busy":
                 with self._observed():
                     self._observer.on_busy(stage, body["busy_ns"], body["elapsed_ns"])
@@ -328,8 +267,9 @@ class Collector(StageReports):
             case "part":
                 self._publisher.take(stage, body)
             case "written":
-                where = body["stream"], body["sequence_id"], body["layer"]
-                self._first_steps.take_layer(*where, body["digests"])
+                if self._first_steps:
+                    where = body["stream"], body["sequence_id"], body["layer"]
+                    self._first_steps.take_layer(*where, body["digests"])
                 self._publisher.publish_held()
             case "held":
                 self._stop.held(stage, body["admitted"])
@@ -343,13 +283,12 @@ class Collector(StageReports):
                 super().take(kind, stage, body)
 
     def note(self, text: str) -> None:
-        """Something that whoever watches should know."""
         with self._observed():
             self._observer.on_note(text)
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
-        """Have an observer that fails end the run as a signal does: with a checkpoint."""
+        """Let an observer that fails end the run as a signal does, with a checkpoint."""
         try:
             yield
         except ObserverError as error:
@@ -360,7 +299,7 @@ class Collector(StageReports):
             self._stop.advance()
 
     def report(self, kind: str, body: Any) -> None:
-        """Reports of a run on one stage, which come without a socket."""
+        """Take a report of a run on one stage, which comes without a socket."""
         super().report(kind, body)
         self._stop.advance()
 
@@ -376,12 +315,12 @@ def supervise(
     """Take reports until every stage is done or one has failed.
 
     Args:
-        inbox: where reports come in.
-        processes: of the stages on this machine; the others' agents report their ends.
-        collector: of reports; it knows of all stages.
-        stop: a wish to end.
-        wakeup: set when there is one.
-        beat: called once a second at least.
+        inbox: of reports.
+        processes: of the stages on this machine; agents report the ends of the others.
+        collector: handles the reports of all stages.
+        stop: state of a request to end.
+        wakeup: set when the end of the run is requested.
+        beat: called at least once a second.
 
     Raises:
         StageFailedError: with the first cause: a failure, the end of a process, a stage that is
@@ -405,7 +344,7 @@ def supervise(
         for stage, process in processes.items():
             if process.sentinel in ready:
                 poller.unregister(process.sentinel)
-                # Its last report may still be on its way; the others' heartbeats never end.
+                # Its last report may still come; heartbeats of other stages always do.
                 deadline = time.monotonic() + _LAST_WORDS_SECONDS
                 while stage not in collector.results and (left := deadline - time.monotonic()) > 0:
                     if inbox.poll(int(left * 1000) + 1):
@@ -421,6 +360,6 @@ def supervise(
 
 
 def _task(collector: StageReports, stage: int) -> str:
-    """What a stage that died was last heard to do."""
+    """Name what a stage that died was last reported to do."""
     doing = collector.liveness.doing(stage) if collector.liveness else ""
     return f"an unknown task (last heard at: {doing})" if doing else "an unknown task"

@@ -1,6 +1,7 @@
-"""The launcher's side of validation: checkpoints go to a process beside the training, scores come.
+"""Validation during training: a separate process evaluates published checkpoints.
 
-The training is not touched: it takes checkpoints, and what is published is judged elsewhere.
+Training only writes checkpoints. :class:`ValidationLauncher` sends the path of each one that is due
+to the process (:func:`validation_main`), and records the scores that come back.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from naspipe.machine.forking import (
     obituary,
     quiet_fork,
 )
-from naspipe.search.scores import Scores
 from naspipe.store.checkpoints import FINAL, cut_name, read_checkpoint
 from naspipe.store.validations import Judged, Validation, ValidationFile
 from naspipe.wire.ports import LaunchObserver
@@ -52,18 +52,19 @@ _LEAST_PRIORITY = 19
 def validation_main(
     validations: Sequence[ValidationPlan | None],
     execution: Execution,
+    launchers_end: Connection,
     connection: Connection,
-    *,
     gives_way: bool,
 ) -> None:
-    """Answer questions until there are no more: ``[stream, path of a checkpoint, its cut]``.
+    """Answer requests until there are no more: ``[stream, path of a checkpoint, its cut]``.
 
-    With ``gives_way`` it takes the processor's time that nobody else wants. Without, somebody waits
-    for it, and is sent heartbeats as stages send them: maps with ``doing`` and ``age``. An answer
-    is a map with ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (why
-    there are none) and ``failure`` (as stages report theirs).
+    With ``gives_way`` the process has the lowest priority. Without, the launcher waits for it, and
+    gets heartbeats as from stages: maps with ``doing`` and ``age``. An answer is a map with
+    ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (why there are none)
+    and ``failure`` (as stages report it).
     """
-    leave_signals_to_launcher()  # without it there is nothing to do any more
+    launchers_end.close()  # so that the end of the launcher is noticed
+    leave_signals_to_launcher()
     if gives_way:
         os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
     questions: Queue[Any] = Queue()
@@ -84,7 +85,7 @@ def validation_main(
 
 
 class _Voice:
-    """What the process says to the launcher, from two threads."""
+    """Messages from the process to the launcher, from two threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -92,23 +93,21 @@ class _Voice:
         self._current: Callable[[], str] = lambda: WAITING
 
     def watch(self, current: Callable[[], str]) -> None:
-        """This says from now on what the process is at."""
+        """Use this function from now on to name what the process is doing."""
         self._current = current
 
     def say(self, body: Mapping[str, Any]) -> None:
-        """Send one message; the process ends when the launcher has ended."""
         with self._lock:
             self._connection.send_bytes(msgpack.packb(body))
 
     def beat(self) -> None:
-        """Give signs of life, without an end."""
         at_it, never = AtIt(), threading.Event()
         while not never.wait(HEARTBEAT_SECONDS):
             self.say(at_it.look(self._current()))
 
 
 def _read(connection: Connection, questions: Queue[Any]) -> None:
-    """Take questions in; the process ends at once when the launcher has ended."""
+    """Read requests; the process ends as soon as the launcher has ended."""
     while True:
         try:
             question = msgpack.unpackb(connection.recv_bytes())
@@ -131,8 +130,8 @@ def _answer(
         return {"note": str(error)}
     except StageFailedError as error:
         task = f"the validation at subnet {cut}, {error.task}"
-        said = {"traceback": error.traceback_text, "host": error.host}
-        return {"failure": {"kind": "", "task": task, **said}}
+        more = {"traceback": error.traceback_text, "host": error.host}
+        return {"failure": {"kind": "", "task": task, **more}}
     except Exception as error:
         return {"failure": failure_report(f"the validation at subnet {cut}", error)}
 
@@ -140,16 +139,12 @@ def _answer(
 def judge(
     validation: ValidationPlan, path: Path, execution: Execution, watch: Watch
 ) -> list[dict[str, float]]:
-    """The scores of each subnet with the weights of a checkpoint.
+    """Return the scores of each subnet with the weights of a checkpoint.
 
-    Args:
-        validation: what is judged, and on what.
-        path: of the checkpoint.
-        execution: the run's; how it computes, and how long anything may take.
-        watch: given what says what is being done.
+    The device and the time limits are those of the run.
 
     Raises:
-        LogError: when the checkpoint is damaged.
+        LogError: if the checkpoint is damaged.
         ConfigError, StageFailedError: see :func:`evaluate`.
     """
     evaluation = validation.evaluation
@@ -162,32 +157,27 @@ def judge(
         budget=count,
         execution=Execution(device=execution.hardware.device, window=count, watch=execution.watch),
     )
-    watch(lambda: WAITING)  # for a stage that is watched here, unless it is this process
+    watch(lambda: WAITING)  # a stage in another process is supervised here
     evaluate(job, sheet, lambda scores: 0.0, watch)
     target = "target" if evaluation.probe else evaluation.workload.target_field
     is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)[target].dim() > 1
-    return [_named(sheet.scores[number], is_text) for number in range(count)]
-
-
-def _named(scores: Scores, is_text: bool) -> dict[str, float]:
-    """What applies, by name."""
-    found = {"loss": scores.loss}
-    if is_text:
-        found["perplexity"] = _exp(scores.loss)
-    if not math.isnan(scores.top1):
-        found |= {"top1": scores.top1, "top5": scores.top5}
-    return found
-
-
-def _exp(loss: float) -> float:
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
+    rows = []
+    for number in range(count):
+        scores = sheet.scores[number]
+        row = {"loss": scores.loss}
+        if is_text:
+            try:
+                row["perplexity"] = math.exp(scores.loss)
+            except OverflowError:
+                row["perplexity"] = math.inf
+        if not math.isnan(scores.top1):
+            row |= {"top1": scores.top1, "top5": scores.top5}
+        rows.append(row)
+    return rows
 
 
 class _Fixed:
-    """A source of subnets that are known: see :class:`naspipe.jobs.ports.SubnetSource`."""
+    """A source of known subnets; see :class:`naspipe.jobs.ports.SubnetSource`."""
 
     def __init__(self, evaluation: EvaluationRecipe, choices: Sequence[Sequence[int]]) -> None:
         space = evaluation.workload.space
@@ -200,31 +190,22 @@ class _Fixed:
         self._planned = [Planned(each, whole) for each in self.subnets]
 
     def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
-        """All of them."""
+        """Propose all subnets."""
         return self._planned
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
-        """No more."""
+        """Propose nothing more."""
         return ()
 
     def close(self) -> None:
-        """Nothing to end."""
-
-
-def means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each score, over all subnets, summed in their order."""
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        """Do nothing."""
 
 
 class ValidationLauncher:
-    """Has checkpoints judged and records what comes of it; a context manager.
+    """Has checkpoints evaluated and records the scores; a context manager.
 
-    It goes on with what an earlier life of the run left unjudged. Where no stream is validated it
-    does nothing at all.
-
-    Args:
-        job: the run's.
-        observer: told of each validation.
+    It continues with checkpoints that an earlier attempt did not evaluate. If no stream is
+    validated, it does nothing.
     """
 
     def __init__(self, job: TrainingJob, observer: LaunchObserver) -> None:
@@ -233,7 +214,7 @@ class ValidationLauncher:
         self._every = job.execution.validation.every_steps * job.steps.passes
         self._files: dict[int, ValidationFile] = {}
         self._waiting: dict[int, list[int]] = {}
-        """Of each stream that is validated, the cuts that were asked for, in order."""
+        """The requested cuts of each stream that is validated, in order."""
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self._liveness: Liveness | None = None
@@ -262,14 +243,8 @@ class ValidationLauncher:
         self._connection, theirs = FORK.Pipe()
         validations = [stream.validation for stream in self._job.streams]
         self._process = FORK.Process(
-            target=_main,
-            args=(
-                validations,
-                self._job.execution,
-                self._connection,
-                theirs,
-                gives_way,
-            ),
+            target=validation_main,
+            args=(validations, self._job.execution, self._connection, theirs, gives_way),
             name="naspipe-validator",
         )
         watch = self._job.execution.watch
@@ -288,32 +263,33 @@ class ValidationLauncher:
         self._process = self._connection = None
 
     def published(self, stream: int, cut: int) -> None:
-        """There is a checkpoint at this cut."""
-        if stream in self._files and self._is_due(stream, cut):
+        if stream not in self._files or cut % self._every:
+            return
+        if cut not in self._files[stream].known and cut not in self._waiting[stream]:
             self._ask(stream, cut, cut_name(cut))
 
     def needed(self, stream: int) -> Collection[int]:
-        """The cuts of a stream whose checkpoints still wait to be judged."""
+        """Return the cuts of a stream whose checkpoints still have to be evaluated."""
         return self._waiting.get(stream, ())
 
     def collect(self) -> None:
-        """Record what has come.
+        """Record the scores that have come.
 
         Raises:
-            ConfigError, StorageError, StageFailedError: when a validation failed.
+            ConfigError, StorageError, StageFailedError: if a validation failed.
         """
         while any(self._waiting.values()) and self._connection and self._connection.poll():
             self._take_next(self._connection)
 
     def finish(self, is_stopped: Callable[[], bool], wakeup: Wakeup) -> bool:
-        """Have the final checkpoints judged and wait for all; False when asked to stop.
+        """Have the final checkpoints evaluated, and wait for all; returns False if asked to stop.
 
         Raises:
-            ConfigError, StorageError, StageFailedError: when a validation failed.
+            ConfigError, StorageError, StageFailedError: if a validation failed.
         """
         self.collect()
         waiting, self._waiting = self._waiting, {number: [] for number in self._files}
-        if self._files:  # nobody has to be given way any more, and no process can take that back
+        if self._files:  # from now on with normal priority, which a process cannot regain
             self._end()
             self._start(gives_way=False)
         for number, file in self._files.items():
@@ -324,7 +300,7 @@ class ValidationLauncher:
                 self._ask(number, cut, FINAL)
         left = sum(map(len, self._waiting.values()))
         if left > len(self._files):
-            self._observer.on_note(f"trained; {left} checkpoints are left to be judged")
+            self._observer.on_note(f"trained; {left} checkpoints are left to be evaluated")
         look_seconds = self._liveness.look_seconds if self._liveness else HEARTBEAT_SECONDS
         while self._connection and any(self._waiting.values()):
             if is_stopped():
@@ -332,25 +308,13 @@ class ValidationLauncher:
             wait([self._connection, wakeup.fileno()], look_seconds)
             wakeup.clear()
             self.collect()
-            self._check_alive()
+            problem = self._liveness.problem(time.monotonic()) if self._liveness else None
+            if problem is not None and any(self._waiting.values()):
+                raise StageFailedError(0, f"{self._oldest()}, {problem.task}", problem.why)
         if self._connection and self._process:
             self._connection.send_bytes(msgpack.packb(None))
             self._process.join(self._job.execution.watch.silence_seconds)
         return True
-
-    def _check_alive(self) -> None:
-        """Stages' rules, for the process that is waited for.
-
-        Raises:
-            StageFailedError: when it is silent or hung.
-        """
-        problem = self._liveness.problem(time.monotonic()) if self._liveness else None
-        if problem is not None and any(self._waiting.values()):
-            raise StageFailedError(0, f"{self._oldest()}, {problem.task}", problem.why)
-
-    def _is_due(self, stream: int, cut: int) -> bool:
-        known, waiting = self._files[stream].known, self._waiting[stream]
-        return cut % self._every == 0 and cut not in known and cut not in waiting
 
     def _ask(self, stream: int, cut: int, name: str) -> None:
         path: Path = self._job.streams[stream].directory.checkpoint(name)
@@ -377,33 +341,21 @@ class ValidationLauncher:
         if "scores" not in answer:
             self._observer.on_note(f"no validation at subnet {cut}: {answer['note']}")
             return
-        self._record(stream, cut, answer["scores"])
-
-    def _record(self, stream: int, cut: int, rows: list[dict[str, float]]) -> None:
+        rows: list[dict[str, float]] = answer["scores"]
         validation = self._job.streams[stream].validation
         choices = validation.choices if validation else ()
         subnets = tuple(Judged(*pair) for pair in zip(choices, rows, strict=True))
-        scores = means(rows)
+        # Means over all subnets, summed in their order.
+        scores = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         steps = cut // self._job.steps.passes
         self._files[stream].append(Validation(cut, steps, scores, subnets))
         self._observer.on_validation(stream, cut - 1, scores)
 
     def _is_dead(self) -> NoReturn:
-        """Its process ended without an answer to the oldest question.
-
-        Raises:
-            StageFailedError: always.
-        """
+        """Raise the error of a process that ended without an answer to the oldest request."""
         how = obituary(self._process) if self._process else "its process ended"
         raise StageFailedError(0, self._oldest(), how)
 
     def _oldest(self) -> str:
         cut = min(cut for cuts in self._waiting.values() for cut in cuts)
         return f"the validation at subnet {cut}"
-
-
-def _main(
-    validations: Any, execution: Execution, parents: Connection, own: Connection, gives_way: bool
-) -> None:
-    parents.close()  # so that the launcher's end is seen
-    validation_main(validations, execution, own, gives_way=gives_way)

@@ -26,9 +26,8 @@ from naspipe.api.train import train_together
 from naspipe.config.definition import Settings
 from naspipe.config.ids import Access, AccessKind
 from naspipe.config.recipe_file import read_recipe
+from naspipe.distill.distillation import Distillation, MakesTeacher
 from naspipe.distill.joined import join
-from naspipe.distill.taught import Taught
-from naspipe.distill.teachers import MakesTeacher
 from naspipe.inputs.named import find_workload
 from naspipe.inputs.subnet_sources import draw_stream
 from naspipe.jobs.workload import Workload
@@ -92,7 +91,9 @@ def workload_of(way: Way, steps: int) -> Workload:
     return named.redefined(recipe=recipe, steps=steps, seed=1)
 
 
-def expected_bubble(taught: Taught, execution: naspipe.Execution, accesses: list[Access]) -> float:
+def expected_bubble(
+    taught: Distillation, execution: naspipe.Execution, accesses: list[Access]
+) -> float:
     """The simulator's, from costs that are profiled here; links and pauses are as the log shows."""
     costs = planning_costs(taught.workloads, execution)
     from naspipe.config.ids import StreamId

@@ -1,4 +1,4 @@
-"""Students and teachers on a virtual clock, with the desks that decide for real ones."""
+"""Students and teachers on a virtual clock, with the schedulers that decide for real ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from naspipe.label_scheduler.messages import (
     Used,
     Wanted,
 )
-from naspipe.label_scheduler.scheduler import SECOND_NS, Desk
+from naspipe.label_scheduler.scheduler import SECOND_NS, LabelScheduler
 from naspipe.plan.virtual_driver import VirtualClock
 from scripts.paper.tutored_script import (
     Asked,
@@ -55,13 +55,13 @@ class _Student:
     """One that takes a label for each step."""
 
     name: str
-    desk: Desk
+    scheduler: LabelScheduler
     step: int = 0
     is_busy: bool = False
     held: set[int] = field(default_factory=set)
     teachers: tuple[str, ...] = ()
     due_ns: int | None = None
-    """When the clock will wake its desk."""
+    """When the clock will wake its scheduler."""
 
 
 def simulate_tutored(script: TutoredScript) -> TutoredOutcome:
@@ -81,7 +81,8 @@ class _Simulation:
         self._clock = VirtualClock()
         settings = replace(script.settings, last_batch=script.steps - 1)
         self._students = {
-            name: _Student(name, Desk(settings, script.seed)) for name in sorted(script.students)
+            name: _Student(name, LabelScheduler(settings, script.seed))
+            for name in sorted(script.students)
         }
         self._teachers: dict[str, _Teacher] = {}
         self._known: set[str] = set()
@@ -104,8 +105,8 @@ class _Simulation:
         self._after(script.limit_seconds, self._clock.stop)
         self._clock.run()
         for student in self._students.values():
-            outcome.counts[student.name] = student.desk.counts
-            outcome.audits_missed += student.desk.audits_missed
+            outcome.counts[student.name] = student.scheduler.counts
+            outcome.audits_missed += student.scheduler.audits_missed
         return outcome
 
     def _after(self, seconds: float, callback: object) -> None:
@@ -174,16 +175,16 @@ class _Simulation:
 
     def _tell(self, student: _Student, event: Event) -> None:
         """One event, what is to be done now, and when to look again."""
-        commands = student.desk.handle(event)
+        commands = student.scheduler.handle(event)
         for command in commands:
             self._carry_out(student, command)
-        desk, outcome = student.desk, self._outcome
-        outcome.most_labels = max(outcome.most_labels, desk.num_labels)
-        outcome.most_held = max(outcome.most_held, desk.num_held)
+        scheduler, outcome = student.scheduler, self._outcome
+        outcome.most_labels = max(outcome.most_labels, scheduler.num_labels)
+        outcome.most_held = max(outcome.most_held, scheduler.num_held)
         self._arm(student)
 
     def _arm(self, student: _Student) -> None:
-        due_ns = student.desk.deadline_ns
+        due_ns = student.scheduler.deadline_ns
         if due_ns is None or (student.due_ns is not None and student.due_ns <= due_ns):
             return
         student.due_ns = due_ns
@@ -193,7 +194,7 @@ class _Simulation:
         if student.due_ns is None or student.due_ns > self._clock.now_ns:
             return  # an earlier time took its place
         student.due_ns = None
-        due_ns = student.desk.deadline_ns
+        due_ns = student.scheduler.deadline_ns
         if due_ns is not None and due_ns <= self._clock.now_ns:
             self._tell(student, Tick(self._clock.now_ns))
         else:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from naspipe.label_scheduler.label_table import Counts
 from naspipe.label_scheduler.messages import Conflict
-from naspipe.label_scheduler.scheduler import DeskSettings
+from naspipe.label_scheduler.scheduler import SchedulerSettings
 
 
 class Joins(NamedTuple):
@@ -67,7 +67,7 @@ class TutoredScript:
     """Of a student that has its label."""
     steps: int
     lives: Sequence[Life]
-    settings: DeskSettings = field(default_factory=DeskSettings)
+    settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     """``last_batch`` follows from ``steps``."""
     students: Sequence[str] = ("student",)
     is_joined: bool = False

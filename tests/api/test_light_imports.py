@@ -42,7 +42,7 @@ def test_nothing_heavy_is_imported(more: str) -> None:
 
 def test_one_stage_needs_neither_teachers_nor_nni() -> None:
     """Of small modules there are hundreds: a start takes a millisecond for each."""
-    teachers = ("naspipe.distill.label_reader", "naspipe.distill.teacher_server")
+    teachers = ("naspipe.distill.label_sources", "naspipe.distill.teacher_server")
     found = imported("naspipe.train")
     assert not [
         name

@@ -104,7 +104,7 @@ def test_an_interrupted_run_says_how_to_go_on_from_python(tmp_path, capsys):
     path = tmp_path / "run"
     with pytest.raises(RunInterruptedError) as ended:
         train(path, Ends(spaces.vectors, 9, interrupt, tmp_path / "marker"))
-    assert "SIGINT: ending behind a checkpoint, once the subnets" in capsys.readouterr().err
+    assert "SIGINT: ending with a checkpoint, once the subnets" in capsys.readouterr().err
     said = f"; go on with the same call, with run_dir={str(path)!r} and resume=True"
     assert str(ended.value).endswith(said) and "naspipe train" not in str(ended.value)
     assert npp.open_run(path).manifest["failure"].endswith(said)
@@ -134,7 +134,7 @@ def test_an_interrupt_in_the_last_subnets_is_not_lost(tmp_path, stages):
     data = Ends(spaces.vectors, 23, interrupt, tmp_path / "marker")
     with pytest.raises(RunInterruptedError) as ended:
         train(path, data, stages=stages)
-    said = f"interrupted by SIGINT, behind its last subnet: {path} is complete"
+    said = f"interrupted by SIGINT, after its last subnet: {path} is complete"
     assert (str(ended.value), ended.value.signal_number) == (said, signal.SIGINT)
     assert npp.open_run(path).manifest["status"] == "complete"
 

@@ -133,8 +133,8 @@ ROWS = {
     # 9. a loss that needs another block
     "three outputs": (
         {"loss": ThreeOutputs()},
-        "expected the loss of block 0, ThreeOutputs, to be called with an output, its lesson and "
-        "its fields [], found TypeError",
+        "expected the loss of block 0, ThreeOutputs, to be called with an output, the teacher's "
+        "and its fields [], found TypeError",
     ),
     "other field": (
         {"loss": OtherField()},
@@ -142,13 +142,13 @@ ROWS = {
     ),
     "other passes": (
         {"loss": Joined()},
-        "a loss of block 0 that compares its output with the lesson, distill(output, taught), "
+        "a loss of block 0 that compares its output with the teacher's, distill(output, taught), "
         "found Joined, which needs the outputs of other passes",
     ),
     "hidden states": (
         {"last_loss": npp.losses.DistilBert()},
-        "loss of block 2 that compares its output with the lesson, distill(output, taught), found "
-        "DistilBert, which needs what the block before it makes",
+        "loss of block 2 that compares its output with the teacher's, distill(output, taught), "
+        "found DistilBert, which needs what the block before it makes",
     ),
     "no lesson": ({"loss": nn.MSELoss()}, "a method distill(output, taught_output, target)"),
 }

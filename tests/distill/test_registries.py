@@ -13,8 +13,13 @@ import pytest
 import zmq
 
 from naspipe.config.errors import ConfigError, TransportError
-from naspipe.distill.registry import PREFIX, OwnRegistry, RedisRegistry, open_registry
-from naspipe.distill.registry_watch import RegistryWatch
+from naspipe.distill.registry import (
+    PREFIX,
+    OwnRegistry,
+    RedisRegistry,
+    RegistryWatch,
+    open_registry,
+)
 from naspipe.distill.teacher_card import TeacherCard, own_pair, pack_card, read_card, read_keys
 from naspipe.distill.teacher_pool import CardTable, listen, serve
 from tests.distill.servers import KIND, free_port, redis_server

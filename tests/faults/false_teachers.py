@@ -1,4 +1,4 @@
-"""A teacher that passes its exam and says something else behind it; and a false student."""
+"""A teacher that passes its admission check and is wrong afterwards, and a false student."""
 
 from __future__ import annotations
 

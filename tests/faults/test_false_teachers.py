@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import naspipe as npp
-from naspipe.distill.admission_check import Terms, problem_of
+from naspipe.distill.admission_check import Terms
 from naspipe.distill.label_messages import MAX_NUMBER, LabelRequest, student_frames
 from naspipe.distill.registry import open_registry
 from naspipe.distill.teacher_card import TeacherCard
@@ -37,8 +37,8 @@ def run_beside(tmp_path, url, said, **more):
 FALSE = {
     "garbage": "a message about labels cannot be read",
     "oversized": "a message about labels cannot be read",
-    "foreign": "expected what a teacher says, found",
-    "more_frames": "expected what a teacher says, found 'label'",
+    "foreign": "expected a message of a teacher, found",
+    "more_frames": "expected a message of a teacher, found 'label'",
     "never_asked": "expected labels that it was asked for, found an answer for batch",
     "short": "expected a label of (12, 10) for batch",
     "other_classes": "(10,) a sample, found torch.float32 and (9,)",
@@ -136,8 +136,8 @@ def test_a_request_is_small(number):
 def test_who_needs_no_key(address, is_greeted):
     """The run's own teachers, whose sockets lie in its private directory; nobody beside it."""
     terms = Terms(
-        digest="a", numeric_class="c", exam=None, keys=frozenset(), private="ipc:///run/np-1/"
+        digest="a", numeric_class="c", check=None, keys=frozenset(), private="ipc:///run/np-1/"
     )
-    problem = problem_of(TeacherCard("x", address, "", "a", "c"), terms)
+    problem = terms.card_problem(TeacherCard("x", address, "", "a", "c"))
     assert (problem == "") == is_greeted, problem
     assert is_greeted or problem.startswith("expected a key of teacher_keys, found none at")

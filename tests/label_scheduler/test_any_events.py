@@ -1,4 +1,4 @@
-"""Whatever a desk is told, in any order: what always holds."""
+"""Whatever a scheduler is told, in any order: what always holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from naspipe.label_scheduler.messages import (
     Used,
     Wanted,
 )
-from naspipe.label_scheduler.scheduler import Desk, DeskSettings, is_audited
+from naspipe.label_scheduler.scheduler import LabelScheduler, SchedulerSettings, is_audited
 
 TEACHERS = ("a", "b", "c", "d")
 WAYS = ("join", "leave", "answer", "answer", "answer", "want", "want", "use", "use", "tick",
@@ -28,11 +28,11 @@ WAYS = ("join", "leave", "answer", "answer", "answer", "want", "want", "use", "u
 
 
 class Checked:
-    """A desk and, beside it, what was asked of whom; every command is looked at."""
+    """A scheduler and, beside it, what was asked of whom; every command is looked at."""
 
-    def __init__(self, how: DeskSettings, seed: int) -> None:
+    def __init__(self, how: SchedulerSettings, seed: int) -> None:
         self.how, self.seed = how, seed
-        self.desk = Desk(how, seed)
+        self.scheduler = LabelScheduler(how, seed)
         self.now = 0
         self.here: dict[str, int] = {}
         """Teachers, and the least time that a batch was ever seen to take them."""
@@ -71,7 +71,7 @@ class Checked:
                 self.here[event.teacher] = min(self.here[event.teacher], max(1, took))
             if self.under_way.get(event.teacher, {}).pop(event.batch, None) is not None:
                 self.started[event.teacher] = self.now
-        commands = self.desk.handle(event)
+        commands = self.scheduler.handle(event)
         assert not any(isinstance(each, Conflict) for each in commands)
         if isinstance(event, Answered):
             ours = [
@@ -85,11 +85,13 @@ class Checked:
         for command in commands:
             self.look_at(command)
         room = self.how.upper
-        assert self.desk.num_labels <= room and len(self.held) == self.desk.num_held
+        assert self.scheduler.num_labels <= room and len(self.held) == self.scheduler.num_held
         busy = {batch for some in self.under_way.values() for batch in some}
         assert len((busy | self.held) - self.used) <= room
-        assert self.desk.first_missing == min(self.wanted - self.held - self.used, default=None)
-        assert self.desk.deadline_ns is None or self.desk.deadline_ns > self.now
+        assert self.scheduler.first_missing == min(
+            self.wanted - self.held - self.used, default=None
+        )
+        assert self.scheduler.deadline_ns is None or self.scheduler.deadline_ns > self.now
 
     def copies(self, batch: int) -> int:
         return 2 if is_audited(self.seed, batch, self.how.audit) else 1
@@ -155,8 +157,8 @@ def carry(draw, told: Checked, way: str) -> None:
         told.tell(Used(now, batch))
     elif way == "stray":
         told.tell(Answered(now, name, draw(st.integers(0, 5)) + 1000, "same"))
-    elif told.desk.deadline_ns is not None:
-        told.now = max(now, told.desk.deadline_ns)
+    elif told.scheduler.deadline_ns is not None:
+        told.now = max(now, told.scheduler.deadline_ns)
         told.tell(Tick(told.now))
 
 
@@ -165,7 +167,7 @@ def carry(draw, told: Checked, way: str) -> None:
 def test_any_order_of_events(data) -> None:
     draw = data.draw
     upper = draw(st.integers(1, 9))
-    how = DeskSettings(
+    how = SchedulerSettings(
         upper=upper,
         lower=draw(st.integers(0, upper - 1)),
         requests=draw(st.integers(1, 3)),
@@ -200,8 +202,8 @@ def finish(told: Checked) -> None:
             if mine:
                 told.tell(Answered(told.now, "last", next(iter(mine)), "same"))
             else:
-                assert told.desk.deadline_ns is not None, "nothing is under way or due"
-                told.now = max(told.now, told.desk.deadline_ns)
+                assert told.scheduler.deadline_ns is not None, "nothing is under way or due"
+                told.now = max(told.now, told.scheduler.deadline_ns)
                 told.tell(Tick(told.now))
         assert batch in told.held, f"label {batch} never comes"
         told.held.remove(batch)
@@ -211,17 +213,17 @@ def finish(told: Checked) -> None:
 
 @given(st.data())
 def test_the_same_events_give_the_same_commands(data) -> None:
-    told = Checked(DeskSettings(upper=6, lower=3, audit=2, release_seconds=5.0), 1)
+    told = Checked(SchedulerSettings(upper=6, lower=3, audit=2, release_seconds=5.0), 1)
     events, commands = [], []
-    handle = told.desk.handle
+    handle = told.scheduler.handle
 
     def note(event):
         events.append(event)
         commands.append(handle(event))
         return commands[-1]
 
-    told.desk.handle = note
+    told.scheduler.handle = note
     for way in data.draw(st.lists(st.sampled_from(WAYS), max_size=40)):
         carry(data.draw, told, way)
-    again = Desk(told.how, 1)
+    again = LabelScheduler(told.how, 1)
     assert [again.handle(event) for event in events] == commands

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from naspipe.label_scheduler.label_table import Counts, TeacherQueue
-from naspipe.label_scheduler.scheduler import SECOND_NS, DeskSettings, Staffing
-from tests.label_scheduler.at_desk import AtDesk
+from naspipe.label_scheduler.scheduler import SECOND_NS, SchedulerSettings, Staffing
+from tests.label_scheduler.scheduler_in_seconds import SchedulerInSeconds
 
 
 def queue(name: str, seconds: float) -> TeacherQueue:
@@ -15,7 +15,7 @@ def queue(name: str, seconds: float) -> TeacherQueue:
 
 def spare(seconds: dict[str, float], used: int, *, now: float = 10.0, **settings: float):
     """The name of who goes after ``now`` seconds in which so many labels were used."""
-    staffing = Staffing(DeskSettings(upper=4, lower=2, release_seconds=10, **settings))
+    staffing = Staffing(SchedulerSettings(upper=4, lower=2, release_seconds=10, **settings))
     staffing.joined(SECOND_NS, 0)
     for _ in range(used):
         staffing.used()
@@ -45,7 +45,7 @@ def test_only_after_long() -> None:
 
 
 def test_a_time_in_which_the_student_ran_dry_does_not_count() -> None:
-    staffing = Staffing(DeskSettings(upper=4, lower=2, release_seconds=10))
+    staffing = Staffing(SchedulerSettings(upper=4, lower=2, release_seconds=10))
     for _ in range(9):
         staffing.used()
     staffing.is_hiring(2, 5 * SECOND_NS)
@@ -57,7 +57,7 @@ def test_a_time_in_which_the_student_ran_dry_does_not_count() -> None:
 
 
 def test_one_more_is_hired_when_the_student_runs_dry() -> None:
-    at = AtDesk(load_seconds=10, last_batch=9)
+    at = SchedulerInSeconds(load_seconds=10, last_batch=9)
     assert at.wants(0, 0) == ["hire 1"]
     assert at.due == 10 and at.ticks(9) == []
     assert at.ticks(10) == ["hire 1"], "nobody came"
@@ -70,16 +70,16 @@ def test_one_more_is_hired_when_the_student_runs_dry() -> None:
 
 
 def test_no_more_than_the_most_are_hired() -> None:
-    at = AtDesk(most=1)
+    at = SchedulerInSeconds(most=1)
     at.joins(0, "a", 1.0)
     at.ticks(3)
     at.ticks(4)
-    assert at.wants(5, 0) == [] and at.desk.first_missing == 0
+    assert at.wants(5, 0) == [] and at.scheduler.first_missing == 0
 
 
 def run_a_and_b(release_seconds: float) -> list[str]:
     """A student that takes 2 s a label; a and b make one in 1 s each; what is said, and when."""
-    at = AtDesk(upper=8, lower=6, release_seconds=release_seconds)
+    at = SchedulerInSeconds(upper=8, lower=6, release_seconds=release_seconds)
     said: list[str] = []
     busy: dict[str, list[int]] = {"a": [], "b": []}
 
@@ -103,17 +103,17 @@ def run_a_and_b(release_seconds: float) -> list[str]:
     return said
 
 
-def test_the_desk_releases_what_is_idle() -> None:
+def test_the_scheduler_releases_what_is_idle() -> None:
     assert run_a_and_b(16) == ["release b at 17"], "chosen at 16, when it had work"
     assert run_a_and_b(0) == []
 
 
-def leaving() -> AtDesk:
-    """A desk of which b is about to go, with one request under way."""
-    at = AtDesk(last_batch=5, upper=4, lower=3, requests=1)
+def leaving() -> SchedulerInSeconds:
+    """A scheduler of which b is about to go, with one request under way."""
+    at = SchedulerInSeconds(last_batch=5, upper=4, lower=3, requests=1)
     at.joins(0, "a")
     at.joins(0, "b")
-    at.desk._queues["b"].is_leaving = True
+    at.scheduler._queues["b"].is_leaving = True
     return at
 
 
@@ -121,7 +121,7 @@ def test_one_that_leaves_is_asked_nothing_and_goes_when_it_is_idle() -> None:
     at = leaving()
     assert at.answers(1, "a", 0) == ["deliver 0 a", "ask a 2"]
     assert at.answers(1.2, "b", 1) == ["deliver 1 b", "release b"], "it would have 3 before a"
-    assert at.desk.teachers == ("a",)
+    assert at.scheduler.teachers == ("a",)
 
 
 def test_one_that_leaves_stays_where_the_student_runs_dry() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.distill.label_reader import LabelRecord
+from naspipe.distill.label_sources import LabelRecord
 from naspipe.label_scheduler.label_table import Counts
 from naspipe.report.chrome_trace import trace_events
 from naspipe.report.recorded import read_run

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from naspipe.api.teacher_plans import busy_share
-from naspipe.label_scheduler.scheduler import DeskSettings, is_audited
+from naspipe.label_scheduler.scheduler import SchedulerSettings, is_audited
 from scripts.paper.tutored import simulate_tutored
 from scripts.paper.tutored_script import (
     Joins,
@@ -50,7 +50,7 @@ def share(asked: TutoredScript) -> float:
 @pytest.mark.parametrize("upper", [16, 64])
 @pytest.mark.parametrize("teachers", range(1, 9))
 def test_the_rate_is_that_of_the_law(teachers, upper) -> None:
-    asked = script(teachers, settings=DeskSettings(upper=upper, lower=upper // 2))
+    asked = script(teachers, settings=SchedulerSettings(upper=upper, lower=upper // 2))
     assert share(asked) == pytest.approx(busy_share(teachers, 4.8, 1.0), rel=0.03)
 
 
@@ -77,7 +77,7 @@ def test_six_undisturbed() -> None:
 def test_a_death_costs_little(at, ttl, upper) -> None:
     """Its two labels are asked of others at their deadlines, whenever it is missed."""
     asked = script(
-        6, Leaves(at, "t3", ttl * STEP), settings=DeskSettings(upper=upper, lower=upper // 2)
+        6, Leaves(at, "t3", ttl * STEP), settings=SchedulerSettings(upper=upper, lower=upper // 2)
     )
     outcome = checked(asked)
     assert outcome.busy_share(asked) >= 0.97 * UNDISTURBED
@@ -91,7 +91,7 @@ def test_a_death_costs_little(at, ttl, upper) -> None:
 @pytest.mark.parametrize("upper", [32, 64])
 def test_a_slow_one_of_six_costs_little(slow, upper) -> None:
     others = [slow] if isinstance(slow, Joins) else [Joins(0.0, "t5", 1.0), slow]
-    asked = script(5, *others, settings=DeskSettings(upper=upper, lower=upper * 3 // 4))
+    asked = script(5, *others, settings=SchedulerSettings(upper=upper, lower=upper * 3 // 4))
     assert share(asked) >= 0.97 * UNDISTURBED
 
 
@@ -105,7 +105,7 @@ def test_a_stall_is_forgiven() -> None:
 
 @pytest.mark.parametrize("upper", [1, 2, 5, 12, 200])
 def test_never_more_than_upper(upper) -> None:
-    outcome = checked(script(10, settings=DeskSettings(upper=upper, lower=upper // 2)))
+    outcome = checked(script(10, settings=SchedulerSettings(upper=upper, lower=upper // 2)))
     assert outcome.most_labels == upper
 
 
@@ -135,7 +135,7 @@ def repeats_without_a_deadline(asked: TutoredScript, outcome: TutoredOutcome) ->
 
 @pytest.mark.parametrize("audit", [0, 16])
 def test_no_duplicate_without_a_missed_deadline(audit) -> None:
-    usual = DeskSettings(audit=audit)
+    usual = SchedulerSettings(audit=audit)
     fast = checked(script(6, settings=usual, jitter=0.5))
     assert fast.repeated == 0
     asked = script(6, Slows(30.0, "t1", 9.0), Loses(50.0, "t2"), settings=usual)
@@ -146,7 +146,7 @@ def test_no_duplicate_without_a_missed_deadline(audit) -> None:
 @pytest.mark.parametrize("audit", [4, 64])
 def test_audits_cost_their_share(audit) -> None:
     """Four teachers are not enough, so that every label counts."""
-    asked = script(4, settings=DeskSettings(audit=audit))
+    asked = script(4, settings=SchedulerSettings(audit=audit))
     outcome = checked(asked)
     drawn = sum(is_audited(0, batch, audit) for batch in range(600))
     assert sum(each.audited for each in outcome.counts["student"].values()) == 2 * drawn
@@ -157,7 +157,7 @@ def test_audits_cost_their_share(audit) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_one_that_goes_bad_is_found(seed) -> None:
-    asked = script(5, Spoils(30.0, "t2"), settings=DeskSettings(audit=8), seed=seed)
+    asked = script(5, Spoils(30.0, "t2"), settings=SchedulerSettings(audit=8), seed=seed)
     outcome = simulate_tutored(asked)
     assert outcome.conflict is not None and "t2" in outcome.conflict.teachers
     made = [e for e in outcome.asked if e.teacher == "t2" and e.at_seconds > 30]
@@ -172,19 +172,19 @@ def test_the_only_teacher_may_lose_what_it_was_asked_for() -> None:
 def test_teachers_are_hired_until_they_are_enough_and_no_more() -> None:
     spares = [Spare(f"spare{number}", 1.0) for number in range(12)]
     asked = script(
-        0, steps=2000, spares=spares, load_seconds=3.0, settings=DeskSettings(load_seconds=5.0)
+        0, steps=2000, spares=spares, load_seconds=3.0, settings=SchedulerSettings(load_seconds=5.0)
     )
     outcome = checked(asked)
     assert len(outcome.hired) == 5
     gaps = [later - first for first, later in zip(outcome.hired, outcome.hired[1:], strict=False)]
     assert min(gaps) >= 3.0 + 1.0, "its load, and a batch"
-    few = script(0, steps=200, spares=spares, settings=DeskSettings(most=2))
+    few = script(0, steps=200, spares=spares, settings=SchedulerSettings(most=2))
     assert len(checked(few).hired) == 2
 
 
 def test_teachers_that_are_not_needed_go() -> None:
     """Ten are there, and six would do with a margin; the student loses nothing."""
-    asked = script(10, steps=4000, settings=DeskSettings(release_seconds=60.0))
+    asked = script(10, steps=4000, settings=SchedulerSettings(release_seconds=60.0))
     outcome = checked(asked)
     gone = [name for _, name in outcome.released]
     assert len(gone) == 4 and len(set(gone)) == 4
@@ -239,7 +239,7 @@ def scripts(draw, steps=200):
         step_seconds=STEP,
         steps=steps,
         lives=[*lives, Joins(at, "last", 0.5)],
-        settings=DeskSettings(
+        settings=SchedulerSettings(
             upper=upper,
             lower=draw(st.integers(0, upper - 1)),
             requests=draw(st.integers(1, 3)),
@@ -275,7 +275,7 @@ def test_ten_thousand_steps_of_random_lives(seed) -> None:
             )
         )  # fmt: skip
     asked = script(4, *lives, Joins(at, "last", 1.0), steps=10_000, jitter=0.2, seed=seed,
-                   settings=DeskSettings(audit=64))  # fmt: skip
+                   settings=SchedulerSettings(audit=64))  # fmt: skip
     assert repeats_without_a_deadline(asked, checked(asked)) == 0
 
 

@@ -46,7 +46,7 @@ async function drawStays(run, from, to) {
   plot.hidden = !names.length;
   const more = names.length > MOST_STAYS_ROWS ? ` (the first ${MOST_STAYS_ROWS} of ${names.length})` : "";
   byId("stays-hint").textContent = names.length ? `Above it are the teachers that computed labels${more}: a bar from when one had ` +
-    "passed its exam until it left, a cross where one was refused. " : "";
+    "passed its admission check until it left, a cross where one was refused. " : "";
   if (!names.length) return Plotly.purge(plot);
   const { stays, refusals } = run.teachers;
   const last = Math.max(1, ...stays.start.map((start, row) => start + stays.length[row]), ...refusals.time);

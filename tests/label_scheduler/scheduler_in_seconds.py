@@ -1,4 +1,4 @@
-"""A desk that is told things in seconds, and says what it wants in short words."""
+"""A scheduler that is told things in seconds, and says what it wants in short words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from naspipe.label_scheduler.messages import (
     Used,
     Wanted,
 )
-from naspipe.label_scheduler.scheduler import SECOND_NS, Desk, DeskSettings
+from naspipe.label_scheduler.scheduler import SECOND_NS, LabelScheduler, SchedulerSettings
 
 
 def words(command: Command) -> str:
@@ -39,14 +39,16 @@ def words(command: Command) -> str:
             return f"conflict {batch} {' '.join(teachers)}"
 
 
-class AtDesk:
+class SchedulerInSeconds:
     """Every call but ``due`` tells one event at a time in seconds, and returns what is wanted."""
 
     def __init__(self, seed: int = 0, **settings: object) -> None:
-        self.desk = Desk(DeskSettings(**{"upper": 8, "lower": 4, **settings}), seed)
+        self.scheduler = LabelScheduler(
+            SchedulerSettings(**{"upper": 8, "lower": 4, **settings}), seed
+        )
 
     def tell(self, event: Event) -> list[str]:
-        return [words(command) for command in self.desk.handle(event)]
+        return [words(command) for command in self.scheduler.handle(event)]
 
     def joins(self, at: float, teacher: str, seconds: float = 1.0) -> list[str]:
         return self.tell(TeacherJoined(round(at * SECOND_NS), teacher, seconds))
@@ -72,5 +74,5 @@ class AtDesk:
     @property
     def due(self) -> float | None:
         """When a tick is due, in seconds."""
-        at = self.desk.deadline_ns
+        at = self.scheduler.deadline_ns
         return None if at is None else at / SECOND_NS

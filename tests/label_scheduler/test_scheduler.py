@@ -1,15 +1,15 @@
-"""One example for each rule of the desk."""
+"""One example for each rule of the scheduler."""
 
 from __future__ import annotations
 
 import pytest
 
 from naspipe.config.errors import ConfigError, InvariantError
-from naspipe.label_scheduler.scheduler import DeskSettings
-from tests.label_scheduler.at_desk import AtDesk
+from naspipe.label_scheduler.scheduler import SchedulerSettings
+from tests.label_scheduler.scheduler_in_seconds import SchedulerInSeconds
 
 
-def served(at: AtDesk, teacher: str, batch: int, seconds: float) -> list[str]:
+def served(at: SchedulerInSeconds, teacher: str, batch: int, seconds: float) -> list[str]:
     """An answer, and what is wanted besides the label's delivery."""
     first, *rest = at.answers(seconds, teacher, batch)
     assert first == f"deliver {batch} {teacher}"
@@ -17,28 +17,28 @@ def served(at: AtDesk, teacher: str, batch: int, seconds: float) -> list[str]:
 
 
 def test_a_teacher_has_two_requests_under_way() -> None:
-    at = AtDesk()
+    at = SchedulerInSeconds()
     assert at.joins(0, "a") == ["ask a 0", "ask a 1"]
     assert served(at, "a", 0, 1.0) == ["ask a 2"]
     assert served(at, "a", 1, 2.0) == ["ask a 3"]
 
 
 def test_labels_are_asked_for_up_to_upper_and_again_from_lower_on() -> None:
-    at = AtDesk(upper=4, lower=1)
+    at = SchedulerInSeconds(upper=4, lower=1)
     at.joins(0, "a")
     asked = [served(at, "a", batch, batch + 1.0) for batch in range(4)]
-    assert asked == [["ask a 2"], ["ask a 3"], [], []] and at.desk.num_held == 4
+    assert asked == [["ask a 2"], ["ask a 3"], [], []] and at.scheduler.num_held == 4
     for batch in range(2):
         at.wants(5, batch)
         assert at.uses(5, batch) == []
     at.wants(6, 2)
     assert at.uses(6, 2) == ["ask a 4", "ask a 5"]
-    assert at.desk.num_labels == 3
+    assert at.scheduler.num_labels == 3
 
 
 def test_what_is_wanted_beyond_is_asked_for_above_lower() -> None:
     """A step of four passes may use none of its labels before it has all."""
-    at = AtDesk(upper=5, lower=1)
+    at = SchedulerInSeconds(upper=5, lower=1)
     at.joins(0, "a")
     for batch in range(5):
         served(at, "a", batch, batch + 1.0)
@@ -50,52 +50,52 @@ def test_what_is_wanted_beyond_is_asked_for_above_lower() -> None:
 
 
 def test_nothing_is_asked_beyond_the_last_batch() -> None:
-    at = AtDesk(first_batch=10, last_batch=11, requests=4)
+    at = SchedulerInSeconds(first_batch=10, last_batch=11, requests=4)
     assert at.joins(0, "a") == ["ask a 10", "ask a 11"]
     assert at.joins(0, "b") == []
 
 
 def test_the_one_that_is_expected_first_is_asked() -> None:
     """The slow one gets batch 4: both would have it after 5 s, and its name is first."""
-    at = AtDesk(upper=16)
+    at = SchedulerInSeconds(upper=16)
     assert at.joins(0, "slow", 5.5) == ["ask slow 0", "ask slow 1"]
-    at = AtDesk(upper=16)
+    at = SchedulerInSeconds(upper=16)
     assert at.joins(0, "z_fast", 1.0) == ["ask z_fast 0", "ask z_fast 1"]
     assert at.joins(0, "slow", 5.0) == ["ask slow 4", "ask slow 10"]
 
 
 def test_a_full_fast_teacher_is_waited_for() -> None:
-    at = AtDesk(last_batch=2)
+    at = SchedulerInSeconds(last_batch=2)
     at.joins(0, "fast", 1.0)
     assert at.joins(0, "slow", 5.0) == []
     assert served(at, "fast", 0, 1.0) == ["ask fast 2"]
-    assert at.desk.counts["slow"].asked == 0
+    assert at.scheduler.counts["slow"].asked == 0
 
 
 def test_teachers_alike_are_asked_in_turn_by_name() -> None:
-    at = AtDesk()
+    at = SchedulerInSeconds()
     at.joins(0, "b")
     assert at.joins(0, "a") == ["ask a 2", "ask a 3"]
-    at = AtDesk(requests=1, last_batch=1)
+    at = SchedulerInSeconds(requests=1, last_batch=1)
     at.joins(0, "b")
     assert at.joins(0, "a") == ["ask a 1"]
 
 
 def test_another_is_asked_at_the_deadline_once() -> None:
-    at = AtDesk(last_batch=0)
+    at = SchedulerInSeconds(last_batch=0)
     at.joins(0, "a", 1.0)
     at.joins(0, "b", 2.0)
     assert at.due == 3.0
     assert at.ticks(2.999) == []
     assert at.ticks(3.0) == ["ask b 0"]
-    assert at.ticks(3.5) == [] and at.desk.counts["b"].repeated == 1
+    assert at.ticks(3.5) == [] and at.scheduler.counts["b"].repeated == 1
     assert at.answers(4, "b", 0) == ["deliver 0 b"]
     assert at.answers(5, "a", 0) == ["drop a 0"]
-    assert at.desk.counts["a"].missed == at.desk.counts["a"].dropped == 1
+    assert at.scheduler.counts["a"].missed == at.scheduler.counts["a"].dropped == 1
 
 
 def test_what_is_queued_ahead_counts_in_a_deadline() -> None:
-    at = AtDesk(last_batch=1)
+    at = SchedulerInSeconds(last_batch=1)
     at.joins(0, "a", 1.0)
     at.joins(0, "b", 10.0)
     assert at.ticks(3) == ["ask b 0"]
@@ -104,7 +104,7 @@ def test_what_is_queued_ahead_counts_in_a_deadline() -> None:
 
 
 def test_deadlines_follow_the_measured_time() -> None:
-    at = AtDesk(requests=1)
+    at = SchedulerInSeconds(requests=1)
     at.joins(0, "a", 1.0)
     for number in range(3):
         served(at, "a", number, 2.0 * (number + 1))
@@ -112,7 +112,7 @@ def test_deadlines_follow_the_measured_time() -> None:
 
 
 def test_one_stall_is_not_believed() -> None:
-    at = AtDesk(requests=1, upper=16)
+    at = SchedulerInSeconds(requests=1, upper=16)
     at.joins(0, "a", 1.0)
     served(at, "a", 0, 1.0)
     served(at, "a", 1, 2.0)
@@ -121,7 +121,7 @@ def test_one_stall_is_not_believed() -> None:
 
 
 def test_a_late_teacher_gets_nothing_until_it_answers() -> None:
-    at = AtDesk(requests=1, upper=16, lower=8)
+    at = SchedulerInSeconds(requests=1, upper=16, lower=8)
     at.joins(0, "a", 1.0)
     at.joins(0, "b", 1.5)
     at.ticks(3)
@@ -132,7 +132,7 @@ def test_a_late_teacher_gets_nothing_until_it_answers() -> None:
 
 def test_the_only_teacher_is_asked_again() -> None:
     """Its request may be lost; the next deadline is later each time."""
-    at = AtDesk(last_batch=0)
+    at = SchedulerInSeconds(last_batch=0)
     at.joins(0, "a", 1.0)
     assert at.ticks(3) == ["ask a 0"]
     assert at.due == 12
@@ -143,7 +143,7 @@ def test_the_only_teacher_is_asked_again() -> None:
 
 
 def test_teachers_that_are_all_full_and_late_are_asked_again() -> None:
-    at = AtDesk(last_batch=1, requests=1)
+    at = SchedulerInSeconds(last_batch=1, requests=1)
     at.joins(0, "a", 1.0)
     at.joins(0, "b", 1.0)
     assert at.ticks(3) == []
@@ -151,7 +151,7 @@ def test_teachers_that_are_all_full_and_late_are_asked_again() -> None:
 
 
 def test_batches_of_one_that_left_are_dealt_again() -> None:
-    at = AtDesk(upper=3, lower=0)
+    at = SchedulerInSeconds(upper=3, lower=0)
     at.joins(0, "a")
     assert at.joins(0, "b") == ["ask b 2"]
     assert at.leaves(0.5, "a") == ["ask b 0"], "although so many labels stop asking ahead"
@@ -160,17 +160,17 @@ def test_batches_of_one_that_left_are_dealt_again() -> None:
 
 
 def test_one_that_joins_under_its_old_name_is_a_new_one() -> None:
-    at = AtDesk(last_batch=0)
+    at = SchedulerInSeconds(last_batch=0)
     at.joins(0, "a", 1.0)
     assert at.joins(1, "a", 2.0) == ["ask a 0"]
     assert at.due == 1 + 6
 
 
 def test_answers_never_asked_for_are_dropped() -> None:
-    at = AtDesk(last_batch=1, requests=1)
+    at = SchedulerInSeconds(last_batch=1, requests=1)
     at.joins(0, "a")
     at.joins(0, "b")
-    assert at.answers(0.5, "b", 0) == ["drop b 0"] and at.desk.counts["b"].dropped == 1
+    assert at.answers(0.5, "b", 0) == ["drop b 0"] and at.scheduler.counts["b"].dropped == 1
     assert at.answers(0.5, "nobody", 0) == ["drop nobody 0"]
     assert at.answers(0.5, "a", 7) == ["drop a 7"]
     assert at.answers(1, "a", 0) == ["deliver 0 a"]
@@ -180,23 +180,23 @@ def test_answers_never_asked_for_are_dropped() -> None:
 
 
 def test_what_one_refuses_another_makes() -> None:
-    at = AtDesk(last_batch=0)
+    at = SchedulerInSeconds(last_batch=0)
     at.joins(0, "a")
     assert at.refuses(1, "a", 0) == []
     assert at.joins(2, "b") == ["ask b 0"]
     assert at.refuses(3, "b", 0) == [], "nobody is left, and nobody is asked twice"
-    assert at.desk.counts["a"].refused == 1
+    assert at.scheduler.counts["a"].refused == 1
     assert at.joins(4, "a") == ["ask a 0"]
 
 
 def test_a_doubtful_one_makes_what_all_others_refuse() -> None:
-    at = AtDesk(last_batch=1, requests=1)
+    at = SchedulerInSeconds(last_batch=1, requests=1)
     at.joins(0, "a")
     at.joins(0, "b")
     assert at.refuses(1, "a", 0) == []
     assert at.answers(1, "b", 1) == ["deliver 1 b", "ask b 0"]
     assert at.refuses(2, "b", 0) == []
-    at = AtDesk(last_batch=2, requests=1)
+    at = SchedulerInSeconds(last_batch=2, requests=1)
     at.joins(0, "a")
     at.joins(0, "b")
     assert at.refuses(1, "a", 0) == []
@@ -207,7 +207,7 @@ def test_a_doubtful_one_makes_what_all_others_refuse() -> None:
 
 
 def test_the_last_resort_is_one_that_is_doubtful() -> None:
-    at = AtDesk(last_batch=2, requests=1)
+    at = SchedulerInSeconds(last_batch=2, requests=1)
     at.joins(0, "a")
     at.joins(0, "b")
     assert at.refuses(1, "b", 1) == []
@@ -220,7 +220,7 @@ def test_the_last_resort_is_one_that_is_doubtful() -> None:
 
 
 def test_unequal_bits_of_a_repeated_label_are_a_conflict() -> None:
-    at = AtDesk(last_batch=0)
+    at = SchedulerInSeconds(last_batch=0)
     at.joins(0, "a", 1.0)
     at.joins(0, "b", 2.0)
     at.ticks(3)
@@ -229,26 +229,26 @@ def test_unequal_bits_of_a_repeated_label_are_a_conflict() -> None:
 
 
 def test_nothing_is_kept_of_what_is_gone() -> None:
-    at = AtDesk()
+    at = SchedulerInSeconds()
     at.joins(0, "a")
     for batch in range(300):
         served(at, "a", batch, batch + 1.0)
         if batch % 2:  # the later one is used first
             at.uses(batch + 1.0, batch)
             at.uses(batch + 1.0, batch - 1)
-    table = at.desk._table
-    assert at.desk.num_labels <= 8 and not table._gone and not table._missing
-    assert len(at.desk._queues["a"].requests) == 2
+    table = at.scheduler._table
+    assert at.scheduler.num_labels <= 8 and not table._gone and not table._missing
+    assert len(at.scheduler._queues["a"].requests) == 2
 
 
 def test_the_first_missing_label_is_known() -> None:
-    at = AtDesk(requests=4)
+    at = SchedulerInSeconds(requests=4)
     at.joins(0, "a")
     for batch in (2, 1, 3):
         at.wants(0, batch)
-    assert at.desk.first_missing == 1
+    assert at.scheduler.first_missing == 1
     at.answers(1, "a", 1)
-    assert at.desk.first_missing == 2
+    assert at.scheduler.first_missing == 2
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_the_first_missing_label_is_known() -> None:
     ],
 )
 def test_events_that_cannot_be(tell, text) -> None:
-    at = AtDesk(first_batch=3, last_batch=9)
+    at = SchedulerInSeconds(first_batch=3, last_batch=9)
     at.joins(0, "a")
     with pytest.raises(InvariantError, match=text):
         tell(at)
@@ -283,4 +283,4 @@ def test_events_that_cannot_be(tell, text) -> None:
 )
 def test_settings_that_cannot_be(settings, text) -> None:
     with pytest.raises(ConfigError, match=text):
-        DeskSettings(**settings)
+        SchedulerSettings(**settings)
