@@ -21,8 +21,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 from naspipe.checks.sketched import SketchedLayers
 from naspipe.config.space import Block, Space
 from naspipe.config.user_code import is_users_module, why_no_source
+from naspipe.jobs.losses import TORCHS
 from naspipe.plan.costs import first_of_kind
-from naspipe.worker.layers.kept_state import TORCHS
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REMOVE = {WeightNorm: remove_weight_norm, SpectralNorm: remove_spectral_norm}

@@ -21,10 +21,10 @@ from naspipe.config.errors import BlockInputEditedError, ConfigError, NaspipeErr
 from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.config.space import Space
 from naspipe.config.user_code import users_code
+from naspipe.jobs.losses import TORCHS
 from naspipe.jobs.workload import Workload, field_of
 from naspipe.worker.blocks.segment import Segment, autocast
 from naspipe.worker.blocks.specs import Form, Tensors, form_of, spec_of
-from naspipe.worker.layers.kept_state import TORCHS
 from naspipe.worker.layers.layer_store import LayerStore
 from naspipe.worker.layers.stored_layer import StoredLayer
 

@@ -25,14 +25,14 @@ from torch.overrides import TorchFunctionMode
 
 from naspipe.config.space import Space
 from naspipe.config.user_code import is_users_module
-from naspipe.jobs.losses import text_of
+from naspipe.jobs.losses import TORCHS, text_of
 from naspipe.jobs.workload import Workload
 from naspipe.machine.determinism import kept_draws
 from naspipe.machine.forking import done_fit
 from naspipe.machine.host_arena import round_up
 from naspipe.plan.costs import LayerSize, SizeTable, first_of_kind
 from naspipe.worker.layers.held_tensors import is_hooked
-from naspipe.worker.layers.kept_state import TORCHS, other_buffers
+from naspipe.worker.layers.kept_state import other_buffers
 from naspipe.worker.layers.layer_store import check_sized, tensors_of
 from naspipe.worker.layers.layout import StateSizes, lay_out
 from naspipe.worker.layers.stored_layer import StoredLayer

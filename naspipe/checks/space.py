@@ -42,7 +42,7 @@ from naspipe.config.text import did_you_mean
 from naspipe.config.wiring import Tap, TapRole
 from naspipe.data.dataset_batches import DatasetBatches
 from naspipe.jobs.batches_apart import batch_apart, first_batch
-from naspipe.jobs.losses import has_users_class, is_joined
+from naspipe.jobs.losses import HOOKS, TORCHS, has_users_class, is_joined
 from naspipe.jobs.workload import Workload
 from naspipe.machine.determinism import deterministic_torch
 from naspipe.machine.forking import done_apart, in_own_thread
@@ -51,7 +51,6 @@ from naspipe.streams.samplers import FILES
 from naspipe.worker.blocks.specs import Form, form_of, form_text
 from naspipe.worker.job import ValidationPlan
 from naspipe.worker.layers.bound_layer import known_edit, obstacle_to_edits, refused
-from naspipe.worker.layers.kept_state import HOOKS, TORCHS
 from naspipe.worker.layers.layer_store import made_before, shared
 
 # Notes

@@ -342,9 +342,15 @@ class _Stream:
             with torch.enable_grad():
                 if self._is_joined:
                     self._train_jointly(step, chains, tapped)
-                else:
-                    for number in passes:
-                        self._train(step, number, chains[number], tapped)
+                    return
+                for number in passes:
+                    (loss,) = self._forward(step, number, chains[number], tapped)
+                    self._losses.append(loss.detach())
+                    self._look_at_loss(loss)
+                    if self._has_backward(step, loss):
+                        part = self._part(step, number, loss)
+                        part.backward()  # type: ignore[no-untyped-call]
+                    self._take_gradients(number, chains[number])
 
     def _use(self, step: int, chain: Sequence[int], reading: ExitStack) -> None:
         """Let the layers of a subnet have the versions that a step reads."""
@@ -368,15 +374,6 @@ class _Stream:
     def _places(self, chain: Sequence[int]) -> list[Place]:
         blocks = self.workload.space.blocks
         return [(block, blocks[block].candidate(option)) for block, option in enumerate(chain)]
-
-    def _train(self, step: int, number: int, chain: Sequence[int], tapped: Tapped) -> None:
-        """One pass: its forward, loss and backward."""
-        loss = self._forward(step, number, chain, tapped)[0]
-        self._losses.append(loss.detach())
-        self._look_at_loss(loss)
-        if self._has_backward(step, loss):
-            self._part(step, number, loss).backward()  # type: ignore[no-untyped-call]
-        self._take_gradients(number, chain)
 
     def _train_jointly(self, step: int, chains: Sequence[Sequence[int]], tapped: Tapped) -> None:
         """One loss over the outputs of all passes, after all forwards."""
@@ -423,7 +420,10 @@ class _Stream:
                     if alias.grad_fn is not None:  # runs before the backward of the block before
                         alias.grad_fn.register_prehook(partial(_start_backward, before))
                 watched = self._audit.forward(use.layer.label, use.layer.module)
-                with watched, self._statistics(use) as statistics:
+                aside: AbstractContextManager[Statistics] = nullcontext([])
+                if self._has_own_norms:
+                    aside = use.layer.statistics_aside()
+                with watched, aside as statistics:
                     found = use.layer.call(option, *aliases, *fields)
                     tensors = found if isinstance(found, tuple) else (found,)
                     earlier = self._earlier.get(place)
@@ -437,7 +437,9 @@ class _Stream:
                         last_module = (earlier or use.layer).module
                         loss = self._loss(use.layer.module, tensors, lessons, loss_fields)
                         if self._is_disturbed:
-                            self._disturb_loss(last_module, tensors, lessons, loss_fields)
+                            given = (*tensors, *lessons, *loss_fields)
+                            cuts = len(tensors), len(tensors) + len(lessons)
+                            disturb(partial(self._flat_loss, last_module, cuts), *given)
                         tensors = (loss,)
                 if ends and tensors[0].requires_grad:
                     hook = partial(_start_backward, key)
@@ -448,15 +450,11 @@ class _Stream:
             before = key
         return tensors
 
-    def _disturb_loss(
-        self, last: nn.Module, outputs: Tensors, lessons: Tensors, fields: Tensors
-    ) -> None:
-        ends = len(outputs), len(outputs) + len(lessons)
-
-        def call(*other: torch.Tensor) -> None:
-            self._loss(last, other[: ends[0]], other[ends[0] : ends[1]], other[ends[1] :])
-
-        disturb(call, *outputs, *lessons, *fields)
+    def _flat_loss(
+        self, last: nn.Module, cuts: tuple[int, int], *given: torch.Tensor
+    ) -> torch.Tensor:
+        """The loss of outputs, lessons and fields, which ``cuts`` separates."""
+        return self._loss(last, given[: cuts[0]], given[cuts[0] : cuts[1]], given[cuts[1] :])
 
     def _look_at_loss(self, loss: torch.Tensor) -> None:
         modules = [layer.module for layer in self.layers.values()]
@@ -474,9 +472,6 @@ class _Stream:
             draws = self._passes if steps.draws_each else 1
             number = (number + self._probes) * draws // self._probes
         return step * self._passes + number
-
-    def _statistics(self, use: _Use) -> AbstractContextManager[Statistics]:
-        return use.layer.statistics_aside() if self._has_own_norms else nullcontext([])
 
     def _loss(
         self, last: nn.Module, outputs: Tensors, lessons: Tensors, fields: Tensors

@@ -1,4 +1,4 @@
-"""Run the plain loop in a forked process beside the start of a run, and compare the two.
+"""Run the plain loop in a forked process next to the start of a run, and compare the two.
 
 The process is forked from the launcher before any stage computes, so it has the user's own modules,
 data and loss, and whatever it does to them is lost with it. It runs at low priority. The launcher
@@ -38,8 +38,8 @@ from naspipe.machine.forking import (
     obituary,
     quiet_fork,
 )
-from naspipe.verification.comparison import Comparison, Digests
-from naspipe.verification.records import NotVerifiable
+from naspipe.verification.comparison import Comparison
+from naspipe.verification.records import LayerDigests, NotVerifiable
 
 PRIORITY = 10
 """What is added to the niceness of the plain loop's process."""
@@ -69,7 +69,6 @@ class PlainProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
         return self._process is not None
 
     def start(self) -> None:
@@ -102,31 +101,12 @@ class PlainProcess:
                 return
 
     def end(self) -> None:
-        """End the process, if it is running."""
         if self._process is not None:
             end_all([self._process])
             self._process = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _end_with_launcher() -> None:
-    """Have the kernel end this process when the launcher is killed."""
-    set_parent_death_signal = 1
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
-
-
-def _leave_resources_to_run() -> None:
-    """Take time and memory only if the run does not need them.
-
-    When memory runs short, the kernel ends this process first. The launcher then reports that the
-    run was not verified.
-    """
-    os.nice(PRIORITY)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def limit_gpu_memory(device: str) -> None:
@@ -137,10 +117,18 @@ def limit_gpu_memory(device: str) -> None:
 
 
 def _report_all(work: Work, threads: int, what: str, connection: Connection) -> None:
-    """Send what a computation yields, and then how it ended; the forked process does this."""
+    """Send what a computation yields, and then how it ended; the forked process does this.
+
+    It takes time and memory only if the run does not need them: when memory runs short, the kernel
+    ends this process first, and the launcher reports that the run was not verified.
+    """
     leave_signals_to_launcher()
-    _end_with_launcher()
-    _leave_resources_to_run()
+    set_parent_death_signal = 1
+    if sys.platform == "linux":  # the kernel ends this process when the launcher is killed
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+    os.nice(PRIORITY)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
     def tell(answer: Mapping[str, Any]) -> None:
         connection.send_bytes(json.dumps(answer).encode())
@@ -199,7 +187,6 @@ class Verified:
         return f"verified: {count}, 0 bits differ" + (f" ({self.because})" if self.because else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest."""
         found: dict[str, Any] = {"steps": self.steps}
         if self.first:
             found["first"] = self.first
@@ -234,7 +221,16 @@ class Verifier:
         self._start = self._heard = time.monotonic()
 
     def _train(self, launcher: Connection) -> Iterator[Mapping[str, Any]]:
-        return self._records(_Proposals(launcher).of)
+        waiting: dict[int, deque[Sequence[int]]] = defaultdict(deque)
+
+        def proposed(stream: int) -> Iterator[Sequence[int]]:
+            while True:
+                while not waiting[stream]:
+                    other, chains = json.loads(launcher.recv_bytes())
+                    waiting[other] += chains
+                yield waiting[stream].popleft()
+
+        return self._records(proposed)
 
     def __enter__(self) -> Self:
         self._plain.start()
@@ -289,7 +285,7 @@ class Verifier:
             self._comparison.add_loss(stream, sequence_id, bits)
             self._read(0.0)
 
-    def take_layer(self, stream: int, sequence_id: int, label: str, digests: Digests) -> None:
+    def take_layer(self, stream: int, sequence_id: int, label: str, digests: LayerDigests) -> None:
         """A stage reported a layer that it wrote. Raises VerificationError at a difference."""
         if self._is_open:
             self._heard = time.monotonic()
@@ -311,7 +307,6 @@ class Verifier:
 
     @property
     def result(self) -> Verified:
-        """How far the run was verified by now."""
         because = NOT_REPORTED if self._is_open else self._because
         compared = self._comparison
         return Verified(compared.verified_steps, because, compared.first, compared.note)
@@ -330,23 +325,3 @@ class Verifier:
     def _give_up(self, because: str) -> None:
         self._because = because
         self._plain.end()
-
-
-class _Proposals:
-    """The subnets that the launcher sends, in the process of the plain loop.
-
-    Args:
-        connection: to the launcher.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._waiting: dict[int, deque[Sequence[int]]] = defaultdict(deque)
-
-    def of(self, stream: int) -> Iterator[Sequence[int]]:
-        """The chains of one stream, waiting for each until it is known."""
-        while True:
-            while not self._waiting[stream]:
-                other, chains = json.loads(self._connection.recv_bytes())
-                self._waiting[other] += chains
-            yield self._waiting[stream].popleft()
