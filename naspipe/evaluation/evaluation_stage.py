@@ -50,22 +50,18 @@ class EvaluationJob:
 
     @property
     def positions(self) -> Positions:
-        """Who holds which stage."""
         return OnePipeline(self.execution.pipeline.stages)
 
     @property
     def threads(self) -> int:
-        """Of the compute, on every stage."""
         return self.evaluation.recipe.threads
 
     @property
     def recipes(self) -> Sequence[Recipe]:
-        """Of layers that are not trained."""
         return [self.evaluation.stateless_recipe]
 
     @property
     def claimed(self) -> Sequence[Path]:
-        """The search's directory."""
         return [self.directory] if self.directory else []
 
 
@@ -116,7 +112,7 @@ class EvaluationStage:
 
 
 class ScoreSink:
-    """Hands sums to the launcher, and now and then how busy the stage is."""
+    """Reports sums to the launcher, and from time to time how busy the stage is."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -133,7 +129,6 @@ class ScoreSink:
             self._reporter.report("busy", body)
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
-        """The sums of a subnet."""
         self._reporter.report("sums", {"subnet": int(sequence_id), "sums": result.value.tolist()})
 
     def event(self, event: Event) -> None:
