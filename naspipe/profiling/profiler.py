@@ -209,7 +209,7 @@ class _Bench:
         return probes
 
     def _start_with_subnets(self) -> _Probes:
-        """Probes of a few whole subnets, for spaces where not any candidate can follow any other."""
+        """Probes of a few whole subnets, if not any candidate can follow any other."""
         space, seed = self._workload.space, self._workload.definition.seed
         probes: _Probes = {}
         for choices in draw_subnets("fair", space, seed, FIRST_CANDIDATES):
