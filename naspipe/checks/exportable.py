@@ -31,7 +31,6 @@ WAY_OUT = "run.layer(...) and run.shared(...) give the trained modules in Python
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True for what ``torch.compile`` returns."""
     return hasattr(module, "_torchdynamo_orig_callable") and hasattr(module, "_orig_mod")
 
 

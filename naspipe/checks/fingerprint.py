@@ -45,7 +45,6 @@ def users_digests(workloads: Sequence[Workload]) -> dict[str, str]:
 
 
 def code_digest(digests: Mapping[str, str]) -> str:
-    """One digest for all files."""
     return _hash(
         "\0".join(f"{name}\0{digest}" for name, digest in sorted(digests.items())).encode()
     )
@@ -197,7 +196,6 @@ _FEW = 3
 
 
 def record_made_of(directory: RunDirectory, workload: Workload) -> None:
-    """Write what a new run is made of into its directory."""
     write_json(directory.made_of, _made_of(workload))
 
 

@@ -204,7 +204,6 @@ def _check_statistics(layer: StoredLayer, block: Shared | Elastic, defers_norms:
 
 
 def _check_norms(space: Space) -> None:
-    """Refuse a norm that cannot be deferred."""
     for position, candidate, module in sketches(space):
         label = space.label(position, candidate)
         if isinstance(space.blocks[position], Elastic):

@@ -177,7 +177,6 @@ class _Trial:
         self.optimizers = [make(each) for each in sets]
 
     def step(self, number: int) -> None:
-        """Take a step with the gradients of this number."""
         draw = torch.Generator().manual_seed(2 + number)
         for parameter in self.parameters:
             parameter.grad = torch.randn(parameter.shape, generator=draw)

@@ -84,7 +84,6 @@ class SketchedLayers:
         """Of tensors that two candidates have: ``parameter`` or ``buffer``, and which they are."""
 
     def places(self) -> Iterator[tuple[int, int]]:
-        """Every block and candidate, in order."""
         for block, each in enumerate(self._space.blocks):
             yield from ((block, candidate) for candidate in range(len(each.candidates)))
 
@@ -277,9 +276,17 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     Raises:
         ConfigError: if the factory makes no module, or one without sizes.
     """
-    factory = space.blocks[block].candidates[candidate]
+    factory: Any = space.blocks[block].candidates[candidate]
+    module = None
     with kept_draws():
-        module = _sizes_without_memory(factory)
+        # Whatever is wrong is reported when the real one is made.
+        with suppress(Exception), torch.device("meta"), Unfilled():
+            module = factory()
+        if isinstance(module, nn.Module):
+            tensors = [*chain(module.parameters(), module.buffers())]
+            memory = {tensor.untyped_storage()._cdata for tensor in tensors}
+            if any(map(is_lazy, tensors)) or len(memory) < len(tensors):
+                module = None
         if module is None:
             module = factory()
     check_sized(space.label(block, candidate), module)
@@ -292,22 +299,6 @@ def sketches(space: Space) -> Iterator[tuple[int, int, nn.Module]]:
     for block in sorted(set(first_of_kind(space))):
         for candidate in range(len(space.blocks[block].candidates)):
             yield block, candidate, sketch(space, block, candidate)
-
-
-def _sizes_without_memory(factory: Callable[[], Any]) -> Any:
-    """What the factory makes on torch's meta device; None if that cannot be relied on."""
-    try:
-        with torch.device("meta"), Unfilled():
-            module = factory()
-    except Exception:  # whatever is wrong is reported when the real one is made
-        return None
-    if isinstance(module, nn.Module):
-        tensors = [*chain(module.parameters(), module.buffers())]
-        if any(map(is_lazy, tensors)):
-            return None
-        if len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
-            return None
-    return module
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -377,7 +368,6 @@ def _kept(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 @cache
 def _arguments(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The names and defaults of a constructor's arguments."""
     return tuple((each.name, each.default) for each in inspect.signature(kind).parameters.values())
 
 

@@ -359,7 +359,6 @@ class Look:
 
     @property
     def what(self) -> str:
-        """How messages call the space."""
         return f"space {self.workload.space.name}"
 
     def follow(self, _: Callable[[], None]) -> dict[str, Any]:
@@ -413,7 +412,6 @@ class Look:
 
     @property
     def has_users_loss(self) -> bool:
-        """Whether the loss is a function or a class of the user's."""
         return callable(self.workload.loss) and has_users_class(self.workload.loss)
 
     def _chains(self) -> Iterator[Sequence[int]]:

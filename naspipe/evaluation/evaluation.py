@@ -149,9 +149,7 @@ def probe_sums(
     labels, wanted = torch.cat(list(targets[:bank])), torch.cat(list(targets[bank:]))
     classes = int(max(labels.max(), wanted.max())) + 1
     score = {"knn": _neighbours, "ridge": _ridge}[kind](known, labels, asked, classes)
-    of_target = score.gather(1, wanted[:, None])
-    earlier = torch.arange(classes, device=score.device) < wanted[:, None]
-    ranks = ((score > of_target) | ((score == of_target) & earlier)).sum(1)
+    ranks = _ranks(score, wanted)
     count, right = float(len(wanted)), float((ranks < 1).sum())
     row = [count - right, count, count, right, float((ranks < TOP).sum())]
     return torch.tensor(row, dtype=torch.float64)
@@ -215,7 +213,6 @@ class Evaluation:
 
 
 def evaluation_of(recipe: EvaluationRecipe, checkpoint: Checkpoint) -> Evaluation:
-    """The evaluation by a recipe with the weights of a checkpoint."""
     workload, seed = recipe.workload, recipe.workload.definition.seed
     calibrated = blocks_to_calibrate(workload.space) if recipe.calibration else 0
     calibration = recipe.calibration if calibrated else 0
@@ -373,7 +370,6 @@ class EvaluationCompute:
             )
 
     def _numbers(self, block: int) -> range:
-        """The batches that go through a block."""
         evaluation = self._evaluation
         first = 0 if block < evaluation.calibrated else evaluation.calibration
         return range(first, evaluation.calibration + evaluation.validation)

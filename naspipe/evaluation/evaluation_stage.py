@@ -100,11 +100,9 @@ class EvaluationStage:
 
     @property
     def current(self) -> str:
-        """What the stage is doing, for the report of a failure."""
         return self._driver.current
 
     def run(self) -> None:
-        """Evaluate this stage's part of every subnet, and report."""
         with self._checkpointer, calm_collector(), kept_heap():
             self._driver.run()
         measured = {**self._seat.placement.measured(), **measured_memory()}

@@ -57,7 +57,6 @@ class FirstLayers:
         self._prepared: set[LayerId] = set()
 
     def modules(self, choices: Sequence[int]) -> list[nn.Module]:
-        """The layers of a subnet in order."""
         return [self._module(*place) for place in enumerate(self._space.chain(choices))]
 
     def fields(self, choices: Sequence[int]) -> tuple[str, ...]:
@@ -152,7 +151,6 @@ class Naswot:
             return log_determinant(kernel, units)
 
     def units(self, choices: Sequence[int]) -> int:
-        """How many units of one sample are rectified."""
         return self._kernel(choices)[1]
 
     def _kernel(self, choices: Sequence[int]) -> tuple[torch.Tensor, int]:

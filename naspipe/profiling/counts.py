@@ -126,7 +126,6 @@ class SubnetCounter:
         """Why operations cannot be counted; empty as long as they can."""
 
     def of(self, choices: Sequence[int]) -> Counts:
-        """The counts of a subnet: one choice per choice block."""
         chain = self._space.chain(choices)
         params = sum(self._params_of(block, option) for block, option in enumerate(chain))
         if not self.problem:

@@ -90,7 +90,6 @@ class Probe(ABC):
         return ""
 
     def cost(self) -> LayerCost:
-        """Medians over the rounds."""
         columns = zip_longest(*self.samples)
         rows = [[value for value in column if value is not None] for column in columns]
         forward, backward, write, *split = (int(median(row)) for row in rows)
@@ -162,7 +161,6 @@ class TrainedProbe(Probe):
 
 
 def _gradients(segment: Segment) -> Gradients:
-    """The gradients of all parameters."""
     found = segment.take_gradients()
     return found if segment.owed is None else {**found, **segment.owed.compute()}
 

@@ -228,7 +228,6 @@ class _Bench:
         return not self._waiting
 
     def extend(self, count: int) -> _Probes:
-        """Up to ``count`` further probes, warm."""
         joining, self._waiting = self._waiting[:count], self._waiting[count:]
         return {key: self._warm(*key)[0] for key in joining}
 

@@ -30,7 +30,6 @@ from naspipe.worker.layers.held_tensors import held_tensors, leaves_of
 Hint = tuple[str, str]
 """The label of a layer, empty for the loss, and what was observed of it."""
 
-
 _CALL_HOOKS = [name for name in HOOKS if "state_dict" not in name]
 
 
@@ -42,12 +41,10 @@ class Audit:
         self._new: list[Hint] = []
 
     def take(self) -> tuple[Hint, ...]:
-        """What was observed since the last call."""
         found, self._new = tuple(self._new), []
         return found
 
     def look_at_hooks(self, label: str, module: nn.Module) -> None:
-        """Note the hooks of a layer's modules and parameters."""
         for name, part in module.named_modules():
             if any(getattr(part, each, None) for each in _CALL_HOOKS):
                 self.note(label, f"module {name or type(part).__name__} has a hook")
@@ -72,7 +69,7 @@ class Audit:
         """Note the leaves of a loss's graph that no layer has.
 
         Args:
-            name: of the space, under which messages name the loss.
+            name: how messages call the loss.
             loss: the user's, which is searched for what holds a leaf.
             value: the loss of one pass.
             inside: the ``id`` of each parameter and buffer of the layers.
@@ -87,7 +84,6 @@ class Audit:
             self.note("", f"a gradient reaches a tensor of shape {shape} held by {where}")
 
     def note(self, label: str, text: str) -> None:
-        """Note something of a layer, or of the loss where the label is empty."""
         if (label, text) not in self._known:
             self._known.add((label, text))
             self._new.append((label, text))

@@ -282,7 +282,6 @@ class PlainLayer:
 
     @torch.no_grad()
     def restore(self, state: LayerState) -> None:
-        """Become the layer that a checkpoint holds."""
         buffers: set[str] = set()
         for name, value in state.values.items():
             kind, _, own = name.partition("/")
@@ -349,7 +348,6 @@ class PlainLayer:
     # Forwards
 
     def call(self, option: int, *tensors: torch.Tensor) -> Any:
-        """Call the module, or of an elastic layer one of its settings."""
         block = self._block
         if isinstance(block, LossBlock):
             return tensors  # the loss itself is called with them
@@ -399,7 +397,6 @@ class PlainLayer:
                 part._buffers.update(buffers)
 
     def take_gradients(self) -> Gradients:
-        """Move the gradients of a backward out of the parameters."""
         found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -576,18 +573,16 @@ class PlainLayer:
                 yield f"optimizer/{name}/{key}", value
 
     def digests(self) -> LayerDigests:
-        """A digest of each of them."""
         return {name: tensor_digest(value) for name, value in self.tensors()}
 
 
 def setting_of(block: Elastic, option: int) -> dict[str, Any]:
-    """The setting of an elastic layer by the number of an option."""
     values = list(product(*block.settings.values()))[option]
     return dict(zip(block.settings, values, strict=True))
 
 
 def lag_of(rule: Lag, step: int) -> int:
-    """How many steps late a step reads, while K grows and after that."""
+    """By how many steps a step reads stale weights, while K grows and after that."""
     return rule.subnets * step // rule.over if step < rule.over else rule.subnets
 
 

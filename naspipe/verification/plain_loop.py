@@ -322,7 +322,7 @@ class _Stream:
         return self.layers[place]
 
     def compute(self, step: int, tapped: Tapped) -> None:
-        """Run the forwards of a step's passes, and their backwards where the stream is trained."""
+        """Run the forwards of a step's passes, and their backwards if the stream is trained."""
         workload = self.workload
         count = self._probes + self._passes
         subnets = [next(self._subnets) for _ in range(count)]
@@ -453,7 +453,6 @@ class _Stream:
     def _flat_loss(
         self, last: nn.Module, cuts: tuple[int, int], *given: torch.Tensor
     ) -> torch.Tensor:
-        """The loss of outputs, lessons and fields, which ``cuts`` separates."""
         return self._loss(last, given[: cuts[0]], given[cuts[0] : cuts[1]], given[cuts[1] :])
 
     def _look_at_loss(self, loss: torch.Tensor) -> None:
@@ -498,7 +497,7 @@ class _Stream:
         raise NotFiniteError(f"step {step}: expected a finite loss, found {float(loss):g}")
 
     def _part(self, step: int, number: int, loss: torch.Tensor) -> torch.Tensor:
-        """What a pass's loss counts in the step's average."""
+        """The share of a pass's loss in the step's average."""
         steps = self._recipe.steps
         if steps.distills or steps.average != "passes" or self._passes == 1:
             return loss
@@ -632,7 +631,7 @@ def _start_backward(key: int, *_: Any) -> None:
 
 
 def rate_of(recipe: Recipe, step: int, steps: int) -> float:
-    """The learning rate of one step of so many, before the factors of rules and groups."""
+    """The learning rate of a step of ``steps``, before the factors of rules and groups."""
     schedule, warmup = recipe.schedule, recipe.warmup_steps
     if isinstance(schedule, GivenCode):
         return recipe.lr * float(schedule.code(step))
@@ -659,7 +658,7 @@ def rate_of(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def tau_of(update: MomentumUpdate, step: int, steps: int) -> float:
-    """How much of a momentum teacher stays in one step of so many."""
+    """The factor of a momentum teacher's own weights in a step; ``steps`` is their number."""
     if update.end is None:
         return update.tau
     falls = 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps)))
@@ -683,7 +682,7 @@ def _halves(passes: Sequence[Gradients | None]) -> Gradients | None:
 
 
 def _plus(left: Gradients | None, right: Gradients | None) -> Gradients | None:
-    """Where one of both has no gradient, the other stands for the sum."""
+    """The sum; a pass or parameter without a gradient adds nothing."""
     if left is None or right is None:
         return right if left is None else left
     for name, gradient in right.items():
@@ -700,7 +699,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _identities(module: nn.Module) -> Iterator[int]:
-    """What tells whether two modules are, or share, the same."""
+    """Numbers of which two modules have some in common if they share a part or memory."""
     yield from map(id, module.modules())
     for tensor in (*module.parameters(), *module.buffers()):
         yield tensor.untyped_storage()._cdata

@@ -412,7 +412,7 @@ class ScoreVerifier:
         self._plain.send(request)
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Compare what has come, and wait for more for so long.
+        """Compare what has arrived, and wait up to ``seconds`` for more.
 
         Raises:
             VerificationError: at a difference.
@@ -452,10 +452,9 @@ class ScoreVerifier:
 
 
 def bits_of(score: float) -> bytes:
-    """What two scores are compared by; all values that are no numbers are one."""
+    """The bytes by which two scores are compared; all NaNs are equal."""
     return b"nan" if math.isnan(score) else struct.pack(">d", score)
 
 
 def _texts(scores: Scores | PlainScore) -> dict[str, str]:
-    """The scores that a plain network has, exactly."""
     return {name: repr(float(getattr(scores, name))) for name in PlainScore._fields}

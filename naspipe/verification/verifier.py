@@ -246,7 +246,7 @@ class Verifier:
 
     @property
     def end(self) -> int:
-        """Whatever has a sequence ID below this is compared."""
+        """The first sequence ID that is not compared."""
         return self._comparison.end
 
     def may_publish(self, cut: int) -> bool:
@@ -267,7 +267,7 @@ class Verifier:
         return not self._because and not self._comparison.is_complete
 
     def _deadline(self, seconds: float) -> float:
-        """When to give up: so long after the start, or after the last news of either side."""
+        """When to give up: this long after the start, or after the last report of either side."""
         if self._step_seconds is None:
             return self._start + seconds
         return self._heard + self._step_seconds
@@ -293,7 +293,7 @@ class Verifier:
             self._read(0.0)
 
     def wait(self) -> None:
-        """Wait until the plain loop is through, within the bound. Raises VerificationError."""
+        """Wait for the end of the plain loop, within the bound. Raises VerificationError."""
         passed = time.monotonic() - self._start
         patience = passed + min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * passed))
         while self._plain.is_running:
