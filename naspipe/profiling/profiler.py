@@ -174,9 +174,12 @@ class _Bench:
         self._device = device
         self._clock = open_clock(device)
         self._store = LayerStore(
-            workload.space, definition.seed, definition.recipe, self._adopt,
+            workload.space,
+            definition.seed,
+            definition.recipe,
+            self._adopt,
             trains=workload.runs_in_training_mode,
-        )  # fmt: skip
+        )
         batch = workload.data(definition.seed, 0)
         self._batch = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value

@@ -73,7 +73,16 @@ def profile_apart(
     check_fit_for_forking(device)
     deadline = time.monotonic() + timeout_seconds
     with ExitStack() as stack, quiet_fork():
-        started = [_start_profile(workload, device, expected, stack) for _ in range(copies)]
+        started = []
+        for _ in range(copies):
+            receiver, sender = FORK.Pipe(duplex=False)
+            stack.enter_context(receiver)
+            given = (workload, device, expected, sender)
+            process = FORK.Process(target=_profile_main, args=given, name="naspipe-profile")
+            process.start()
+            stack.callback(end_all, [process])
+            sender.close()
+            started.append((process, receiver))
         if say is not None and not started[0][1].poll(min(SLOW_SECONDS, timeout_seconds)):
             blocks = workload.space.blocks
             kinds = set(first_of_kind(workload.space))  # of blocks that are alike, one is measured
@@ -81,42 +90,25 @@ def profile_apart(
         return mean_costs([_profile_of(*each, deadline) for each in started])
 
 
-def _start_profile(
-    workload: Workload, device: str, expected: str, stack: ExitStack
-) -> tuple[Any, Any]:
-    """A process that measures, and the receiving end of its answer."""
-    receiver, sender = FORK.Pipe(duplex=False)
-    stack.enter_context(receiver)
-    process = FORK.Process(
-        target=_profile_main, args=(workload, device, expected, sender), name="naspipe-profile"
-    )
-    process.start()
-    stack.callback(end_all, [process])
-    sender.close()
-    return process, receiver
-
-
 def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
     try:
         if not receiver.poll(max(0.0, deadline - time.monotonic())):
             raise TransportError("the profile took longer than timeout_seconds allows")
-        costs, whole, task, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
+        answer = msgpack.unpackb(receiver.recv_bytes())
     except EOFError:
         raise StageFailedError(0, _ALL, obituary(process)) from None
-    if refusal:
-        raise ConfigError(refusal)
-    if failure:
-        raise StageFailedError(0, task, failure)
+    if "refusal" in answer:
+        raise ConfigError(answer["refusal"])
+    if "failure" in answer:
+        raise StageFailedError(0, answer["task"], answer["failure"])
     return CostTable(
-        {(block, candidate): LayerCost(*cost) for block, candidate, cost in costs},
-        {(block, candidate): why for block, candidate, why in whole},
+        {(block, candidate): LayerCost(*cost) for block, candidate, cost in answer["costs"]},
+        {(block, candidate): why for block, candidate, why in answer["whole"]},
     )
 
 
 def _profile_main(workload: Workload, device: str, expected: str, sender: Any) -> None:
-    costs: list[Any] = []
-    whole: list[Any] = []
-    task, failure, refusal = _ALL, "", ""
+    answer: dict[str, Any]
     threads = workload.definition.recipe.threads
 
     def measure() -> CostTable:
@@ -129,14 +121,14 @@ def _profile_main(workload: Workload, device: str, expected: str, sender: Any) -
         with refusing(workload.space.name, expected) if expected else nullcontext():
             table = in_own_thread(threads, measure)
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
-        whole = [[*key, why] for key, why in table.whole.items()]
+        answer = {"costs": costs, "whole": [[*key, why] for key, why in table.whole.items()]}
     except ConfigError as error:
-        refusal = str(error)
+        answer = {"refusal": str(error)}
     except ProbeError as error:
-        task, failure = str(error), users_traceback(error.cause)
+        answer = {"task": str(error), "failure": users_traceback(error.cause)}
     except Exception as error:
-        failure = users_traceback(error)
-    sender.send_bytes(msgpack.packb([costs, whole, task, failure, refusal]))
+        answer = {"task": _ALL, "failure": users_traceback(error)}
+    sender.send_bytes(msgpack.packb(answer))
 
 
 FORMAT = 2
