@@ -1,4 +1,4 @@
-"""What a run is made of, beside the names in its definition: recorded first and compared later.
+"""What a run is made of, besides the names in its definition: recorded first and compared later.
 
 These are the structures of layers, the values that the user's functions capture, and digests of the
 source files. A resume with other layers or values is refused; other files are reported.

@@ -109,7 +109,7 @@ def check_layers(workload: Workload) -> None:
     if workload.is_trained and torch.is_inference_mode_enabled():
         raise ConfigError(
             "expected a run outside torch.inference_mode(), where nothing can be trained, found it "
-            "on; call naspipe behind that block"
+            "on; call naspipe after that block"
         )
     defers_norms = definition.recipe.norms == "deferred"
     if defers_norms and workload.runs_in_training_mode:

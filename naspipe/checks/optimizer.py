@@ -241,7 +241,7 @@ def _why_not_its_steps(make: _Make) -> str:
             return "what it does to one parameter depends on others, which other stages may have"
         if not together.ends_as(heir):
             return (
-                "it keeps something beside the state of each parameter, as in self or a group, "
+                "it keeps something besides the state of each parameter, as in self or a group, "
                 "which does not go with a layer; keep it in self.state[parameter]"
             )
         states = together.states()
@@ -252,7 +252,7 @@ def _why_not_its_steps(make: _Make) -> str:
         now = [{k: v.shape for k, v in state.items() if is_moved(v)} for state in states]
         forms = forms or now
         if now != forms:
-            return "what it keeps of a parameter grows behind the first step; make it all at once"
+            return "what it keeps of a parameter grows after the first step; make it all at once"
     return ""
 
 

@@ -101,7 +101,7 @@ class SketchedLayers:
         return self._modules[key]
 
     def handed_out(self, block: int, candidate: int) -> str:
-        """What the factory does not make anew each time; see :func:`_in_common`."""
+        """What two calls of the factory share; see :func:`_in_common`."""
         self.module(block, candidate)
         return self._handed_out[self.key(block, candidate)]
 

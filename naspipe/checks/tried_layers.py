@@ -47,7 +47,7 @@ class NotRepeatedError(ConfigError):
 
 
 def users_layers(space: Space, layers: SketchedLayers) -> list[Place]:
-    """The layers with user code; of blocks that are alike, those of the first one."""
+    """The layers with user code; of candidates that the same factory makes, the first."""
     known: dict[Hashable, Place] = {}
     for block, candidate in layers.places():
         module = layers.module(block, candidate)

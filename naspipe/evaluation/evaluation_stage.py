@@ -46,7 +46,7 @@ class EvaluationJob:
     execution: Execution
     memory: MemoryPlan | None = None
     directory: Path | None = None
-    """Of the search, where it is one."""
+    """Of the search, if it is one."""
 
     @property
     def positions(self) -> Positions:

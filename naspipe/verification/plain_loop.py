@@ -141,7 +141,7 @@ class PlainLoop:
                     yield stream.number, layer.label, name, value
 
     def _take_originals(self) -> None:
-        """Train the modules themselves that the user has made, where factories copy them.
+        """Train the modules that the user has made themselves, if factories copy them.
 
         If several layers come from one module, the first that is trained is the module itself. The
         others are copied now, before the first step changes it.
@@ -251,7 +251,7 @@ class _Stream:
         self._spares: dict[Place, nn.Module] = {}
         """Copies of users' modules as these were before the loop trained them."""
         self._attributes: dict[Place, Mapping[str, Any]] = {}
-        """Those of each layer as it was made, beside parameters and buffers."""
+        """The other attributes of each layer than parameters and buffers, as it was made."""
         self._earlier: dict[Place, PlainLayer] = {}
         """In a step before which layers were made again: those that they replaced."""
         self._is_disturbed = False

@@ -2,7 +2,7 @@
 
 The process is forked from the launcher before any stage computes, so it has the user's own modules,
 data and loss, and whatever it does to them is lost with it. It runs at low priority. The launcher
-hands on what the stages report, reads what the plain loop reports, and raises at the first
+forwards what the stages report, reads what the plain loop reports, and raises at the first
 difference. Before a checkpoint is published, the launcher waits for the comparison of the steps so
 far, but never longer than a bound.
 """
