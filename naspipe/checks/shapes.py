@@ -1,7 +1,7 @@
 """Follow the shapes of a batch through the candidates of a space, on torch's meta device.
 
 Nothing is computed there. A layer that does not take a shape is only suspected, and is tried with
-real tensors before it is refused: :class:`FirstBlocks` computes a subnet up to that layer.
+real tensors before it is refused: :func:`compute_first` computes a subnet up to that layer.
 """
 
 from __future__ import annotations
@@ -278,56 +278,57 @@ class FirstBlocksError(NaspipeError):
     """Something else failed than what was tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstBlocks:
-    """Tries subnets of a workload on a batch, one layer in memory at a time."""
+def compute_first(
+    workload: Workload,
+    batch: Mapping[str, torch.Tensor],
+    chain: Sequence[int],
+    said: str,
+    with_loss: bool = False,
+) -> None:
+    """Compute the first blocks of a subnet, one layer in memory at a time.
 
-    workload: Workload
-    batch: Mapping[str, torch.Tensor]
+    What the last of them raises is refused.
 
-    def compute(self, chain: Sequence[int], said: str, with_loss: bool = False) -> None:
-        """Compute the first blocks of a subnet; what the last of them raises is refused.
+    Args:
+        workload: whose layers are computed.
+        batch: what they are computed on.
+        chain: the option of each block.
+        said: how the refusal begins; the error follows.
+        with_loss: the chain is a whole subnet, and what is tried is the loss.
 
-        Args:
-            chain: the option of each.
-            said: how the refusal begins; the error follows.
-            with_loss: the chain is a whole subnet, and what is tried is the loss.
+    Raises:
+        ConfigError: if the last layer, or the loss, raises.
+        FirstBlocksError: if a layer before it raises, or for other reasons.
+    """
+    space, recipe = workload.space, workload.definition.recipe
 
-        Raises:
-            ConfigError: if the last layer, or the loss, raises.
-            FirstBlocksError: if a layer before it raises, or for other reasons.
-        """
-        workload = self.workload
-        inputs = workload.tapped(self.batch) if workload.tapped else ()
-        tried = len(chain) - (not with_loss)
-        for block, option in enumerate(chain):
-            if block == tried:
-                with _refused(said):
-                    self._layer(block, option, inputs)
-                return
-            try:
-                inputs = self._layer(block, option, inputs)
-            except Exception as error:
-                raise FirstBlocksError(str(error)) from error
-        fields = [field_of(self.batch, name, 0) for name in workload.loss_fields]
-        objective = workload.objective_of(self._stored(len(chain) - 1, chain[-1]).module)
-        with _refused(said), autocast(workload.recipe.precision, "cpu"):
-            objective(*inputs, *fields)
-
-    def _stored(self, block: int, option: int) -> StoredLayer:
-        workload, recipe = self.workload, self.workload.definition.recipe
+    def stored(block: int, option: int) -> StoredLayer:
         trains = workload.runs_in_training_mode
-        store = LayerStore(workload.space, workload.definition.seed, recipe, trains=trains)
-        candidate = workload.space.blocks[block].candidate(option)
-        return store.make(LayerId(FIRST_STREAM, block, candidate))
+        store = LayerStore(space, workload.definition.seed, recipe, trains=trains)
+        return store.make(LayerId(FIRST_STREAM, block, space.blocks[block].candidate(option)))
 
-    def _layer(self, block: int, option: int, inputs: Tensors) -> Tensors:
-        space, recipe = self.workload.space, self.workload.definition.recipe
-        stored = self._stored(block, option)
+    def outputs(block: int, option: int, inputs: Tensors) -> Tensors:
+        layer = stored(block, option)
         spec = spec_of(space, recipe, block, option)._replace(
-            fields=tuple(field_of(self.batch, name, 0) for name in space.fields(block)),
+            fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
         )
-        return Segment(spec, stored.bind(stored.version), inputs, keeps_graph=False).forward()
+        return Segment(spec, layer.bind(layer.version), inputs, keeps_graph=False).forward()
+
+    inputs = workload.tapped(batch) if workload.tapped else ()
+    tried = len(chain) - (not with_loss)
+    for block, option in enumerate(chain):
+        if block == tried:
+            with _refused(said):
+                outputs(block, option, inputs)
+            return
+        try:
+            inputs = outputs(block, option, inputs)
+        except Exception as error:
+            raise FirstBlocksError(str(error)) from error
+    fields = [field_of(batch, name, 0) for name in workload.loss_fields]
+    objective = workload.objective_of(stored(len(chain) - 1, chain[-1]).module)
+    with _refused(said), autocast(workload.recipe.precision, "cpu"):
+        objective(*inputs, *fields)
 
 
 @contextmanager

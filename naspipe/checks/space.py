@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from naspipe.checks.exportable import export_note
-from naspipe.checks.shapes import FirstBlocks, FirstBlocksError, ShapeFollower, Suspected
+from naspipe.checks.shapes import FirstBlocksError, ShapeFollower, Suspected, compute_first
 from naspipe.checks.sketched import SketchedLayers, call_key, sketch, without_addresses
 from naspipe.checks.tried_layers import Place, TriedLayers, users_layers
 from naspipe.config.blocks import changed_reads
@@ -485,16 +485,16 @@ class Look:
         self, said: str, bad: Sequence[int], good: Sequence[int] | None, is_loss: bool
     ) -> None:
         """What fails here might not fail on another device, unless what fits works here, too."""
-        first = FirstBlocks(self.workload, self.batch)
+        first = partial(compute_first, self.workload, self.batch)
         try:
             if not self.is_here:
                 if good is None:
                     return
-                first.compute(good, said, is_loss)
+                first(good, said, is_loss)
         except NaspipeError:
             return
         with suppress(FirstBlocksError):
-            first.compute(bad, said, is_loss)
+            first(bad, said, is_loss)
 
 
 def _check_made_anew(space: Space, layers: SketchedLayers) -> None:
