@@ -85,10 +85,6 @@ def _seen(item: Any) -> Any:
 def check_is_data(data: object, what: str = "data") -> None:
     """Data must be a function of a seed and a number.
 
-    Args:
-        data: what was given.
-        what: the name of the caller's argument, for messages.
-
     Raises:
         ConfigError: for anything else; for a ``DataLoader`` or a ``Dataset`` with what to write.
     """

@@ -52,10 +52,6 @@ _Make = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
     """Check the name and the options of an optimizer, and take some steps with it.
 
-    Args:
-        recipe: names the optimizer, its options and the parameter groups.
-        own: how a layer is stepped that has a momentum of its own.
-
     Raises:
         ConfigError: for an unknown name, one that does not work per layer, or bad options.
     """

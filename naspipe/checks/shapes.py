@@ -129,12 +129,7 @@ Result = Form | _Unknown | _Failed
 class ShapeFollower:
     """Follows the tensors of a batch through a space.
 
-    Args:
-        space: whose candidates are called.
-        layers: of that space.
-        first: what the first block is called with, in addition to fields of the batch.
-        fields: the form of each field of the batch, by name.
-        trains: whether modules are in training mode.
+    ``first`` is what the first block is called with, in addition to fields of the batch.
     """
 
     def __init__(

@@ -52,10 +52,6 @@ class BatchFields:
     """Fetches each field once, and again if a layer has changed it in place.
 
     So all subnets see the same batches.
-
-    Args:
-        batch: returns the batch of a number.
-        to_device: moves a tensor to the device.
     """
 
     def __init__(

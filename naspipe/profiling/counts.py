@@ -106,12 +106,7 @@ class _Counted(NamedTuple):
 
 
 class SubnetCounter:
-    """Counts subnets of one space; layers of one kind and input shape are counted once.
-
-    Args:
-        space: whose subnets.
-        batch: whose shapes the layers get.
-    """
+    """Counts subnets of one space; layers of one kind and input shape are counted once."""
 
     def __init__(self, space: Space, batch: Mapping[str, torch.Tensor]) -> None:
         self._space = space

@@ -140,10 +140,7 @@ _LARGEST = 1 << 62
 class ProfileCache:
     """The place of one workload's costs, ``ROOT/FINGERPRINT.json``.
 
-    Args:
-        workload: what was or will be measured.
-        root: directory of all profiles; ``naspipe/profiles`` in the user's cache by default.
-        device: where the layers compute.
+    ``ROOT`` is ``naspipe/profiles`` in the user's cache by default.
     """
 
     def __init__(self, workload: Workload, root: Path | None = None, device: str = "cpu") -> None:

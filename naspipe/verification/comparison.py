@@ -83,11 +83,6 @@ class Comparison:
     def add_loss(self, stream: int, sequence_id: int, bits: str) -> None:
         """The run has the loss of a pass.
 
-        Args:
-            stream: of the pass.
-            sequence_id: of the pass, counted over all steps.
-            bits: hexadecimal, the most significant byte first.
-
         Raises:
             VerificationError: if the loss or something else of the step differs.
         """

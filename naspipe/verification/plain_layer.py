@@ -32,14 +32,7 @@ _NORM_CLASS = re.compile(r"Norm([123]d)?$")
 
 
 class PlainOptimizer:
-    """A torch optimizer of the weights, and Adam for the architecture parameters.
-
-    Args:
-        label: of the layer, such as ``3.1`` or ``head``.
-        module: of the layer.
-        recipe: names the optimizer, its options and the parameter groups.
-        rule: of the layer, which may have a momentum and a learning-rate factor of its own.
-    """
+    """A torch optimizer of the weights, and Adam for the architecture parameters."""
 
     def __init__(self, label: str, module: nn.Module, recipe: Recipe, rule: Rule) -> None:
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -406,14 +399,7 @@ class PlainLayer:
 
     @torch.no_grad()
     def write(self, step: int, gradients: Gradients, rate: float, options: set[int]) -> None:
-        """Take one optimizer step, or gather the gradients for a later one.
-
-        Args:
-            step: its number.
-            gradients: of all passes of the step together.
-            rate: the learning rate by the recipe.
-            options: by which the passes used the layer.
-        """
+        """Take one optimizer step, or gather the gradients for a later one."""
         if self._optimizer is None:
             return
         if isinstance(self.rule, Every):
@@ -611,10 +597,6 @@ class _Slices:
     """The entries of an elastic layer's parameters that each option uses: those its cut takes.
 
     Every entry of a copy gets its own number, and the copy is cut.
-
-    Args:
-        block: says how an option is cut.
-        module: of the layer.
     """
 
     def __init__(self, block: Elastic, module: nn.Module) -> None:

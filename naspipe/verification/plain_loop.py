@@ -226,15 +226,7 @@ class _Use:
 
 
 class _Stream:
-    """One stream: its layers, and what the step under way has left so far.
-
-    Args:
-        number: of the stream.
-        workload: its space, data, loss and recipe.
-        taps: of all streams.
-        subnets: the choices of each pass.
-        device: where it is computed.
-    """
+    """One stream: its layers, and what the step under way has left so far."""
 
     def __init__(
         self,

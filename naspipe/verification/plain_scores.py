@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -217,13 +216,7 @@ class PlainScores:
 
 
 class PlainSubnet(nn.Module):
-    """A subnet: its layers, called one after the other.
-
-    Args:
-        layers: in the order of the chain.
-        fields: of each layer, the batch fields that it is called with.
-        seed: of the run; draws are keyed by the block and the number of the batch.
-    """
+    """A subnet: its layers, called one after the other; draws are keyed by block and batch."""
 
     def __init__(
         self, layers: Sequence[nn.Module], fields: Sequence[Sequence[str]], seed: int
@@ -254,11 +247,7 @@ class _OfSetting(nn.Module):
 
 
 class _Averaging(TorchFunctionMode):
-    """Has norms that other code computes take statistics, and average them over all calls.
-
-    Args:
-        owners: of their running statistics.
-    """
+    """Has norms that other code computes take statistics, and average them over all calls."""
 
     def __init__(self, owners: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -395,12 +384,7 @@ class ScoreVerifier:
         self._plain.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._plain.end()
 
     def ask(self, subnet: int, choices: Sequence[int], scores: Scores) -> None:
