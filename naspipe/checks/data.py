@@ -38,9 +38,6 @@ def check_items(data: object, name: str, seed: int) -> None:
 
     The item is drawn in two other processes. If it cannot be drawn there, the error is reported
     with the first batch. Data that do not come from a data set are not looked at.
-
-    Raises:
-        ConfigError: if the item is another one the second time, or in a fresh process.
     """
     if not isinstance(data, DatasetBatches) or current_process().daemon:
         return
@@ -171,11 +168,7 @@ def first_digests(workload: Workload) -> dict[str, str]:
 def check_same_data(
     directory: RunDirectory, workload: Workload, manifest: Mapping[str, Any]
 ) -> None:
-    """The first batch must be the one that a run began with, if its manifest records that one.
-
-    Raises:
-        ConfigError: if it is another one.
-    """
+    """The first batch must be the one that a run began with, if its manifest records that one."""
     recorded = (manifest.get("batches") or {}).get("first")
     if recorded and (field := _first_other(recorded, first_digests(workload))):
         raise ConfigError(
@@ -186,11 +179,7 @@ def check_same_data(
 
 
 def check_cut_batch(directory: RunDirectory, workload: Workload, cut: int) -> None:
-    """The last batch before a cut must be the one that was trained on, if that is recorded.
-
-    Raises:
-        ConfigError: if it is another one.
-    """
+    """The last batch before a cut must be the one that was trained on, if that is recorded."""
     try:
         last = read_losses(directory.losses, cut)[-1]
     except (LogError, IndexError):  # damaged losses are reported where they are needed

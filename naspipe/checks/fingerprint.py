@@ -200,11 +200,7 @@ def record_made_of(directory: RunDirectory, workload: Workload) -> None:
 
 
 def check_made_of(directory: RunDirectory, workload: Workload) -> None:
-    """A run that is resumed must be made of what it began with, as far as that is recorded.
-
-    Raises:
-        ConfigError: naming the first layer, or captured value, that is something else.
-    """
+    """A run that is resumed must be made of what it began with, as far as that is recorded."""
     earlier = read_made_of(directory.made_of)
     if earlier is not None:
         now = as_made_of(_made_of(workload), directory.made_of)
@@ -235,9 +231,6 @@ def check_run_layers(directory: RunDirectory, space: Space) -> None:
     """The space that is given for a run must have the layers that the run trained.
 
     ``space`` has the labels and candidates of the run's.
-
-    Raises:
-        ConfigError: naming the first layer that is something else.
     """
     if (earlier := read_made_of(directory.made_of)) is not None:
         now = as_made_of({**structures(space), "captured": {}, "files": {}}, directory.made_of)
@@ -248,9 +241,6 @@ def check_run_loss(directory: RunDirectory, space: Space, loss: object) -> None:
     """The loss that is given for a run must have the same name and captured values.
 
     A run with one of naspipe's losses for a teacher's outputs may be judged by any other.
-
-    Raises:
-        ConfigError: naming the loss, or the first captured value that is something else.
     """
     recorded, found = directory.read_manifest()["definition"]["loss"], described(loss)
     is_of_lessons = recorded.startswith("naspipe.") and not found.startswith("naspipe.")

@@ -91,9 +91,6 @@ def check_loss(workload: Workload) -> None:
     The user's functions are called with the outputs of the first candidates, without memory for
     tensors. If that is not possible, any number of outputs is accepted, and the first step checks
     what a function returns.
-
-    Raises:
-        ConfigError: if they do not.
     """
     loss = workload.loss
     if not workload.is_trained or not callable(loss):

@@ -50,11 +50,7 @@ _Make = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
-    """Check the name and the options of an optimizer, and take some steps with it.
-
-    Raises:
-        ConfigError: for an unknown name, one that does not work per layer, or bad options.
-    """
+    """Check the name and the options of an optimizer, and take some steps with it."""
     name = recipe.optimizer
     _check_name(name)
     _check_options(recipe)
@@ -145,11 +141,7 @@ def _check_steps(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
 
 
 def _check_own(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
-    """Try an optimizer of the user's on a few small parameters, in some steps.
-
-    Raises:
-        ConfigError: if it cannot be made or stepped, or does not work per layer.
-    """
+    """Try an optimizer of the user's on a few small parameters, in some steps."""
     name = recipe.optimizer
     bare = replace(recipe, clip_layer_norm=0.0, ema=0.0)
     make = partial(make_optimizer, bare, own=own)

@@ -217,11 +217,7 @@ class ShapeFollower:
 
 @contextmanager
 def unchanged(module: nn.Module, space: Space, block: int, option: int) -> Iterator[None]:
-    """Inside, a forward with a setting of an elastic layer must leave the module's attributes.
-
-    Raises:
-        ConfigError: naming the attribute that has changed.
-    """
+    """Inside, a forward with a setting of an elastic layer must leave the module's attributes."""
     before = _attributes(module) if space.blocks[block].setting(option) else {}
     yield
     for (part, name), value in (_attributes(module) if before else {}).items():

@@ -249,9 +249,6 @@ def buffered_layers(space: Space, defers_norms: bool = False) -> frozenset[tuple
 
     Deferred batch normalisation does not change its buffers in the forward. Draws nothing from
     torch's generator.
-
-    Raises:
-        ConfigError: if a factory makes no module.
     """
     has_buffers = other_buffers if defers_norms else _any_buffers
     twins = first_of_kind(space)

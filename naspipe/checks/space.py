@@ -260,9 +260,6 @@ def check_held_out(validation: ValidationPlan | None, device: str) -> None:
     Args:
         validation: of a stream; None if it is not judged.
         device: where layers compute in the run.
-
-    Raises:
-        ConfigError: naming the layer that does not take it.
     """
     if validation is None:
         return
@@ -294,9 +291,6 @@ def _check_single_item(look: Look, say: Callable[[str], None]) -> None:
     """If the last batch of an epoch has one item, layers must take that, too.
 
     Batch normalisation in training mode does not.
-
-    Raises:
-        ConfigError: naming the layer that does not take it.
     """
     workload = look.workload
     data, definition = workload.data, workload.definition
@@ -539,11 +533,7 @@ def _quiet() -> Iterator[None]:
 
 
 def check_settings(space: Space) -> None:
-    """Each setting must be one that the layer's module, or its ``apply``, is called with.
-
-    Raises:
-        ConfigError: for the first that is not.
-    """
+    """Each setting must be one that the layer's module, or its ``apply``, is called with."""
     for position, block in enumerate(space.blocks):
         if not isinstance(block, Elastic):
             continue

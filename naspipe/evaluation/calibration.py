@@ -191,11 +191,7 @@ class FreshStatistics:
         self._label, self._taken, self._mode = label, taken, mode
 
     def settle(self) -> None:
-        """From now on, use the statistics instead of taking them.
-
-        Raises:
-            ConfigError: if no batch has gone through one of the norms.
-        """
+        """From now on, use the statistics instead of taking them."""
         self._mode.close()
         for norm in self._taken.missing.values():
             raise ConfigError(

@@ -85,9 +85,6 @@ def batch_sums(
     """One batch's row of ``Sums``: five float64 values.
 
     The loss is called with the outputs and the fields, or with the target if no fields are given.
-
-    Raises:
-        ConfigError: if the loss is not one number.
     """
     mean = loss(*outputs, *((target,) if fields is None else fields))
     check_one_number(f"loss {name_of_loss(loss)}", mean)

@@ -81,22 +81,14 @@ class Comparison:
         )
 
     def add_loss(self, stream: int, sequence_id: int, bits: str) -> None:
-        """The run has the loss of a pass.
-
-        Raises:
-            VerificationError: if the loss or something else of the step differs.
-        """
+        """The run has the loss of a pass. Raises VerificationError at a difference."""
         step, number = divmod(sequence_id, self._passes)
         if sequence_id < self.end:
             self._run.setdefault((stream, step), _Side()).losses[number] = bits
             self._compare(step)
 
     def add_layer(self, stream: int, sequence_id: int, label: str, digests: LayerDigests) -> None:
-        """The run has written a layer at the end of a step, and reports digests of its tensors.
-
-        Raises:
-            VerificationError: if a tensor or something else of the step differs.
-        """
+        """The run has written a layer at the end of a step. Raises VerificationError."""
         step = sequence_id // self._passes
         if sequence_id < self.end:
             if digests:  # a layer without state is the same in every version
@@ -104,11 +96,7 @@ class Comparison:
             self._compare(step)
 
     def add_plain(self, step: int, streams: Iterable[Mapping[str, Any]]) -> None:
-        """The plain loop has trained a step; ``streams`` has a :class:`StreamRecord` as a mapping.
-
-        Raises:
-            VerificationError: if something of the step differs.
-        """
+        """The plain loop has trained a step; ``streams`` are records. Raises VerificationError."""
         streams = list(streams)
         for hints, each in zip(self._hints, streams, strict=True):
             hints += [(label, text) for label, text in each.get("hints", ())]
