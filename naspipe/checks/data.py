@@ -1,8 +1,8 @@
-"""What is asked of data before anything is written: a batch that can be made again, anywhere."""
+"""Checks of a run's data before anything is written: the same call must make the same batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from multiprocessing import current_process
@@ -22,64 +22,52 @@ from naspipe.machine.forking import done_apart, in_own_thread
 from naspipe.store.losses import read_losses
 from naspipe.store.run_directory import RunDirectory
 
-ROWS = 2
-"""Of each of the first two batches."""
-
 _ITEM_SECONDS = 20.0
-"""In which items are drawn; what takes longer is left alone."""
+"""Items that take longer than this to draw are not compared."""
+
+_BATCH_SECONDS = 86400.0
+"""Limit for making the first batch."""
+
+_RECIPE = (
+    "make it from the seed and the number alone, as npp.from_dataset(dataset, batch_size) does"
+)
 
 
 def check_items(data: object, name: str, seed: int) -> None:
-    """The first items of a data set, as two epochs draw them, must follow from row and key.
+    """The first item of a data set, as two epochs draw it, must follow from its row and key.
 
-    Nothing is drawn here, but in two processes. Where items cannot be drawn there, what is wrong
-    is said with the first batch.
-
-    Args:
-        data: of a run; other than from a data set it is left alone.
-        name: how messages call it.
-        seed: of the run.
-
-    Raises:
-        ConfigError: naming the first row that is another one.
+    The item is drawn in two other processes. If it cannot be drawn there, the error is reported
+    with the first batch. Data that do not come from a data set are not looked at.
     """
     if not isinstance(data, DatasetBatches) or current_process().daemon:
         return
+    row = data.rows(seed, 0)[0]
+
+    def drawn(*epochs: int) -> list[Any]:
+        def draw(_: Callable[[], None]) -> dict[str, Any]:
+            per_epoch = data.batches_per_epoch
+            return {"items": [_seen(data.item(seed, each * per_epoch, row)) for each in epochs]}
+
+        items: list[Any] = done_apart(draw, name, _ITEM_SECONDS)["items"]
+        return items
+
     with suppress(StageFailedError, TransportError, OSError):
-        rows = [*_first_rows(data, seed)]
-        earlier = done_apart(lambda _: _drawn(data, seed, rows, (0, 0, 1)), name, _ITEM_SECONDS)
-        fresh = done_apart(lambda _: _drawn(data, seed, rows, (1,)), name, _ITEM_SECONDS)
-        for place, row in enumerate(rows):
-            first, again, late = earlier["items"][place]
-            if first != again:
-                raise _refused(name, row, "found another the second time")
-            if fresh["items"][place] != [late]:
-                raise _refused(name, row, "found another in a process that had drawn it before")
-
-
-def _refused(name: str, row: int, found: str) -> ConfigError:
-    return ConfigError(
-        f"data {name}: expected the item in row {row} to follow from its row and the draws that "
-        f"its key starts, {found}; keep nothing that was drawn, and draw from the global "
-        f"generators of torch, numpy or Python"
-    )
-
-
-def _first_rows(data: DatasetBatches, seed: int) -> Iterator[int]:
-    for number in range(min(2, data.batches_per_epoch)):
-        yield from data.rows(seed, number)[:ROWS]
-
-
-def _drawn(
-    data: DatasetBatches, seed: int, rows: list[int], epochs: tuple[int, ...]
-) -> dict[str, Any]:
-    """Of each row, the digests of what these epochs draw, one after the other."""
-    per_epoch = data.batches_per_epoch
-    return {"items": [[_seen(data.item(seed, e * per_epoch, row)) for e in epochs] for row in rows]}
+        first, again, late = drawn(0, 0, 1)
+        if first != again:
+            found = "found another the second time"
+        elif drawn(1) != [late]:
+            found = "found another in a process that had drawn it before"
+        else:
+            return
+        raise ConfigError(
+            f"data {name}: expected the item in row {row} to follow from its row and the draws "
+            f"that its key starts, {found}; keep nothing that was drawn, and draw from the global "
+            f"generators of torch, numpy or Python"
+        )
 
 
 def _seen(item: Any) -> Any:
-    """Something that is another thing for another item, as far as that can be told."""
+    """A value that differs for different items, as far as that can be determined."""
     if isinstance(item, torch.Tensor):
         return digest(item)
     if isinstance(item, Mapping):
@@ -91,30 +79,26 @@ def _seen(item: Any) -> Any:
     return repr(item) if isinstance(item, bool | int | float | complex | str | bytes) else None
 
 
-_RECIPE = (
-    "make it from the seed and the number alone, as npp.from_dataset(dataset, batch_size) does"
-)
-
-
-_SECONDS = 86400.0
-"""In which the first batch must be there."""
-
-
 def check_is_data(data: object, what: str = "data") -> None:
     """Data must be a function of a seed and a number.
 
-    Args:
-        data: what was given.
-        what: how the caller's argument is called.
-
     Raises:
-        ConfigError: when it is not; for a ``DataLoader`` or a ``Dataset`` with what to write.
+        ConfigError: for anything else; for a ``DataLoader`` or a ``Dataset`` with what to write.
     """
     expected = f"{what}: expected a function of (seed, sequence_id), found"
     if isinstance(data, DataLoader):
+        same = [f"batch_size={data.batch_size or '...'}"]
+        if isinstance(data.sampler, SequentialSampler):
+            same.append("shuffle=False")
+        if data.drop_last:
+            same.append("drop_last=True")
+        if data.collate_fn is not default_collate and data.batch_size:
+            same.append("collate_fn=loader.collate_fn")
+        if data.num_workers:
+            same.append(f"workers={data.num_workers}")
         raise ConfigError(
             f"{expected} a DataLoader, which cannot make a batch again; use "
-            f"npp.from_dataset(loader.dataset, {_arguments(data)})"
+            f"npp.from_dataset(loader.dataset, {', '.join(same)})"
         )
     if isinstance(data, Dataset) and not callable(data):
         raise ConfigError(
@@ -125,90 +109,68 @@ def check_is_data(data: object, what: str = "data") -> None:
         raise ConfigError(f"{expected} {type(data).__name__}; {_RECIPE}")
 
 
-def _arguments(loader: DataLoader[Any]) -> str:
-    """Those of ``from_dataset`` that do what a loader does."""
-    found = [f"batch_size={loader.batch_size or '...'}"]
-    if isinstance(loader.sampler, SequentialSampler):
-        found.append("shuffle=False")
-    if loader.drop_last:
-        found.append("drop_last=True")
-    if loader.collate_fn is not default_collate and loader.batch_size:
-        found.append("collate_fn=loader.collate_fn")
-    if loader.num_workers:
-        found.append(f"workers={loader.num_workers}")
-    return ", ".join(found)
-
-
 def check_batch(workload: Workload) -> None:
-    """The first batch must be the same twice, with every field of the space and of the loss.
+    """The first batch must be the same twice, and have every field of the space and of the loss.
 
-    It is made in a process of its own: what the data open for it is not shared by the stages.
+    It is made in a process of its own, so that the stages share nothing that the data open for it.
 
     Raises:
-        ConfigError: when it is not, when the data raises, or when the loss cannot be smoothed
-            as the recipe says.
+        ConfigError: if it is not, if the data raise an error, or if the loss cannot be smoothed as
+            the recipe says.
     """
     _ = workload.objective
-    definition = workload.definition
+    definition, space = workload.definition, workload.space
     name, call = definition.data.get("name", ""), f"data({definition.seed}, 0)"
     check_is_data(workload.data, f"data {name}")
     check_items(workload.data, name, definition.seed)
-    if current_process().daemon:  # which may start no process
-        _check_first(workload, name, call)
-        return
 
-    def check(_: Callable[[], None]) -> dict[str, Any]:
-        threads = definition.recipe.threads
-        in_own_thread(threads, lambda: _check_first(workload, name, call))
+    def check() -> None:
+        with (
+            deterministic_torch(definition.recipe.threads),
+            users_code(f"data {name}: expected a batch from {call}, found"),
+        ):
+            batch = workload.data(definition.seed, 0)
+            if not isinstance(batch, Mapping) or not all(isinstance(key, str) for key in batch):
+                raise ConfigError(
+                    f"data {name}: expected a dict of tensors by name from {call}, "
+                    f"found {type(batch).__name__}"
+                )
+            before = field_digests(batch)
+            again = field_digests(workload.data(definition.seed, 0))
+        if field := _first_other(before, again):
+            raise ConfigError(
+                f"data {name}: expected the same batch whenever {call} is called, found another "
+                f"{field!r} the second time; {_RECIPE}"
+            )
+        needed = [field for block in range(len(space)) for field in space.fields(block)]
+        if workload.is_trained:
+            needed += workload.loss_fields
+            if definition.recipe.steps.weighs_items:
+                needed.append(workload.target_field)
+        for field in needed:
+            workload.field(batch, field, 0)
+
+    def checked(_: Callable[[], None]) -> dict[str, Any]:
+        in_own_thread(definition.recipe.threads, check)
         return {}
 
-    done_apart(check, f"data {name}", _SECONDS)
-
-
-def _check_first(workload: Workload, name: str, call: str) -> None:
-    space, definition = workload.space, workload.definition
-    with (
-        deterministic_torch(definition.recipe.threads),
-        users_code(f"data {name}: expected a batch from {call}, found"),
-    ):
-        batch = workload.data(definition.seed, 0)
-        if not isinstance(batch, Mapping) or not all(isinstance(key, str) for key in batch):
-            raise ConfigError(
-                f"data {name}: expected a dict of tensors by name from {call}, "
-                f"found {type(batch).__name__}"
-            )
-        before = field_digests(batch)
-        again = field_digests(workload.data(definition.seed, 0))
-    if field := _other(before, again):
-        raise ConfigError(
-            f"data {name}: expected the same batch whenever {call} is called, found another "
-            f"{field!r} the second time; {_RECIPE}"
-        )
-    for block in range(len(space)):
-        for field in space.fields(block):
-            workload.field(batch, field, 0)
-    needed = workload.loss_fields if workload.is_trained else ()
-    if workload.is_trained and definition.recipe.steps.weighs_items:
-        needed = (*needed, workload.target_field)
-    for field in needed:
-        workload.field(batch, field, 0)
+    if current_process().daemon:  # it may not start processes
+        check()
+    else:
+        done_apart(checked, f"data {name}", _BATCH_SECONDS)
 
 
 def first_digests(workload: Workload) -> dict[str, str]:
-    """Of each field of the first batch, 16 hex digits."""
+    """16 hex digits for each field of the first batch."""
     return field_digests(first_batch(workload))
 
 
 def check_same_data(
     directory: RunDirectory, workload: Workload, manifest: Mapping[str, Any]
 ) -> None:
-    """The first batch must be the one that a run began with, as far as its manifest says.
-
-    Raises:
-        ConfigError: when it is not.
-    """
+    """The first batch must be the one that a run began with, if its manifest records that one."""
     recorded = (manifest.get("batches") or {}).get("first")
-    if recorded and (field := _other(recorded, first_digests(workload))):
+    if recorded and (field := _first_other(recorded, first_digests(workload))):
         raise ConfigError(
             f"{directory.path} was trained on other data: expected a first batch with the "
             f"{field!r} that it began with, found another; resume it with its own data, or choose "
@@ -217,22 +179,17 @@ def check_same_data(
 
 
 def check_cut_batch(directory: RunDirectory, workload: Workload, cut: int) -> None:
-    """The last batch before a cut must be the one that was trained on, as far as that is recorded.
-
-    Raises:
-        ConfigError: when it is not.
-    """
+    """The last batch before a cut must be the one that was trained on, if that is recorded."""
     try:
         last = read_losses(directory.losses, cut)[-1]
-    except (LogError, IndexError):  # what is wrong with losses is said where they are needed
+    except (LogError, IndexError):  # damaged losses are reported where they are needed
         return
     definition = workload.definition
     number = definition.recipe.steps.batch(last.sequence_id)
     if not last.beside.batch:
         return
-    threads = definition.recipe.threads
-    found = short_digest(batch_apart(workload.data, definition.seed, number, threads))
-    if found != last.beside.batch:
+    batch = batch_apart(workload.data, definition.seed, number, definition.recipe.threads)
+    if short_digest(batch) != last.beside.batch:
         raise ConfigError(
             f"{directory.path}: expected batch {number} as it was trained on before, found another "
             f"from data({definition.seed}, {number}); {_RECIPE}"
@@ -240,21 +197,18 @@ def check_cut_batch(directory: RunDirectory, workload: Workload, cut: int) -> No
 
 
 def last_batch_note(directory: RunDirectory, workload: Workload, end: int) -> str | None:
-    """A line where the last batch of a finished run is made otherwise now; None where it is not."""
-    if not workload.is_trained:
-        return None
+    """A line if the last batch of a finished run is another one when it is made again."""
     try:
-        check_cut_batch(directory, workload, end)
+        if workload.is_trained:
+            check_cut_batch(directory, workload, end)
     except ConfigError as error:
         return f"{error}; what was trained, no resume and no plain loop has again"
-    except Exception:  # what cannot be made again is no reason to lose a run
+    except Exception:  # a finished run is not lost because a batch cannot be made again
         return None
     return None
 
 
-def _other(expected: Mapping[str, str], found: Mapping[str, str]) -> str | None:
-    """The first field, by name, that is not the same."""
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            return name
-    return None
+def _first_other(expected: Mapping[str, str], found: Mapping[str, str]) -> str | None:
+    """The first name, in alphabetical order, whose values differ."""
+    names = sorted(expected.keys() | found.keys())
+    return next((each for each in names if expected.get(each) != found.get(each)), None)

@@ -1,12 +1,14 @@
-"""What of a module has a form as data, and so can be written by an export."""
+"""What an export can write of a module: which attributes have a form as data, and how weights that
+are computed before each forward are folded into plain tensors."""
 
 from __future__ import annotations
 
 import copy
 import importlib
+import inspect
+import re
 import types
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from naspipe.checks.sketched import SketchedLayers
 from naspipe.config.space import Block, Space
 from naspipe.config.user_code import is_users_module, why_no_source
+from naspipe.jobs.losses import TORCHS
 from naspipe.plan.costs import first_of_kind
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -28,37 +31,36 @@ WAY_OUT = "run.layer(...) and run.shared(...) give the trained modules in Python
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether it is what ``torch.compile`` returns."""
     return hasattr(module, "_torchdynamo_orig_callable") and hasattr(module, "_orig_mod")
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether it has hooks other than those that :func:`folded` makes a weight of."""
+    """Return True if it has hooks other than those that :func:`folded` replaces by a weight."""
     hooks = [hook for name in _HOOKS for hook in getattr(module, name).values()]
     return any(type(hook) not in _REMOVE for hook in hooks)
 
 
 def folded(module: nn.Module) -> nn.Module:
-    """A module in evaluation mode without parametrizations: their tensors as they come out.
+    """A module in evaluation mode whose parametrizations are replaced by the resulting tensors.
 
-    A copy, or the module itself where it has none.
+    Returns a copy, or the module itself if it has no parametrizations.
     """
-    if not any(map(_is_made, module.modules())):
+    if not any(_is_parametrized(each) or _weight_hooks(each) for each in module.modules()):
         return module
     for inner in module.modules():
-        for hook in _making(inner):  # what the last forward left cannot be copied, nor need be
+        for hook in _weight_hooks(inner):  # the last forward's weight cannot be copied with a graph
             inner.__dict__[hook.name] = getattr(inner, hook.name).detach()
     found = copy.deepcopy(module)
     for inner in list(found.modules()):
         if _is_parametrized(inner):
             _fold(inner)
-        for hook in _making(inner):
+        for hook in _weight_hooks(inner):
             _REMOVE[type(hook)](inner, hook.name)
     return found
 
 
 def _fold(module: Any) -> None:
-    """As ``torch.nn.utils.parametrize.remove_parametrizations``, which changes copies, too."""
+    """As ``torch.nn.utils.parametrize.remove_parametrizations``, but also for copies."""
     with torch.no_grad():
         values = {name: getattr(module, name).clone() for name in module.parametrizations}
     lists = module._modules.pop("parametrizations")
@@ -77,17 +79,13 @@ def _is_parametrized(module: nn.Module) -> bool:
     return found
 
 
-def _is_made(module: nn.Module) -> bool:
-    return _is_parametrized(module) or bool(_making(module))
-
-
-def _making(module: nn.Module) -> list[Any]:
-    """Hooks that make a weight before each forward."""
+def _weight_hooks(module: nn.Module) -> list[Any]:
+    """The hooks that compute a weight before each forward."""
     return [hook for hook in module._forward_pre_hooks.values() if type(hook) in _REMOVE]
 
 
 def class_of(module: nn.Module) -> type:
-    """As it was written: without parametrizations, of NNI's form of a class that class."""
+    """The class as it was written, without parametrizations and without NNI's wrapper."""
     kind = type(module)
     if _is_parametrized(module):
         kind = kind.__mro__[1]
@@ -96,7 +94,7 @@ def class_of(module: nn.Module) -> type:
 
 
 def formless(value: Any) -> str:
-    """What in an attribute has no form as data, as messages say it; nothing where all has one."""
+    """What in an attribute has no form as data, in words; empty if all of it has one."""
     if value is None or isinstance(value, bool | int | float | str):
         return ""
     if isinstance(value, list | tuple):
@@ -115,7 +113,7 @@ def formless(value: Any) -> str:
 
 
 def importable(value: Any) -> str:
-    """``module:name`` of a function, class or dtype that importing finds again, or nothing."""
+    """``module:name`` of a function, class or dtype that can be imported by it; else empty."""
     if isinstance(value, torch.dtype):
         return f"torch:{str(value).removeprefix('torch.')}"
     if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
@@ -136,26 +134,25 @@ def importable(value: Any) -> str:
 
 
 _CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
-_INTERNAL = frozenset(nn.Module().__dict__)
 _PLAIN_BASES = {"torch.nn.modules.module", "builtins"}
 _DYNAMIC = {"getattr", "vars", "__dict__"}
 
 
 def export_note(space: Space, layers: SketchedLayers) -> str:
-    """A line that names the first such layer; nothing where there is none."""
+    """A line about the first layer that could not be exported as it is; empty if there is none."""
     for block in sorted(set(first_of_kind(space))):
         for candidate in range(len(space.blocks[block].candidates)):
             module = layers.module(block, candidate)
             label = space.label(block, candidate)
             is_choice = isinstance(space.blocks[block], Block)
             call = f"layer({label.replace('.', ', ')})" if is_choice else f"shared({label!r})"
-            if why := "" if module is None else _why(module, f"run.{call}"):
+            if why := "" if module is None else _obstacle(module, f"run.{call}"):
                 return f"to export layer {label}, {why}"
     return ""
 
 
-def _why(module: nn.Module, call: str) -> str:
-    """What of a layer would have to be otherwise, and the way out; nothing where it has a form."""
+def _obstacle(module: nn.Module, call: str) -> str:
+    """What would have to change in a layer, and the alternative; empty if it can be exported."""
     anyway = f"; {call} gives the trained module anyway"
     for inner in _written(module):
         kind = class_of(inner)
@@ -169,7 +166,7 @@ def _why(module: nn.Module, call: str) -> str:
                 f"it may move there after the run"
             )
         for name, value in vars(inner).items() if is_users_module(kind.__module__) else ():
-            if name not in _INTERNAL and (what := formless(value)) and _reads(kind, name):
+            if name not in TORCHS and (what := formless(value)) and _may_read(kind, name):
                 return (
                     f"its {kind.__name__}.{name} would have to be plain, a buffer or a function "
                     f"at the top of a module, and is {what}{anyway}"
@@ -178,25 +175,24 @@ def _why(module: nn.Module, call: str) -> str:
 
 
 def _written(module: nn.Module) -> Iterator[nn.Module]:
-    """All in it but parametrizations, of which no more is written than what comes out of them."""
+    """The parts that are exported: of a parametrization only the resulting tensor is."""
     yield module
     for inner in () if is_compiled(module) else module.children():
         if not any(isinstance(each, ParametrizationList) for each in inner.children()):
             yield from _written(inner)
 
 
-def _reads(kind: type, name: str) -> bool:
-    """Whether a method of the user's may read an attribute, once the module is made."""
+def _may_read(kind: type, name: str) -> bool:
+    """Return True unless the source of the user's methods, constructors aside, leaves it out."""
     own = [each for each in kind.__mro__ if is_users_module(each.__module__)]
     if not {each.__module__ for each in kind.__mro__ if each not in own} <= _PLAIN_BASES:
-        return True  # of a library's class all is kept
-    methods = (pair for each in own for pair in vars(each).items())
-    codes = (
-        f.__code__ for n, f in methods if isinstance(f, FunctionType) and n not in _CONSTRUCTORS
-    )
-    return any(not _names(code).isdisjoint({name, *_DYNAMIC}) for code in codes)
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return set(code.co_names).union(*inner)
+        return True  # a library's class may read anything
+    for method in (pair for each in own for pair in vars(each).items()):
+        if isinstance(method[1], types.FunctionType) and method[0] not in _CONSTRUCTORS:
+            try:
+                words = set(re.findall(r"\w+", inspect.getsource(method[1])))
+            except (OSError, TypeError):
+                return True
+            if not words.isdisjoint({name, *_DYNAMIC}):
+                return True
+    return False

@@ -1,4 +1,8 @@
-"""What a run is made of beside its definition's names: recorded as it begins, the same later."""
+"""What a run is made of, besides the names in its definition: recorded first and compared later.
+
+These are the structures of layers, the values that the user's functions capture, and digests of the
+source files. A resume with other layers or values is refused; other files are reported.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +32,27 @@ from naspipe.store.run_directory import RunDirectory
 
 
 def code_digests(workloads: Sequence[Workload]) -> dict[str, str]:
-    """Of each file, by its name: from its package on, or from its folder where it has none."""
+    """A digest of each file, by its path from its package on, or its name without a package."""
     return dict(sorted((dict(_own().values()) | users_digests(workloads)).items()))
 
 
 def users_digests(workloads: Sequence[Workload]) -> dict[str, str]:
-    """The same of the user's own files, without libraries; those of one name count together."""
+    """The same for the user's own files, without libraries; files of one name are joined."""
     found: dict[str, str] = {}
-    for path in sorted(set(_users(workloads, only_own=True))):
+    for path in sorted(set(_users_files(workloads))):
         found[path.name] = f"{found.get(path.name, '')} {_digest(path)}".strip()
     return found
 
 
 def code_digest(digests: Mapping[str, str]) -> str:
-    """One for all of them."""
-    text = "\0".join(f"{name}\0{digest}" for name, digest in sorted(digests.items()))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return _hash(
+        "\0".join(f"{name}\0{digest}" for name, digest in sorted(digests.items())).encode()
+    )
 
 
 @cache
 def _own() -> dict[Path, tuple[str, str]]:
-    """Name and digest of each file of naspipe's: once, as what is imported stays as it was."""
+    """Name and digest of each file of naspipe, read once because imported code does not change."""
     folders = (Path(__file__).parents[1], *map(Path, search_spaces.__path__))
     return {
         path: (str(path.relative_to(folder.parent)), _digest(path))
@@ -58,10 +62,14 @@ def _own() -> dict[Path, tuple[str, str]]:
 
 
 def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    return _hash(path.read_bytes())
 
 
-def _users(workloads: Sequence[Workload], only_own: bool = False) -> Iterator[Path]:
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _users_files(workloads: Sequence[Workload]) -> Iterator[Path]:
     for workload in workloads:
         blocks = workload.space.blocks
         makers = [factory for block in blocks for factory in block.candidates]
@@ -72,14 +80,12 @@ def _users(workloads: Sequence[Workload], only_own: bool = False) -> Iterator[Pa
         parts = getattr(workload.data, "made_of", ())
         metrics = workload.metrics.values()
         for thing in (workload.data, *parts, workload.loss, *metrics, *map(_made_by, makers)):
-            # What is compiled by exec may be of no module.
+            # Code that is compiled by exec may be of no module.
             name = getattr(thing, "__module__", type(thing).__module__) or ""
-            if only_own and not is_users_module(name):
-                continue
-            module = sys.modules.get(name)
-            file = Path(getattr(module, "__file__", None) or "")
-            if file.is_file():  # not so of what is read from stdin, or typed
-                yield file
+            if is_users_module(name):
+                file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+                if file.is_file():  # not for code from stdin or a prompt
+                    yield file
 
 
 def _made_by(factory: Any) -> Any:
@@ -91,19 +97,20 @@ def _made_by(factory: Any) -> Any:
 
 _LONGEST = 80
 _DEEPEST = 6
-"""Of what is in what."""
+"""Maximum nesting depth of a value that is written as a text."""
 
 
 class Captured(NamedTuple):
-    """Values by their names, and of which of them no more than their types can be told."""
+    """What a function captures."""
 
     values: dict[str, str]
+    """A text for each value, by its name."""
     untold: dict[str, str]
-    """Their types."""
+    """The types of values that cannot be written as a text, by name."""
 
 
 def captured(function: object) -> Captured:
-    """By names; of a function in a function as in ``scale.factor``. Objects say nothing."""
+    """Captured values; those of captured functions are named as in ``scale.factor``."""
     found = Captured({}, {})
     _gather(function, "", found, set())
     return found
@@ -149,14 +156,12 @@ def _held(thing: object) -> Iterator[tuple[str, Any]]:
 
 
 def told(value: Any) -> str:
-    """A value as a text that is another one for another value; empty for what cannot be told.
+    """A text that differs for different values; empty if there is none.
 
-    Objects of a user's classes go by their attributes.
+    Objects of a user's classes are written with their attributes.
     """
     text = _text(value, 0)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}...{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...{_hash(text.encode())}"
 
 
 def _text(value: Any, depth: int) -> str:
@@ -187,34 +192,28 @@ def _pairs(values: Mapping[Any, Any], around: str, depth: int) -> str:
 
 
 _FEW = 3
-"""Names that a line says."""
+"""A line lists no more names than these."""
 
 
 def record_made_of(directory: RunDirectory, workload: Workload) -> None:
-    """Write what a new run is made of into its directory."""
     write_json(directory.made_of, _made_of(workload))
 
 
 def check_made_of(directory: RunDirectory, workload: Workload) -> None:
-    """A run that goes on must be made of what it began with, as far as it says.
-
-    Raises:
-        ConfigError: naming the first layer, or captured value, that is something else.
-    """
+    """A run that is resumed must be made of what it began with, as far as that is recorded."""
     earlier = read_made_of(directory.made_of)
-    if earlier is None:
-        return
-    now = as_made_of(_made_of(workload), directory.made_of)
-    if found := first_unlike(describe_space(workload.space), earlier, now):
-        aside = f" ({found.aside})" if found.aside else ""
-        raise ConfigError(
-            f"{directory.path} is another run: its {found.what} was {found.one}, and is now "
-            f"{found.other}{aside}; resume it as it was defined, or choose a new --run-dir"
-        )
+    if earlier is not None:
+        now = as_made_of(_made_of(workload), directory.made_of)
+        if found := first_unlike(describe_space(workload.space), earlier, now):
+            aside = f" ({found.aside})" if found.aside else ""
+            raise ConfigError(
+                f"{directory.path} is another run: its {found.what} was {found.one}, and is now "
+                f"{found.other}{aside}; resume it as it was defined, or choose a new --run-dir"
+            )
 
 
 def changed_code_note(directory: RunDirectory, workload: Workload) -> str | None:
-    """A line about files of the user's that have changed since a run began."""
+    """A line about the user's files that have changed since a run began."""
     earlier = read_made_of(directory.made_of)
     if earlier is None:
         return None
@@ -229,14 +228,9 @@ def changed_code_note(directory: RunDirectory, workload: Workload) -> str | None
 
 
 def check_run_layers(directory: RunDirectory, space: Space) -> None:
-    """A run's space, given anew, must have the layers that the run trained.
+    """The space that is given for a run must have the layers that the run trained.
 
-    Args:
-        directory: the run's.
-        space: of the same labels and candidates.
-
-    Raises:
-        ConfigError: naming the first layer that is something else.
+    ``space`` has the labels and candidates of the run's.
     """
     if (earlier := read_made_of(directory.made_of)) is not None:
         now = as_made_of({**structures(space), "captured": {}, "files": {}}, directory.made_of)
@@ -244,12 +238,9 @@ def check_run_layers(directory: RunDirectory, space: Space) -> None:
 
 
 def check_run_loss(directory: RunDirectory, space: Space, loss: object) -> None:
-    """A run's loss, given anew, must be of the same name and capture what it captured.
+    """The loss that is given for a run must have the same name and captured values.
 
-    One of naspipe's own for lessons needs a teacher's outputs, so any other may judge its run.
-
-    Raises:
-        ConfigError: naming the loss, or the first captured value that is something else.
+    A run with one of naspipe's losses for a teacher's outputs may be judged by any other.
     """
     recorded, found = directory.read_manifest()["definition"]["loss"], described(loss)
     is_of_lessons = recorded.startswith("naspipe.") and not found.startswith("naspipe.")
@@ -274,31 +265,26 @@ def _expect(directory: RunDirectory, space: Mapping[str, Any], was: MadeOf, now:
 
 
 def untold_notes(workloads: Sequence[Workload]) -> list[str]:
-    """A line about each function that captures what no later resume can compare."""
+    """A line about each function that captures a value that no resume can compare."""
     notes = []
-    for workload in workloads:
-        for whose, function in _functions(workload):
-            if untold := captured(function).untold:
-                said = ", ".join(
-                    f"{name} (of type {kind})" for name, kind in sorted(untold.items())
-                )
-                notes.append(
-                    f"{whose}: a resume cannot tell whether {said} is the same, so keep it as it "
-                    f"is; captured numbers, texts and tensors are compared"
-                )
+    for whose, function in (pair for workload in workloads for pair in _functions(workload)):
+        if untold := captured(function).untold:
+            said = ", ".join(f"{name} (of type {kind})" for name, kind in sorted(untold.items()))
+            notes.append(
+                f"{whose}: a resume cannot tell whether {said} is the same, so keep it as it "
+                f"is; captured numbers, texts and tensors are compared"
+            )
     return list(dict.fromkeys(notes))
 
 
 def _made_of(workload: Workload) -> dict[str, Any]:
-    said: Mapping[str, Any] = {
-        whose: captured(function).values for whose, function in _functions(workload)
-    }
+    values = {whose: captured(function).values for whose, function in _functions(workload)}
     code = users_digests([workload])
-    return {**structures(workload.space), "captured": said, "files": code}
+    return {**structures(workload.space), "captured": values, "files": code}
 
 
 def _functions(workload: Workload) -> Iterator[tuple[str, object]]:
-    """Those of the user's, by whose they are."""
+    """The user's functions, each with what it is for."""
     yield "loss", workload.loss
     yield from ((f"metric {name}", each) for name, each in sorted(workload.metrics.items()))
     if isinstance(workload.recipe.optimizer, GivenCode):

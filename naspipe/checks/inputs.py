@@ -1,8 +1,8 @@
-"""What is tried before anything is written: devices, groups, and one layer of every kind."""
+"""Checks of teachers, groups and probes, and of one layer of every kind, before the start."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from naspipe.checks.loss import check_costs
 from naspipe.checks.optimizer import check_optimizer
-from naspipe.checks.sketched import sketch
+from naspipe.checks.sketched import sketch, sketches
 from naspipe.checks.space import check_settings
 from naspipe.config.definition import Definition, Execution
 from naspipe.config.errors import ConfigError
@@ -36,11 +36,7 @@ from naspipe.worker.layers.stored_layer import StoredLayer
 
 
 def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:
-    """A loss that only compares with a teacher's output must be given one; probes hand on nothing.
-
-    Raises:
-        ConfigError: when it is not, and for taps between streams whose steps begin with probes.
-    """
+    """A loss that compares with a teacher's output needs a teacher; probes allow no taps."""
     if taps and (probed := next((w for w in workloads if w.recipe.steps.probes), None)):
         raise ConfigError(
             f"probes={probed.recipe.probes}: expected streams that hand nothing to one another, "
@@ -58,7 +54,7 @@ def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:
 
 
 def check_grouping(workload: Workload, groups: int) -> None:
-    """Passes must mean the same on their own: their losses are averaged, and so is what they norm.
+    """The passes of a step must be independent, so that groups can compute them and average losses.
 
     Raises:
         ConfigError: for groups that the steps have no passes for, for a loss that sums over its
@@ -90,37 +86,30 @@ def check_grouping(workload: Workload, groups: int) -> None:
         batch = first_batch(workload)
     tensors = (value for value in batch.values() if isinstance(value, torch.Tensor))
     items = min(len(value) for value in tensors if value.dim())
-    is_normed_alone = items == 1 and workload.runs_in_training_mode
-    normed = _first_with_batch_norm(workload.space) if is_normed_alone else None
-    if normed:
-        raise ConfigError(
-            f"groups={groups}: expected passes of two items or more, as {normed} normalises over "
-            f"them, found batches of one; use larger batches, or fewer passes of a step"
-        )
-
-
-def _first_with_batch_norm(space: Space) -> str | None:
-    for position in sorted(set(first_of_kind(space))):
-        for candidate in range(len(space.blocks[position].candidates)):
-            modules = sketch(space, position, candidate).modules()
-            if any(isinstance(each, _BatchNorm) for each in modules):
-                return space.label(position, candidate)
-    return None
+    if items != 1 or not workload.runs_in_training_mode:
+        return
+    for block, candidate, module in sketches(workload.space):
+        if any(isinstance(each, _BatchNorm) for each in module.modules()):
+            normed = workload.space.label(block, candidate)
+            raise ConfigError(
+                f"groups={groups}: expected passes of two items or more, as {normed} normalises "
+                f"over them, found batches of one; use larger batches, or fewer passes of a step"
+            )
 
 
 def check_layers(workload: Workload) -> None:
     """Make every shared layer and a first candidate of every kind of block, and discard them.
 
     Raises:
-        ConfigError: when a factory raises or makes no module, when two shared layers have a
-            parameter in common, when one keeps statistics that its rule does not allow, when
-            the loss asks for a cost that they do not say, or when the space's proof fails.
+        ConfigError: if a factory raises or makes no module, if two shared layers have a
+            parameter in common, if one keeps statistics that its rule does not allow, if
+            the loss asks for a cost that they do not say, or if the space's proof fails.
     """
     space, definition = workload.space, workload.definition
     if workload.is_trained and torch.is_inference_mode_enabled():
         raise ConfigError(
             "expected a run outside torch.inference_mode(), where nothing can be trained, found it "
-            "on; call naspipe behind that block"
+            "on; call naspipe after that block"
         )
     defers_norms = definition.recipe.norms == "deferred"
     if defers_norms and workload.runs_in_training_mode:
@@ -135,41 +124,39 @@ def check_layers(workload: Workload) -> None:
                 if workload.is_trained:
                     _check_own_step(block, definition)
                 _check_statistics(_made(store, space, position), block, defers_norms)
-        for position in _first_of_kinds(space):
-            _made(LayerStore(space, definition.seed, definition.recipe), space, position)
+        kinds: set[str] = set()
+        for position, block in enumerate(space.blocks):
+            if isinstance(block, Block) and block.kind not in kinds:
+                if block.kind is not None:  # a block that names no kind is one of its own
+                    kinds.add(block.kind)
+                _made(LayerStore(space, definition.seed, definition.recipe), space, position)
     if workload.is_trained:
         check_costs(space, workload.loss)
     check_proof(workload)
 
 
 def _check_groups_match(space: Space, definition: Definition) -> None:
-    """Raises ConfigError for a parameter group that has no parameter of any layer."""
+    """Refuse a parameter group that matches no parameter of any layer."""
     groups = definition.recipe.groups
     if not groups:
         return
     twins, found = first_of_kind(space), set[int]()
-    for twin in sorted(set(twins)):
-        for candidate in range(len(space.blocks[twin].candidates)):
-            module = sketch(space, twin, candidate)
-            for position in (each for each, own in enumerate(twins) if own == twin):
-                named = named_parameters(space.label(position, candidate), module).values()
-                found |= {group_of(each, groups) for each in named}
+    for twin, candidate, module in sketches(space):
+        for position in (each for each, own in enumerate(twins) if own == twin):
+            named = named_parameters(space.label(position, candidate), module).values()
+            found |= {group_of(each, groups) for each in named}
     for number, group in enumerate(groups, 1):
         if number not in found:
+            names = []  # the first parameter of the first layer and of the last one that have any
+            for position in range(len(space)):
+                own = named_parameters(space.label(position, 0), sketch(space, position, 0))
+                names += [each.name for each in own.values()][:1]
+            some = ", ".join(dict.fromkeys(names[:1] + names[-1:]))
             raise ConfigError(
                 f"parameter_groups[{number - 1}]: expected match={', '.join(group.match)} to name "
                 f"parameters that no group before it has, found none; names are such as "
-                f"{', '.join(_some_names(space)) or 'those of layers with parameters'}"
+                f"{some or 'those of layers with parameters'}"
             )
-
-
-def _some_names(space: Space) -> list[str]:
-    """The first parameter of the first layer and of the last one that have any."""
-    found = []
-    for position in range(len(space)):
-        named = named_parameters(space.label(position, 0), sketch(space, position, 0))
-        found += [each.name for each in named.values()][:1]
-    return list(dict.fromkeys(found[:1] + found[-1:]))
 
 
 def _check_own_step(block: Shared | Elastic, definition: Definition) -> None:
@@ -186,14 +173,9 @@ def _check_own_step(block: Shared | Elastic, definition: Definition) -> None:
 
 
 def check_proof(workload: Workload) -> Mapping[str, Any]:
-    """Layers that stand for something else must compute it; returns what was looked at.
-
-    Raises:
-        ConfigError: when they do not.
-    """
-    if workload.space.proof is None:
-        return {}
-    return workload.space.proof.prove(first_batch(workload))
+    """Layers that replace others must compute the same; returns what was compared."""
+    proof = workload.space.proof
+    return {} if proof is None else proof.prove(first_batch(workload))
 
 
 def _made(store: LayerStore, space: Space, position: int) -> StoredLayer:
@@ -202,21 +184,10 @@ def _made(store: LayerStore, space: Space, position: int) -> StoredLayer:
         return store[LayerId(FIRST_STREAM, position, 0)]
 
 
-def _first_of_kinds(space: Space) -> Iterator[int]:
-    """Positions of choice blocks, one per kind; blocks that name none are each their own."""
-    kinds: set[str] = set()
-    for position, block in enumerate(space.blocks):
-        if not isinstance(block, Block) or block.kind in kinds:
-            continue
-        if block.kind is not None:
-            kinds.add(block.kind)
-        yield position
-
-
 def _check_statistics(layer: StoredLayer, block: Shared | Elastic, defers_norms: bool) -> None:
-    """Only a layer that is read as it was last written may keep running statistics.
+    """Refuse running statistics of a layer that is read in older versions.
 
-    Unless they are deferred: then nobody reads them while the step goes on.
+    Deferred statistics are read by nobody before the step ends.
     """
     if isinstance(block.rule, Exact | Follows) or (
         defers_norms and steps_behind(block.rule) is not None
@@ -233,41 +204,30 @@ def _check_statistics(layer: StoredLayer, block: Shared | Elastic, defers_norms:
 
 
 def _check_norms(space: Space) -> None:
-    """Raises ConfigError for a norm that cannot be deferred."""
-    for position in sorted(set(first_of_kind(space))):
-        for candidate in range(len(space.blocks[position].candidates)):
-            module = sketch(space, position, candidate)
-            if isinstance(space.blocks[position], Elastic) and any(
-                map(keeps_statistics, module.train().modules())
-            ):
-                raise ConfigError(
-                    f"norms=deferred: expected no running statistics in an elastic layer, of which "
-                    f"each setting sees a part, found {_norm_in(module)} in layer "
-                    f"{space.label(position, candidate)}; use norms=ordered"
-                )
-            if found := unknown_norm(module):
-                raise ConfigError(
-                    f"norms=deferred: expected BatchNorm1d, 2d or 3d, found {found} in layer "
-                    f"{space.label(position, candidate)}, whose statistics follow other rules; "
-                    f"use norms=ordered"
-                )
-
-
-def _norm_in(module: nn.Module) -> str:
-    return next(type(each).__name__ for each in module.modules() if keeps_statistics(each))
+    for position, candidate, module in sketches(space):
+        label = space.label(position, candidate)
+        if isinstance(space.blocks[position], Elastic):
+            for each in module.train().modules():
+                if keeps_statistics(each):
+                    raise ConfigError(
+                        f"norms=deferred: expected no running statistics in an elastic layer, of "
+                        f"which each setting sees a part, found {type(each).__name__} in layer "
+                        f"{label}; use norms=ordered"
+                    )
+        if found := unknown_norm(module):
+            raise ConfigError(
+                f"norms=deferred: expected BatchNorm1d, 2d or 3d, found {found} in layer {label}, "
+                f"whose statistics follow other rules; use norms=ordered"
+            )
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Whether it is a norm whose forwards change what it keeps."""
+    """Return True for a norm whose forwards change its running statistics."""
     return isinstance(module, _NormBase) and module.training and module.track_running_stats
 
 
 def check_is_space(space: object) -> None:
-    """What is trained is a space, not the network that one already has.
-
-    Raises:
-        ConfigError: for something else, with what to write.
-    """
+    """Refuse anything but a space, such as a network, with what to write."""
     if not isinstance(space, Space):
         raise ConfigError(
             f"space: expected a naspipe.Space, found {type(space).__name__}; list its blocks: "
@@ -277,12 +237,8 @@ def check_is_space(space: object) -> None:
 
 
 def check_probes(workload: Workload, execution: Execution) -> None:
-    """Probes need one group, and a loss at the end of the chain.
-
-    Raises:
-        ConfigError: for groups, a teacher, a loss over several passes, a placement that deals
-            passes to stages, or an order that holds tasks back.
-    """
+    """Refuse probes with a teacher, with a loss over several passes, with groups, with a placement
+    that assigns passes to stages, and with an order that holds tasks back."""
     recipe, pipeline = workload.recipe, execution.pipeline
     who = f"probes={recipe.probes}"
     is_taught = bool(workload.objectives or workload.field_sources or workload.lesson_fields)

@@ -1,9 +1,9 @@
-"""What is asked of a loss and of metrics before anything is written."""
+"""Checks of a loss and of metrics before anything is written, by shapes alone where possible."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
 from multiprocessing import current_process
@@ -27,17 +27,13 @@ from naspipe.mixed.edges import MixedEdge
 _OURS = ("torch.nn.", "naspipe.", "search_spaces.")
 _MOST_OUTPUTS = 8
 _SECONDS = 30.0
-"""In which functions are tried; what takes longer is left alone."""
+"""Functions that take longer than this are not tried."""
 
 Tensors = tuple[torch.Tensor, ...]
 
 
 def given_fields(loss: Loss, names: Iterable[str] | None) -> tuple[str, ...]:
-    """The batch fields that a caller names for a loss; none where the loss says the same itself.
-
-    Raises:
-        ConfigError: for what is no list of names.
-    """
+    """The batch fields that a caller names for a loss; none if the loss has the same by itself."""
     if names is None:
         return ()
     listed = () if isinstance(names, str) else tuple(names)
@@ -55,15 +51,7 @@ def given_fields(loss: Loss, names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def check_is_loss(loss: object, what: str = "loss") -> None:
-    """A loss must be a function, or what is called as one.
-
-    Args:
-        loss: what was given.
-        what: how the caller's argument is called.
-
-    Raises:
-        ConfigError: for a name or a class, with what to write.
-    """
+    """Refuse a loss that is a name or a class, with what to write; ``what`` names the argument."""
     if isinstance(loss, str):
         raise ConfigError(
             f"{what}: expected a function of (output, target), found the text {loss!r:.40}; write "
@@ -78,11 +66,7 @@ def check_is_loss(loss: object, what: str = "loss") -> None:
 
 
 def given_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
-    """Metrics by name.
-
-    Raises:
-        ConfigError: for what is no mapping of names to functions.
-    """
+    """The caller's metrics as a dict; refuses anything but functions by name."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -102,14 +86,11 @@ def given_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
 
 
 def check_loss(workload: Workload) -> None:
-    """The loss and the metrics must take what they are called with, and give one number.
+    """The loss and the metrics must take what they are called with, and return one number.
 
-    Numbers of outputs are worked out without memory for tensors, of the first candidates, and
-    functions of the user's are tried so. Where that cannot be, any number of outputs will do, and
-    what a function gives is looked at in the first step.
-
-    Raises:
-        ConfigError: when they do not.
+    The user's functions are called with the outputs of the first candidates, without memory for
+    tensors. If that is not possible, any number of outputs is accepted, and the first step checks
+    what a function returns.
     """
     loss = workload.loss
     if not workload.is_trained or not callable(loss):
@@ -136,30 +117,20 @@ def check_loss(workload: Workload) -> None:
         return  # which may have no processes of its own
 
     def tried(_: Callable[[], None]) -> dict[str, Any]:
-        _try_all(workload.space, batch, functions, fields)
+        outputs = _outputs(workload.space, batch)
+        given = tuple(field_of(batch, name, 0).to("meta") for name in fields)
+        for what, function in sorted(functions.items()):
+            _check_arguments(what, function, tuple(fields), len(outputs) if outputs else None)
+            if outputs:
+                _try(what, function, outputs, given)
         return {}
 
     with suppress(StageFailedError, TransportError, OSError):
         done_apart(tried, "the loss", _SECONDS)
 
 
-def _try_all(
-    space: Space,
-    batch: Mapping[str, Any],
-    functions: Mapping[str, Metric],
-    fields: Sequence[str],
-) -> None:
-    """In a process of its own: what layers and functions count or keep there is gone afterwards."""
-    outputs = _outputs(space, batch)
-    given = tuple(field_of(batch, name, 0).to("meta") for name in fields)
-    for what, function in sorted(functions.items()):
-        _check_arguments(what, function, tuple(fields), len(outputs) if outputs else None)
-        if outputs:
-            _try(what, function, outputs, given)
-
-
 def _check_trains_nothing(loss: Loss) -> None:
-    """Raises ConfigError for a loss with parameters to train: no optimizer would step them."""
+    """Refuse a loss with parameters to train, because no optimizer would step them."""
     if not isinstance(loss, nn.Module):
         return
     trained = [name for name, each in loss.named_parameters() if each.requires_grad]
@@ -175,15 +146,17 @@ def _check_trains_nothing(loss: Loss) -> None:
 def _check_arguments(
     what: str, function: Metric, fields: tuple[str, ...], outputs: int | None
 ) -> None:
-    """Raises ConfigError when a function cannot be called with outputs and fields."""
+    """Refuse a function that cannot be called with outputs and fields."""
     called = function.forward if isinstance(function, nn.Module) else function
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):  # one of C's, which says nothing
         return
     counts = range(1, _MOST_OUTPUTS + 1) if outputs is None else (outputs,)
-    if any(_binds(signature, count + len(fields)) for count in counts):
-        return
+    for count in counts:
+        with suppress(TypeError):
+            signature.bind(*range(count + len(fields)))
+            return
     expected = ", ".join((*["output"] * (outputs or 1), *fields))
     raise ConfigError(
         f"{what}: expected a function of ({expected}), found {name_of_loss(function)}{signature}; "
@@ -191,20 +164,12 @@ def _check_arguments(
     )
 
 
-def _binds(signature: inspect.Signature, count: int) -> bool:
-    try:
-        signature.bind(*range(count))
-    except TypeError:
-        return False
-    return True
-
-
 def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tensors) -> None:
-    """Raises ConfigError for a result that is not one number, where shapes alone tell it.
+    """Refuse a function whose result is not one number, if shapes alone show that.
 
-    And for work in place on a field of the batch, or of a metric on an output: the loss has that.
-
-    One that has tensors of its own needs values, so it is not tried.
+    Functions that change a field of the batch in place are refused, too, and metrics that change an
+    output, which the loss also has. A function with tensors of its own needs values, so it is not
+    tried.
     """
     if isinstance(function, nn.Module):
         own = next(chain(function.parameters(), function.buffers()), None)
@@ -228,7 +193,7 @@ def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tens
 
 
 def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
-    """Of the last block, without values; None where a layer cannot be computed so."""
+    """Outputs of the last block without values; None if a layer cannot be computed like that."""
     state: Tensors = ()
     try:
         with torch.no_grad(), torch.device("meta"), kept_draws():
@@ -245,11 +210,7 @@ def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
 
 
 def check_costs(space: Space, loss: Any) -> None:
-    """A student must hand on what its paths cost if its loss asks for it, and only then.
-
-    Raises:
-        ConfigError: when only one of them is so.
-    """
+    """A student must return what its paths cost if its loss asks for that, and only then."""
     last = len(space) - 1 - isinstance(space.blocks[-1], LossBlock)
     module = sketch(space, last, 0)
     says = isinstance(module, MixedEdge) and module.reference is not None

@@ -1,4 +1,4 @@
-"""What is known of devices and of the ways between them before anything is written."""
+"""Checks of devices, of the paths between them, and of the limits of the process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ from naspipe.machine.gpus import Gpus
 
 
 def check_device(device: str, count: int) -> None:
-    """The device must be on this machine.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        count: GPUs of this machine.
-
-    Raises:
-        ConfigError: when it is not.
-    """
+    """The device, ``cpu``, ``cuda`` or ``cuda:N``, must be one of this machine's ``count`` GPUs."""
     index = int(device.partition(":")[2] or 0)
     if device != "cpu" and index >= count:
         here = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
@@ -34,11 +26,8 @@ def check_shared_gpus(device: str, budgets: Sequence[int], memory_bytes: Sequenc
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        budgets: of each stage, in bytes; empty where layers stay on their device.
+        budgets: of each stage, in bytes; empty if layers stay on their device.
         memory_bytes: of each GPU of this machine.
-
-    Raises:
-        ConfigError: when they have not.
     """
     if device == "cpu":
         return
@@ -57,15 +46,7 @@ def check_shared_gpus(device: str, budgets: Sequence[int], memory_bytes: Sequenc
 
 
 def check_data_path(execution: Execution, gpus: Gpus) -> None:
-    """The way between the stages must exist: from GPU to GPU each needs one of its own.
-
-    Args:
-        execution: the device, the stages and the way.
-        gpus: of this machine.
-
-    Raises:
-        ConfigError: when it does not.
-    """
+    """The data path between stages must exist; from GPU to GPU, each stage needs its own GPU."""
     path, workers, count = execution.wire.data_path, execution.workers, len(gpus)
     if path in ("shm", "zmq"):
         return
@@ -80,8 +61,17 @@ def check_data_path(execution: Execution, gpus: Gpus) -> None:
             f"choose --stages {count} or less, or --set data_path=shm"
         )
     if path == "cuda_ipc":
-        apart = [pair for pair in gpus.apart if max(pair) < workers]
-        _check_cuda_ipc(execution.wire.transport, apart)
+        if (transport := execution.wire.transport) != "ipc":
+            raise ConfigError(
+                f"data_path=cuda_ipc: expected --set transport=ipc, as the stages share memory of "
+                f"one host, found {transport}; use it, or --set data_path=shm"
+            )
+        for one, other in gpus.apart:
+            if max(one, other) < workers:
+                raise ConfigError(
+                    f"data_path=cuda_ipc: expected GPUs that read one another's memory, found that "
+                    f"cuda:{one} cannot read that of cuda:{other}; use --set data_path=shm"
+                )
     elif not torch.distributed.is_nccl_available():
         raise ConfigError(
             "data_path=nccl: expected a torch that was built with NCCL, found one without; "
@@ -89,33 +79,16 @@ def check_data_path(execution: Execution, gpus: Gpus) -> None:
         )
 
 
-def _check_cuda_ipc(transport: str, apart: Sequence[tuple[int, int]]) -> None:
-    if transport != "ipc":
-        raise ConfigError(
-            f"data_path=cuda_ipc: expected --set transport=ipc, as the stages share memory of one "
-            f"host, found {transport}; use it, or --set data_path=shm"
-        )
-    if apart:
-        one, other = apart[0]
-        raise ConfigError(
-            f"data_path=cuda_ipc: expected GPUs that read one another's memory, found that "
-            f"cuda:{one} cannot read that of cuda:{other}; use --set data_path=shm"
-        )
-
-
 _FILES, _FILES_OF_STAGE, _FILES_OF_STREAM = 40, 6, 6
 _ROOM_BYTES = 512 << 20
 _RAISED = 1024
-"""The usual limit of open files, which a lower one is raised to."""
+"""A lower limit of open files is raised to this usual one."""
 
 
 def check_limits(execution: Execution, streams: int) -> None:
-    """A run must have the descriptors and the address space that it will need.
+    """A run must be allowed the descriptors and the address space that it will need.
 
-    A soft limit of open files is raised as far as the system allows.
-
-    Raises:
-        ConfigError: in one line.
+    A soft limit of open files is raised if the system allows that.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_OF_STAGE * execution.workers + _FILES_OF_STREAM * streams
@@ -141,7 +114,7 @@ def check_limits(execution: Execution, streams: int) -> None:
 
 
 def _mapped_bytes() -> int:
-    """Address space of this process; 0 where the system does not say."""
+    """Address space of this process; 0 if it is not known."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except (OSError, ValueError):

@@ -1,12 +1,16 @@
-"""What is tried of an optimizer before anything is written: its name, options and real steps."""
+"""Checks of an optimizer before anything is written: its name, its options, and steps with it.
+
+Every layer has an optimizer of its own. An optimizer of the user's is therefore stepped on a few
+small parameters, together and alone: the plain loop, which also has one for each layer, cannot see
+that it mixes parameters, ignores the rate, or keeps something that does not go with a layer.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +39,7 @@ REFUSED = {
     "SparseAdam": "it takes sparse gradients only",
     "Muon": "it takes two-dimensional parameters only",
 }
-"""Those of torch's that do not work per layer, and why."""
+"""Optimizers of torch that do not work per layer, and why."""
 
 _SIZES = ((3,), (4, 3), (2, 4, 3))
 _STEPS = 5
@@ -45,203 +49,27 @@ _WITHOUT = 1
 _Make = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
-def check_own(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
-    """Try a user's optimizer on a few small parameters, in some steps; returns nothing.
-
-    Some are stepped together and some each alone; one has no gradient once; and what the optimizer
-    keeps of each is handed to another one, as to another stage, or behind a checkpoint.
-
-    Raises:
-        ConfigError: when it cannot be made or stepped, or does not work per layer.
-    """
-    name = recipe.optimizer
-    bare = replace(recipe, clip_layer_norm=0.0, ema=0.0)
-    make = partial(make_optimizer, bare, own=own)
-    with users_code(f"optimizer {name}: expected to be called with parameters and options, found"):
-        found = _why_not_this(_Trial(make).optimizers[0])
-    if not found:
-        with users_code(f"optimizer {name}: expected steps without a closure, found"):
-            found = _why_not_its_steps(make) or _why_not_its_rate(bare, own)
-    if found:
-        raise ConfigError(f"optimizer {name} does not work per layer: {found}")
-    return {}
-
-
-class _Trial:
-    """Parameters that an optimizer steps together, or each an optimizer of its own."""
-
-    def __init__(self, make: _Make, is_apart: bool = False) -> None:
-        draw = torch.Generator().manual_seed(1)
-        self.parameters = [torch.nn.Parameter(torch.randn(size, generator=draw)) for size in _SIZES]
-        sets = [[each] for each in self.parameters] if is_apart else [self.parameters]
-        self.optimizers = [make(each) for each in sets]
-
-    def step(self, number: int) -> None:
-        """With the gradients of a step."""
-        draw = torch.Generator().manual_seed(2 + number)
-        for parameter in self.parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=draw)
-        if number == _WITHOUT:
-            self.parameters[-1].grad = None
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def heir(self, make: _Make) -> _Trial:
-        """The same values and states, in optimizers that were made anew."""
-        made = _Trial(make)
-        with torch.no_grad():
-            for own, parameter in zip(made.parameters, self.parameters, strict=True):
-                own.copy_(parameter)
-                state = self.optimizers[0].state[parameter].items()
-                kept = {key: _copied(value) for key, value in state}
-                made.optimizers[0].state[own].update(kept)
-        return made
-
-    def forms(self) -> list[dict[str, object]]:
-        """Of each parameter, the tensors that are kept of it, by name."""
-        return [
-            {key: value.shape for key, value in self._state(each).items() if is_moved(value)}
-            for each in self.parameters
-        ]
-
-    def strange(self) -> str:
-        """Something in a state that no checkpoint can hold."""
-        for parameter in self.parameters:
-            for key, value in self._state(parameter).items():
-                if not isinstance(key, str) or not isinstance(value, torch.Tensor | int | float):
-                    return f"{key} of type {type(value).__name__}"
-        return ""
-
-    def _state(self, parameter: torch.nn.Parameter) -> dict[Any, Any]:
-        state: dict[Any, Any] = {}
-        for optimizer in self.optimizers:
-            state |= optimizer.state.get(parameter, {})
-        return state
-
-    def ends_as(self, other: _Trial) -> bool:
-        """Whether all parameters have the same values."""
-        pairs = zip(self.parameters, other.parameters, strict=True)
-        return all(torch.equal(mine, its) for mine, its in pairs)
-
-
-def _why_not_this(optimizer: torch.optim.Optimizer) -> str:
-    for refused, why in REFUSED.items():
-        if isinstance(optimizer, getattr(torch.optim, refused)):
-            return why
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        return "its step needs a closure; choose one that needs gradients alone"
-    rates = {group.get("lr") for group in optimizer.param_groups}
-    if len(rates) > 1 or None in rates:
-        return (
-            f"every step sets the lr of its groups to one rate, found "
-            f"{', '.join(sorted(map(str, rates)))}; use parameter_groups and lr_factor"
-        )
-    count = sum(len(group["params"]) for group in optimizer.param_groups)
-    if count != len(_SIZES):
-        return (
-            f"it steps {count} of {len(_SIZES)} parameters that it is made with; for layers that "
-            f"are not to be trained use the rule frozen"
-        )
-    return ""
-
-
-def _why_not_its_steps(make: _Make) -> str:
-    together, apart = _Trial(make), _Trial(make, is_apart=True)
-    forms: list[dict[str, object]] = []
-    for number in range(_STEPS):
-        heir = together.heir(make)
-        before = together.parameters[-1].detach().clone()
-        for each in (together, apart, heir):
-            each.step(number)
-        if number == _WITHOUT and not torch.equal(before, together.parameters[-1]):
-            return "it changes parameters without a gradient; skip those whose grad is None"
-        if not together.ends_as(apart):
-            return "what it does to one parameter depends on others, which other stages may have"
-        if not together.ends_as(heir):
-            return (
-                "it keeps something beside the state of each parameter, as in self or a group, "
-                "which does not go with a layer; keep it in self.state[parameter]"
-            )
-        if found := together.strange():
-            return f"it keeps {found}; keep tensors and numbers, under names"
-        forms = forms or together.forms()
-        if together.forms() != forms:
-            return "what it keeps of a parameter grows behind the first step; make it all at once"
-    return ""
-
-
-def _why_not_its_rate(recipe: Recipe, own: OwnStep) -> str:
-    found = []
-    for rate in (0.5, 0.25):
-        trial = _Trial(partial(make_optimizer, recipe, own=own))
-        for group in trial.optimizers[0].param_groups:
-            group["lr"] = rate
-        trial.step(0)
-        found.append(trial)
-    is_deaf = found[0].ends_as(found[1])
-    return "its steps do not heed the lr of its groups, which every step sets" if is_deaf else ""
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
 def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
-    """Check the name and the options, with real steps, before anything is written.
-
-    With the momentum of one layer, where it has its own.
-
-    Raises:
-        ConfigError: for an unknown name, one that does not work per layer, or bad options.
-    """
-    _check_name(recipe.optimizer)
+    """Check the name and the options of an optimizer, and take some steps with it."""
+    name = recipe.optimizer
+    _check_name(name)
     _check_options(recipe)
     importlib.import_module("torch._dynamo")  # as the first step does: once here, not in each fork
-    what = f"the check of the optimizer {recipe.optimizer}"
+    check_steps = _check_own if is_own(name) else _check_steps
     for number in range(len(recipe.groups) + 1):
-        with _about_group(number):
-            _check_group(recipe, number)
+        try:
+            options = recipe.groups[number - 1].options if number else {}
+            if found := [option for option in options if option in OF_ALPHAS]:
+                raise ConfigError(
+                    f"expected options of weights, found {found[0]}: architecture parameters are "
+                    f"in no group; use --set optimizer.{found[0]}"
+                )
+            _check_options(recipe.of_group(number))
             alone = replace(recipe.of_group(number), parameter_groups=())
-            check_steps = check_own if is_own(recipe.optimizer) else _check_steps
-            done_fit(partial(check_steps, alone, own), what)
-
-
-@contextmanager
-def _about_group(number: int) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        where = f"parameter_groups[{number - 1}]: " if number else ""
-        raise ConfigError(f"{where}{error}") from error
-
-
-def _check_group(recipe: Recipe, number: int) -> None:
-    """What a group says of its own must be what one group of a torch optimizer may say."""
-    options = recipe.groups[number - 1].options if number else {}
-    if found := [option for option in options if option in OF_ALPHAS]:
-        raise ConfigError(
-            f"expected options of weights, found {found[0]}: architecture parameters are in no "
-            f"group; use --set optimizer.{found[0]}"
-        )
-    _check_options(recipe.of_group(number))
-
-
-def _check_steps(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
-    try:
-        _take_steps(recipe, own)
-    except ConfigError:
-        raise
-    except Exception as error:
-        options = recipe.optimizer_options
-        known = options_of(recipe.optimizer)
-        raise ConfigError(
-            f"optimizer {recipe.optimizer}: expected options such as its defaults "
-            f"({', '.join(f'{key}={known[key].default}' for key in options) or 'none'}), found "
-            f"{', '.join(f'{key}={value!r:.40}' for key, value in options.items()) or 'none'}: "
-            f"{reason(error)}; change them with --set optimizer.OPTION=VALUE"
-        ) from error
-    return {}
+            done_fit(partial(check_steps, alone, own), f"the check of the optimizer {name}")
+        except ConfigError as error:
+            where = f"parameter_groups[{number - 1}]: " if number else ""
+            raise ConfigError(f"{where}{error}") from error
 
 
 def _check_name(name: str) -> None:
@@ -288,12 +116,140 @@ def _check_options(recipe: Recipe) -> None:
             )
 
 
-def _take_steps(recipe: Recipe, own: OwnStep) -> None:
-    """Two steps on vectors and a matrix: some options are first looked at there."""
-    weights = (torch.nn.Parameter(torch.zeros(size)) for size in ((2,), (2, 2)))
-    parameters = [*weights, Alpha(torch.zeros(2))]
-    optimizer = make_optimizer(recipe, parameters, own)
-    for _ in range(2):
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
+def _check_steps(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
+    """Take two steps with an optimizer of torch, because some options are first used there."""
+    try:
+        weights = (torch.nn.Parameter(torch.zeros(size)) for size in ((2,), (2, 2)))
+        parameters = [*weights, Alpha(torch.zeros(2))]
+        optimizer = make_optimizer(recipe, parameters, own)
+        for _ in range(2):
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+    except ConfigError:
+        raise
+    except Exception as error:
+        options = recipe.optimizer_options
+        known = options_of(recipe.optimizer)
+        raise ConfigError(
+            f"optimizer {recipe.optimizer}: expected options such as its defaults "
+            f"({', '.join(f'{key}={known[key].default}' for key in options) or 'none'}), found "
+            f"{', '.join(f'{key}={value!r:.40}' for key, value in options.items()) or 'none'}: "
+            f"{reason(error)}; change them with --set optimizer.OPTION=VALUE"
+        ) from error
+    return {}
+
+
+def _check_own(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
+    """Try an optimizer of the user's on a few small parameters, in some steps."""
+    name = recipe.optimizer
+    bare = replace(recipe, clip_layer_norm=0.0, ema=0.0)
+    make = partial(make_optimizer, bare, own=own)
+    with users_code(f"optimizer {name}: expected to be called with parameters and options, found"):
+        found = _why_not_this(_Trial(make).optimizers[0])
+    if not found:
+        with users_code(f"optimizer {name}: expected steps without a closure, found"):
+            found = _why_not_its_steps(make) or _why_not_its_rate(make)
+    if found:
+        raise ConfigError(f"optimizer {name} does not work per layer: {found}")
+    return {}
+
+
+class _Trial:
+    """Parameters that one optimizer steps together, or several optimizers each alone."""
+
+    def __init__(self, make: _Make, is_apart: bool = False) -> None:
+        draw = torch.Generator().manual_seed(1)
+        self.parameters = [torch.nn.Parameter(torch.randn(size, generator=draw)) for size in _SIZES]
+        sets = [[each] for each in self.parameters] if is_apart else [self.parameters]
+        self.optimizers = [make(each) for each in sets]
+
+    def step(self, number: int) -> None:
+        draw = torch.Generator().manual_seed(2 + number)
+        for parameter in self.parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=draw)
+        if number == _WITHOUT:
+            self.parameters[-1].grad = None
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def heir(self, make: _Make) -> _Trial:
+        """The same values and states in a new optimizer, as on another stage or after a resume."""
+        made = _Trial(make)
+        with torch.no_grad():
+            for own, parameter in zip(made.parameters, self.parameters, strict=True):
+                own.copy_(parameter)
+                for key, value in self.optimizers[0].state[parameter].items():
+                    copied = value.clone() if isinstance(value, torch.Tensor) else value
+                    made.optimizers[0].state[own][key] = copied
+        return made
+
+    def states(self) -> list[dict[Any, Any]]:
+        """What is kept for each parameter, if they are stepped together."""
+        return [self.optimizers[0].state.get(each, {}) for each in self.parameters]
+
+    def ends_as(self, other: _Trial) -> bool:
+        """Return True if all parameters have the same values."""
+        return all(map(torch.equal, self.parameters, other.parameters))
+
+
+def _why_not_this(optimizer: torch.optim.Optimizer) -> str:
+    for refused, why in REFUSED.items():
+        if isinstance(optimizer, getattr(torch.optim, refused)):
+            return why
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        return "its step needs a closure; choose one that needs gradients alone"
+    rates = {group.get("lr") for group in optimizer.param_groups}
+    if len(rates) > 1 or None in rates:
+        return (
+            f"every step sets the lr of its groups to one rate, found "
+            f"{', '.join(sorted(map(str, rates)))}; use parameter_groups and lr_factor"
+        )
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if count != len(_SIZES):
+        return (
+            f"it steps {count} of {len(_SIZES)} parameters that it is made with; for layers that "
+            f"are not to be trained use the rule frozen"
+        )
+    return ""
+
+
+def _why_not_its_steps(make: _Make) -> str:
+    together, apart = _Trial(make), _Trial(make, is_apart=True)
+    forms: list[dict[Any, object]] = []
+    for number in range(_STEPS):
+        heir = together.heir(make)
+        before = together.parameters[-1].detach().clone()
+        for each in (together, apart, heir):
+            each.step(number)
+        if number == _WITHOUT and not torch.equal(before, together.parameters[-1]):
+            return "it changes parameters without a gradient; skip those whose grad is None"
+        if not together.ends_as(apart):
+            return "what it does to one parameter depends on others, which other stages may have"
+        if not together.ends_as(heir):
+            return (
+                "it keeps something besides the state of each parameter, as in self or a group, "
+                "which does not go with a layer; keep it in self.state[parameter]"
+            )
+        states = together.states()
+        for key, value in (pair for state in states for pair in state.items()):
+            if not isinstance(key, str) or not isinstance(value, torch.Tensor | int | float):
+                kept = f"{key} of type {type(value).__name__}"
+                return f"it keeps {kept}; keep tensors and numbers, under names"
+        now = [{k: v.shape for k, v in state.items() if is_moved(v)} for state in states]
+        forms = forms or now
+        if now != forms:
+            return "what it keeps of a parameter grows after the first step; make it all at once"
+    return ""
+
+
+def _why_not_its_rate(make: _Make) -> str:
+    trials = [_Trial(make), _Trial(make)]
+    for trial, rate in zip(trials, (0.5, 0.25), strict=True):
+        for group in trial.optimizers[0].param_groups:
+            group["lr"] = rate
+        trial.step(0)
+    if trials[0].ends_as(trials[1]):
+        return "its steps do not heed the lr of its groups, which every step sets"
+    return ""

@@ -1,7 +1,7 @@
-"""Whether every candidate takes what its neighbours hand on: followed by shapes alone.
+"""Follow the shapes of a batch through the candidates of a space, on torch's meta device.
 
-On torch's meta device nothing is computed. What does not fit there is only suspected: whoever
-uses this tries it with real tensors before saying so.
+Nothing is computed there. A layer that does not take a shape is only suspected, and is tried with
+real tensors before it is refused: :func:`compute_first` computes a subnet up to that layer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from naspipe.config.errors import BlockInputEditedError, ConfigError, NaspipeErr
 from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.config.space import Space
 from naspipe.config.user_code import users_code
+from naspipe.jobs.losses import TORCHS
 from naspipe.jobs.workload import Workload, field_of
 from naspipe.worker.blocks.segment import Segment, autocast
 from naspipe.worker.blocks.specs import Form, Tensors, form_of, spec_of
@@ -34,28 +35,23 @@ _OF_ONE_TYPE = {
         "native_batch_norm", "_native_batch_norm_legit",
     )
 }  # fmt: skip
-"""Operations that take no tensors of different types, as they say once there are values."""
+"""Operations that refuse tensors of different types, but only once there are values."""
 
 
 class WatchedCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What is called inside is looked at.
-
-    Args:
-        given: tensors that nothing may change.
-    """
+    """Watches the operations inside; ``given`` are tensors that nothing may change."""
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._given = {each.untyped_storage()._cdata for each in given}
         self.is_edited = False
-        """Whether anything has changed one of them."""
+        """Whether an operation has changed one of them."""
         self.is_mixed = False
         """Whether an operation was given types that it probably does not take together."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do what is asked for."""
         named = kwargs or {}
         by_place = zip(func._schema.arguments, args, strict=False)
         by_name = ((each, named.get(each.name)) for each in func._schema.arguments)
@@ -70,24 +66,23 @@ class WatchedCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 MOST_FORMS = 32
-"""Forms in which tensors reach one block that are followed; more are left to the profile."""
+"""Forms of tensors that are followed to one block; more are left to the profile."""
 
 MOST_CALLS = 4000
-"""Of layers; what comes after is left to the profile."""
+"""Calls of layers; what comes after is left to the profile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A form in which tensors reach a block, and one subnet with which they do."""
+    """A form in which tensors reach a block, and one subnet by which they do."""
 
     form: Form
     path: tuple[int, ...] = ()
     """The options before the block."""
     made: tuple[Form, ...] = ()
-    """What each of them makes."""
+    """What each of them returns."""
 
     def through(self, candidate: int, form: Form) -> Reached:
-        """The same behind one more block."""
         return Reached(form, (*self.path, candidate), (*self.made, form))
 
 
@@ -99,20 +94,20 @@ class Suspected:
     """Of the block that is reached; None for the loss."""
     bad: Reached
     good: Reached | None
-    """What it does take, where another form reaches it."""
+    """What it does take, if another form reaches it."""
 
     @property
     def block(self) -> int:
-        """The position in the chain; that of no block for the loss."""
+        """The position in the chain; that after the last block for the loss."""
         return len(self.bad.path)
 
     def chain(self, reached: Reached) -> tuple[int, ...]:
-        """The candidates of a subnet's first blocks, the one that is reached included."""
+        """The candidates of a subnet up to and including the block that is reached."""
         return reached.path if self.candidate is None else (*reached.path, self.candidate)
 
     @property
     def parting(self) -> int | None:
-        """The block that makes the difference: behind it the two forms differ first."""
+        """The first block after which the two forms differ."""
         if self.good is None:
             return None
         pairs = enumerate(zip(self.bad.made, self.good.made, strict=True))
@@ -120,11 +115,11 @@ class Suspected:
 
 
 class _Unknown:
-    """What cannot be known without values."""
+    """The result depends on values."""
 
 
 class _Failed:
-    """What does not fit."""
+    """The layer does not take its input."""
 
 
 UNKNOWN, FAILED = _Unknown(), _Failed()
@@ -134,12 +129,7 @@ Result = Form | _Unknown | _Failed
 class ShapeFollower:
     """Follows the tensors of a batch through a space.
 
-    Args:
-        space: whose candidates are called.
-        layers: of that space.
-        first: what the first block is called with, beside fields of the batch.
-        fields: the form of each field of the batch, by name.
-        trains: whether modules are in training mode.
+    ``first`` is what the first block is called with, in addition to fields of the batch.
     """
 
     def __init__(
@@ -159,7 +149,7 @@ class ShapeFollower:
         self._reached: list[dict[Form, Reached]] = [{} for _ in range(len(space) + 1)]
 
     def spread(self) -> Iterator[Suspected]:
-        """Any candidate may follow any other."""
+        """Follow all chains, if any candidate may follow any other."""
         self._reached[0] = {self._first: Reached(self._first)}
         for block in range(len(self._space)):
             here, after = self._reached[block], self._reached[block + 1]
@@ -174,11 +164,13 @@ class ShapeFollower:
                     after.setdefault(result, reached.through(candidate, result))
             for candidate, reached, result in results:
                 if result is FAILED:
-                    fits = (r for c, r, form in results if c == candidate and _is_form(form))
+                    fits = (
+                        r for c, r, form in results if c == candidate and isinstance(form, tuple)
+                    )
                     yield Suspected(candidate, reached, next(fits, None))
 
     def walk(self, chains: Iterable[Sequence[int]]) -> Iterator[Suspected]:
-        """These subnets and no others may occur: one option of every block each."""
+        """Follow these subnets only: one option of every block each."""
         for options in dict.fromkeys(map(tuple, chains)):
             reached = Reached(self._first)
             for block, candidate in enumerate(options):
@@ -186,7 +178,9 @@ class ShapeFollower:
                 result = self._call(block, candidate, reached.form)
                 if result is FAILED:
                     others = self._reached[block].values()
-                    fits = (r for r in others if _is_form(self._call(block, candidate, r.form)))
+                    fits = (
+                        r for r in others if isinstance(self._call(block, candidate, r.form), tuple)
+                    )
                     yield Suspected(candidate, reached, next(fits, None))
                 if not isinstance(result, tuple):
                     break
@@ -195,20 +189,18 @@ class ShapeFollower:
                 self._reached[len(self._space)].setdefault(reached.form, reached)
 
     def ends(self, loss: Callable[..., Any], fields: Sequence[str]) -> Iterator[Suspected]:
-        """To be called last: which of the outputs that came out the loss does not take."""
+        """Yield the outputs that the loss does not take; call it last."""
         ends = list(self._reached[len(self._space)].values())
         given = [form for name in fields for form in self._fields[name]]
         results = [(end, _called(loss, end.form, tuple(given))) for end in ends]
         for end, result in results:
             if result is FAILED:
-                fits = (each for each, form in results if _is_form(form))
+                fits = (each for each, form in results if isinstance(form, tuple))
                 yield Suspected(None, end, next(fits, None))
 
     def _call(self, block: int, option: int, form: Form) -> Result:
         own = self._space.blocks[block]
-        fields = tuple(
-            each for name in self._space.fields(block) for each in self._fields[name]
-        )  # fmt: skip
+        fields = tuple(each for name in self._space.fields(block) for each in self._fields[name])
         place = block, own.candidate(option)
         key = self._layers.key(*place), *own.setting(option).values(), form, fields
         if key not in self._known:
@@ -225,11 +217,7 @@ class ShapeFollower:
 
 @contextmanager
 def unchanged(module: nn.Module, space: Space, block: int, option: int) -> Iterator[None]:
-    """A setting is an argument of a forward, which leaves nothing of it in the module.
-
-    Raises:
-        ConfigError: naming the attribute that has changed.
-    """
+    """Inside, a forward with a setting of an elastic layer must leave the module's attributes."""
     before = _attributes(module) if space.blocks[block].setting(option) else {}
     yield
     for (part, name), value in (_attributes(module) if before else {}).items():
@@ -243,27 +231,26 @@ def unchanged(module: nn.Module, space: Space, block: int, option: int) -> Itera
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
-    """All of a module and its parts, those that torch keeps left out."""
+    """All attributes of a module and its parts, except torch's internal ones."""
     return {
         (part, name): value
         for part, each in module.named_modules()
         for name, value in vars(each).items()
-        if not name.startswith("_") or name not in vars(nn.Module())
+        if not name.startswith("_") or name not in TORCHS
     }
 
 
-def _is_form(result: Result) -> bool:
-    return isinstance(result, tuple)
-
-
 def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
-    """What is made of tensors of such forms, by a layer or a loss."""
+    """What a layer or a loss returns for tensors of such forms."""
     try:
         with torch.device("meta"), torch.enable_grad():
-            inputs = [_without_values(*each, wants_gradient=True) for each in form]
-            given = [*inputs, *(_without_values(*each) for each in fields)]
-            with WatchedCalls(given) as seen:
-                found = function(*given)
+            inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in form]
+            for place, each in enumerate(inputs):
+                if each.is_floating_point():  # no leaf, so that edits in place are allowed and seen
+                    inputs[place] = each.requires_grad_().clone()
+            given = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in fields]
+            with WatchedCalls([*inputs, *given]) as seen:
+                found = function(*inputs, *given)
     except NotImplementedError:
         return UNKNOWN
     except Exception as error:
@@ -278,77 +265,61 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
     return form_of(outputs)
 
 
-def _without_values(
-    shape: tuple[int, ...], dtype: torch.dtype, wants_gradient: bool = False
-) -> torch.Tensor:
-    tensor = torch.empty(shape, dtype=dtype, device="meta")
-    if wants_gradient and dtype.is_floating_point:
-        return tensor.requires_grad_().clone()  # no leaf, so work in place can be told of
-    return tensor
-
-
 class FirstBlocksError(NaspipeError):
-    """Something else went wrong than what was tried."""
+    """Something else failed than what was tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstBlocks:
-    """Tries subnets of a workload on a batch, one layer in memory at a time."""
+def compute_first(
+    workload: Workload,
+    batch: Mapping[str, torch.Tensor],
+    chain: Sequence[int],
+    said: str,
+    with_loss: bool = False,
+) -> None:
+    """Compute the first blocks of a subnet, one layer in memory at a time.
 
-    workload: Workload
-    batch: Mapping[str, torch.Tensor]
+    What the last of them raises is refused.
 
-    def compute(self, chain: Sequence[int], said: str, with_loss: bool = False) -> None:
-        """The forward of a subnet's first blocks; what the last of them raises is refused.
+    Args:
+        workload: whose layers are computed.
+        batch: what they are computed on.
+        chain: the option of each block.
+        said: how the refusal begins; the error follows.
+        with_loss: the chain is a whole subnet, and what is tried is the loss.
 
-        Args:
-            chain: the option of each.
-            said: how the refusal begins, in the place of which the error is told.
-            with_loss: the chain is a whole subnet, and what is tried is the loss behind it.
+    Raises:
+        ConfigError: if the last layer, or the loss, raises.
+        FirstBlocksError: if a layer before it raises, or for other reasons.
+    """
+    space, recipe = workload.space, workload.definition.recipe
 
-        Raises:
-            ConfigError: when the last layer, or the loss, raises.
-            FirstBlocksError: when a layer before it raises, or it is refused for other reasons.
-        """
-        workload = self.workload
-        inputs = workload.tapped(self.batch) if workload.tapped else ()
-        tried = len(chain) - (not with_loss)
-        for block, option in enumerate(chain):
-            if block < tried:
-                with _before():
-                    inputs = self._layer(block, option, inputs)
-            else:
-                with _refused(said):
-                    self._layer(block, option, inputs)
-        if with_loss:
-            fields = [field_of(self.batch, name, 0) for name in workload.loss_fields]
-            objective = workload.objective_of(self._stored(len(chain) - 1, chain[-1]).module)
-            with _refused(said), autocast(workload.recipe.precision, "cpu"):
-                objective(*inputs, *fields)
-
-    def _stored(self, block: int, option: int) -> StoredLayer:
-        workload, recipe = self.workload, self.workload.definition.recipe
+    def stored(block: int, option: int) -> StoredLayer:
         trains = workload.runs_in_training_mode
-        store = LayerStore(workload.space, workload.definition.seed, recipe, trains=trains)
-        candidate = workload.space.blocks[block].candidate(option)
-        return store.make(LayerId(FIRST_STREAM, block, candidate))
+        store = LayerStore(space, workload.definition.seed, recipe, trains=trains)
+        return store.make(LayerId(FIRST_STREAM, block, space.blocks[block].candidate(option)))
 
-    def _layer(self, block: int, option: int, inputs: Tensors) -> Tensors:
-        """One block, as the profile computes it."""
-        space, recipe = self.workload.space, self.workload.definition.recipe
-        stored = self._stored(block, option)
+    def outputs(block: int, option: int, inputs: Tensors) -> Tensors:
+        layer = stored(block, option)
         spec = spec_of(space, recipe, block, option)._replace(
-            fields=tuple(field_of(self.batch, name, 0) for name in space.fields(block)),
+            fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
         )
-        return Segment(spec, stored.bind(stored.version), inputs, keeps_graph=False).forward()
+        return Segment(spec, layer.bind(layer.version), inputs, keeps_graph=False).forward()
 
-
-@contextmanager
-def _before() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise FirstBlocksError(str(error)) from error
+    inputs = workload.tapped(batch) if workload.tapped else ()
+    tried = len(chain) - (not with_loss)
+    for block, option in enumerate(chain):
+        if block == tried:
+            with _refused(said):
+                outputs(block, option, inputs)
+            return
+        try:
+            inputs = outputs(block, option, inputs)
+        except Exception as error:
+            raise FirstBlocksError(str(error)) from error
+    fields = [field_of(batch, name, 0) for name in workload.loss_fields]
+    objective = workload.objective_of(stored(len(chain) - 1, chain[-1]).module)
+    with _refused(said), autocast(workload.recipe.precision, "cpu"):
+        objective(*inputs, *fields)
 
 
 @contextmanager

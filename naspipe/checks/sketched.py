@@ -1,5 +1,8 @@
-"""Candidates of a space without memory for their tensors, each made once however many blocks
-have it."""
+"""Candidates of a space without memory for their tensors, on torch's meta device.
+
+Planning takes the sizes of layers from here, checks follow shapes through the modules, and a resume
+compares the texts that describe them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import hashlib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from itertools import chain
@@ -22,14 +25,14 @@ from torch.overrides import TorchFunctionMode
 
 from naspipe.config.space import Space
 from naspipe.config.user_code import is_users_module
-from naspipe.jobs.losses import text_of
+from naspipe.jobs.losses import TORCHS, text_of
 from naspipe.jobs.workload import Workload
 from naspipe.machine.determinism import kept_draws
 from naspipe.machine.forking import done_fit
 from naspipe.machine.host_arena import round_up
 from naspipe.plan.costs import LayerSize, SizeTable, first_of_kind
 from naspipe.worker.layers.held_tensors import is_hooked
-from naspipe.worker.layers.kept_state import TORCHS, other_buffers
+from naspipe.worker.layers.kept_state import other_buffers
 from naspipe.worker.layers.layer_store import check_sized, tensors_of
 from naspipe.worker.layers.layout import StateSizes, lay_out
 from naspipe.worker.layers.stored_layer import StoredLayer
@@ -38,9 +41,9 @@ _DRAWN = {torch.Tensor.uniform_, torch.Tensor.normal_}
 
 
 class Unfilled(TorchFunctionMode):
-    """Within it, filling a tensor on torch's meta device with random values does nothing.
+    """Inside, filling a tensor on torch's meta device with random values does nothing.
 
-    torch works out there what it would do to shapes, step by step, which takes most of the time of
+    Otherwise torch derives the shapes of each step of the filling, which takes most of the time of
     making a layer.
     """
 
@@ -51,7 +54,6 @@ class Unfilled(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called for every function of torch."""
         given = kwargs or {}
         if func in _DRAWN or getattr(func, "__module__", "") == nn.init.__name__:
             filled = args[0] if args else given.get("tensor")
@@ -64,9 +66,9 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
 class SketchedLayers:
-    """The candidates of a space on torch's meta device.
+    """The candidates of a space on torch's meta device, each made once for all blocks that have it.
 
-    To be used in a process of its own: what a factory leaves behind would be on that device.
+    Use it in a process of its own, because what a factory leaves behind is on that device.
     """
 
     def __init__(self, space: Space) -> None:
@@ -77,16 +79,20 @@ class SketchedLayers:
         self._owners: dict[int, tuple[int, int]] = {}
         self._hooked: set[tuple[int, int]] = set()
         self._memory: list[StorageWeakRef] = []
-        """That of all tensors; while it is referred to, no other is called by its number."""
+        """Of all tensors; as long as it is referred to, no other memory gets the same number."""
         self.shared: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
         """Of tensors that two candidates have: ``parameter`` or ``buffer``, and which they are."""
 
+    def places(self) -> Iterator[tuple[int, int]]:
+        for block, each in enumerate(self._space.blocks):
+            yield from ((block, candidate) for candidate in range(len(each.candidates)))
+
     def key(self, block: int, candidate: int) -> Hashable:
-        """The same for candidates that the same factory makes."""
+        """Equal for candidates that the same factory makes."""
         return self._keys[block][candidate]
 
     def module(self, block: int, candidate: int) -> nn.Module | None:
-        """A candidate; None where its factory does not work without memory."""
+        """A candidate; None if its factory does not work without memory."""
         key = self.key(block, candidate)
         if key not in self._modules:
             factory = self._space.blocks[block].candidates[candidate]
@@ -95,7 +101,7 @@ class SketchedLayers:
         return self._modules[key]
 
     def handed_out(self, block: int, candidate: int) -> str:
-        """What the factory does not make anew each time; see :func:`_in_common`."""
+        """What two calls of the factory share; see :func:`_in_common`."""
         self.module(block, candidate)
         return self._handed_out[self.key(block, candidate)]
 
@@ -108,7 +114,7 @@ class SketchedLayers:
         return (block, candidate) in self._hooked
 
     def _look(self, here: tuple[int, int], module: nn.Module) -> None:
-        """Note whose memory it is; two parameters in one place are shared, too."""
+        """Note whose memory it is; parameters that view the same memory are shared, too."""
         if is_hooked(module):
             self._hooked.add(here)
         for what, tensor in tensors_of(module):
@@ -122,12 +128,13 @@ class SketchedLayers:
 def _without_memory(
     factory: Callable[[], Any], look: Callable[[nn.Module], None]
 ) -> tuple[nn.Module | None, str]:
-    """A module on torch's meta device, and what another one would have of this one.
+    """A module on torch's meta device, and what another one would have in common with it.
 
-    It is looked at as the factory made it; a real one where that cannot be made there.
+    ``look`` is called with the module as the factory made it, or with a real one if that cannot be
+    made on the meta device.
     """
     for device in ("meta", "cpu"):
-        # Whatever is wrong is said of the real one.
+        # Whatever is wrong is reported when the real one is made.
         with suppress(Exception), torch.device(device), Unfilled():
             module = factory()
             if not isinstance(module, nn.Module):
@@ -139,27 +146,25 @@ def _without_memory(
 
 
 def _in_common(module: nn.Module, factory: Callable[[], Any]) -> str:
-    """``module`` or part of it, or ``memory`` alone; empty where a factory makes all anew.
+    """What two calls of a factory share: ``module``, or ``memory`` alone; empty if nothing.
 
     A tensor that nothing writes may have its memory from outside.
     """
-    other = factory()
-    tensors = {id(each) for _, each in tensors_of(module)}
-    if any(id(each) in tensors for _, each in tensors_of(other)):
+
+    def place(tensor: torch.Tensor) -> int:
+        memory = tensor.untyped_storage()
+        return memory.data_ptr() or memory._cdata
+
+    tensors = [each for _, each in tensors_of(module)]
+    others = [each for _, each in tensors_of(factory())]
+    if not {*map(id, tensors)}.isdisjoint(map(id, others)):
         return "module"
-    places = {_place(each) for _, each in tensors_of(module)}
-    written = (each for _, each in tensors_of(other) if each.requires_grad)
-    return "memory" if any(_place(each) in places for each in written) else ""
-
-
-def _place(tensor: torch.Tensor) -> int:
-    """Where its memory is; one that has none is told apart by what stands for it."""
-    memory = tensor.untyped_storage()
-    return memory.data_ptr() or memory._cdata
+    written = (place(each) for each in others if each.requires_grad)
+    return "" if {*map(place, tensors)}.isdisjoint(written) else "memory"
 
 
 def _keys(space: Space) -> list[list[Hashable]]:
-    """Of each candidate; factories that occur in a block more than once are told apart there."""
+    """A key for each candidate; equal factories of one block are distinguished by a count."""
     known: dict[int, list[Hashable]] = {}
     twins = first_of_kind(space)
     for block in sorted(set(twins)):
@@ -173,7 +178,7 @@ def _keys(space: Space) -> list[list[Hashable]]:
 
 
 def call_key(value: Any) -> Hashable:
-    """What is equal for functions, and what they are called with, that do the same."""
+    """A key that is equal for functions with the same code, arguments and captured values."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, tuple):
@@ -187,7 +192,12 @@ def call_key(value: Any) -> Hashable:
             *((n, call_key(v)) for n, v in options),
         )
     if isinstance(value, FunctionType):
-        inner = [_held(cell) for cell in value.__closure__ or ()]
+        inner: list[Hashable] = []
+        for cell in value.__closure__ or ():
+            try:
+                inner.append(call_key(cell.cell_contents))
+            except ValueError:  # of a variable that has no value yet
+                inner.append(id(cell))
         defaults = [value.__defaults__, *sorted((value.__kwdefaults__ or {}).items())]
         return (
             FunctionType,
@@ -199,62 +209,55 @@ def call_key(value: Any) -> Hashable:
     return id(value)
 
 
-def _held(cell: Any) -> Hashable:
-    try:
-        return call_key(cell.cell_contents)
-    except ValueError:  # of a variable that has no value yet
-        return id(cell)
-
-
 def measure_sizes(workload: Workload) -> SizeTable:
-    """What every layer takes on the device, each kind of block looked at once.
+    """What every layer takes on the device, each kind of block measured once.
 
     Needs the memory of one parameter's optimizer step at a time, and draws nothing from
     torch's generator.
 
     Raises:
-        ConfigError: when a factory makes no module, or one whose tensors cannot be moved.
+        ConfigError: if a factory makes no module, or one whose tensors cannot be moved.
     """
-    twins = first_of_kind(workload.space)
+    space, recipe = workload.space, workload.definition.recipe
+    twins = first_of_kind(space)
     if workload.recipe.parameter_groups:  # which go by the layers' names
-        twins = tuple(range(len(workload.space)))
+        twins = tuple(range(len(space)))
     kinds = sorted(set(twins))
-    found = done_fit(lambda: {"rows": _rows(workload, kinds)}, "measuring the layers' sizes")
-    rows = (tuple(LayerSize(*size) for size in row) for row in found["rows"])
+    learnt = StateSizes(recipe)
+
+    def size(block: int, candidate: int) -> LayerSize:
+        module, rule = sketch(space, block, candidate), space.blocks[block].rule
+        layer = StoredLayer(space.label(block, candidate), rule, module, recipe)
+        layout = lay_out(layer, learnt)
+        return LayerSize(
+            state_bytes=layout.nbytes,
+            parameter_bytes=sum(round_up(slot.nbytes) for slot, _ in layout.parameters),
+            writes_forward=_any_buffers(layer.module),
+        )
+
+    def sizes() -> dict[str, Any]:
+        counts = {kind: range(len(space.blocks[kind].candidates)) for kind in kinds}
+        return {"rows": [[size(kind, each) for each in counts[kind]] for kind in kinds]}
+
+    found = done_fit(sizes, "measuring the layers' sizes")
+    rows = (tuple(LayerSize(*each) for each in row) for row in found["rows"])
     return SizeTable(twins, dict(zip(kinds, rows, strict=True)))
 
 
-def _rows(workload: Workload, kinds: Sequence[int]) -> list[list[LayerSize]]:
-    """Sizes by kind of block and candidate."""
-    learnt = StateSizes(workload.definition.recipe)
-    candidates = [range(len(workload.space.blocks[kind].candidates)) for kind in kinds]
-    return [
-        [_size(workload, kind, candidate, learnt) for candidate in those]
-        for kind, those in zip(kinds, candidates, strict=True)
-    ]
-
-
 def buffered_layers(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:
-    """Block and candidate of the layers with buffers: their forwards may leave something there.
+    """Block and candidate of the layers with buffers, which their forwards may change.
 
-    Those of batch normalisation are left alone by forwards where they are deferred. Draws nothing
-    from torch's generator.
-
-    Raises:
-        ConfigError: when a factory makes no module.
+    Deferred batch normalisation does not change its buffers in the forward. Draws nothing from
+    torch's generator.
     """
     has_buffers = other_buffers if defers_norms else _any_buffers
     twins = first_of_kind(space)
-    known = {
-        (twin, candidate): has_buffers(sketch(space, twin, candidate))
-        for twin in sorted(set(twins))
-        for candidate in range(len(space.blocks[twin].candidates))
-    }
+    known = {(twin, each) for twin, each, module in sketches(space) if has_buffers(module)}
     return frozenset(
         (block, candidate)
         for block, twin in enumerate(twins)
         for candidate in range(len(space.blocks[block].candidates))
-        if known[twin, candidate]
+        if (twin, candidate) in known
     )
 
 
@@ -265,14 +268,22 @@ def _any_buffers(module: nn.Module) -> bool:
 def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     """A candidate's module without memory for its tensors.
 
-    It is a real one where its factory needs values, or lets tensors share their memory.
+    It is a real one if its factory needs values, or lets tensors share their memory.
 
     Raises:
-        ConfigError: when the factory makes no module, or one without sizes.
+        ConfigError: if the factory makes no module, or one without sizes.
     """
-    factory = space.blocks[block].candidates[candidate]
+    factory: Any = space.blocks[block].candidates[candidate]
+    module = None
     with kept_draws():
-        module = _sizes_without_memory(factory)
+        # Whatever is wrong is reported when the real one is made.
+        with suppress(Exception), torch.device("meta"), Unfilled():
+            module = factory()
+        if isinstance(module, nn.Module):
+            tensors = [*chain(module.parameters(), module.buffers())]
+            memory = {tensor.untyped_storage()._cdata for tensor in tensors}
+            if any(map(is_lazy, tensors)) or len(memory) < len(tensors):
+                module = None
         if module is None:
             module = factory()
     check_sized(space.label(block, candidate), module)
@@ -280,40 +291,15 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     return made
 
 
-def _sizes_without_memory(factory: Callable[[], Any]) -> Any:
-    """What the factory makes on torch's meta device; None where that cannot be relied on."""
-    try:
-        with torch.device("meta"), Unfilled():
-            module = factory()
-    except Exception:  # whatever is wrong is said when the real one is made
-        return None
-    if isinstance(module, nn.Module):
-        tensors = [*chain(module.parameters(), module.buffers())]
-        if any(map(is_lazy, tensors)):
-            return None
-        if len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors):
-            return None
-    return module
-
-
-def _size(workload: Workload, block: int, candidate: int, learnt: StateSizes) -> LayerSize:
-    space = workload.space
-    layer = StoredLayer(
-        space.label(block, candidate),
-        space.blocks[block].rule,
-        sketch(space, block, candidate),
-        workload.definition.recipe,
-    )
-    layout = lay_out(layer, learnt)
-    return LayerSize(
-        state_bytes=layout.nbytes,
-        parameter_bytes=sum(round_up(slot.nbytes) for slot, _ in layout.parameters),
-        writes_forward=any(True for _ in layer.module.buffers()),
-    )
+def sketches(space: Space) -> Iterator[tuple[int, int, nn.Module]]:
+    """Block, candidate and :func:`sketch` of every layer; of blocks of one kind, of the first."""
+    for block in sorted(set(first_of_kind(space))):
+        for candidate in range(len(space.blocks[block].candidates)):
+            yield block, candidate, sketch(space, block, candidate)
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""In the repr of a module that holds a function: another one in every process."""
+"""Part of the repr of a module that holds a function; it differs between processes."""
 _LONGEST = 4000
 
 
@@ -354,7 +340,7 @@ def _stable(space: Space, block: int, candidate: int) -> str:
 
 
 def structure(module: nn.Module) -> list[str]:
-    """A module's repr, what its parts keep beside that, and its tensors, a line each."""
+    """A module's repr, the other attributes of its parts, and its tensors, a line each."""
     lines = without_addresses(repr(module)).splitlines()
     for name, part in module.named_modules():
         lines += [f"{name}.{key}={value}".lstrip(".") for key, value in sorted(_kept(part))]
@@ -364,7 +350,7 @@ def structure(module: nn.Module) -> list[str]:
 
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Plain values and functions; of a module of torch's what it was made with and is not usual."""
+    """Plain values and functions; of a module of torch's, arguments other than the defaults."""
     if not type(module).__module__.startswith("torch."):
         for name, value in vars(module).items():
             if name not in TORCHS and (text := _text(value)):
@@ -379,12 +365,11 @@ def _kept(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 @cache
 def _arguments(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """What a module of torch's is made with, and what is usual."""
     return tuple((each.name, each.default) for each in inspect.signature(kind).parameters.values())
 
 
 def _text(value: Any) -> str:
-    """Empty for tensors, which have no values here, and for what cannot be told."""
+    """Empty for tensors, which have no values here, and for what has no text."""
     if isinstance(value, torch.Tensor | nn.Module):
         return ""
     with suppress(ValueError):  # of a type of C's, which says nothing

@@ -2,14 +2,15 @@
 
 These are gradients for tensors outside of the layers, forwards that change their own parameters,
 buffers that grow in swapped layers, and values that a layer or the loss keeps outside of parameters
-and buffers. The stages or the verification of a run refuse them too, but only when the run has
-begun.
+and buffers. The stages of a run refuse the first three when they occur. The last is seen by the
+verification of the first steps, but only in layers that these steps use.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from naspipe.worker.layers.bound_layer import BoundLayer, EditedParameterError
 from naspipe.worker.layers.kept_state import SwappedBufferError, buffer_bytes, check_sizes
 
 ITEMS = 4
-"""Of a batch; the whole batch where a layer does not take so few."""
+"""Items of a batch; the whole batch if a layer does not take so few."""
 
 MOST_SECONDS = 2.0
 """For all calls; the layers that are left then are not called."""
@@ -46,14 +47,13 @@ class NotRepeatedError(ConfigError):
 
 
 def users_layers(space: Space, layers: SketchedLayers) -> list[Place]:
-    """The layers with user code; of blocks that are alike, those of the first one."""
+    """The layers with user code; of candidates that the same factory makes, the first."""
     known: dict[Hashable, Place] = {}
-    for block, each in enumerate(space.blocks):
-        for candidate in range(len(each.candidates)):
-            module = layers.module(block, candidate)
-            hooked = layers.has_tensor_hooks(block, candidate)
-            if module is None or hooked or has_users_code(each, module):
-                known.setdefault(layers.key(block, candidate), (block, candidate))
+    for block, candidate in layers.places():
+        module = layers.module(block, candidate)
+        hooked = layers.has_tensor_hooks(block, candidate)
+        if module is None or hooked or has_users_code(space.blocks[block], module):
+            known.setdefault(layers.key(block, candidate), (block, candidate))
     return list(known.values())
 
 
@@ -87,18 +87,29 @@ class TriedLayers:
                 again, and other items were computed in between.
         """
         end = time.monotonic() + MOST_SECONDS
+        tensors = [each for each in self.batch.values() if torch.is_tensor(each) and each.dim()]
+        batches = [self.batch]
+        if len({*map(len, tensors)}) == 1 and len(tensors[0]) > ITEMS:
+            few = {
+                name: each[:ITEMS] if torch.is_tensor(each) and each.dim() else each
+                for name, each in self.batch.items()
+            }
+            batches = [few, self.batch]
         for options in chains:
             if not (self.wanted or self.wants_loss) or time.monotonic() > end:
                 return
-            for batch in _parts(self.batch):
+            for batch in batches:
                 try:
                     self._follow(options, batch, end, go_on)
                     break
                 except (
-                    OutsideGradientError, EditedParameterError, SwappedBufferError, NotRepeatedError
-                ):  # fmt: skip
+                    OutsideGradientError,
+                    EditedParameterError,
+                    SwappedBufferError,
+                    NotRepeatedError,
+                ):
                     raise
-                except Exception:  # it cannot be called so; the run says what is wrong
+                except Exception:  # it cannot be called so; the run reports what is wrong
                     continue
             self.wants_loss = False
 
@@ -118,14 +129,13 @@ class TriedLayers:
             for block, option in enumerate(options[:count]):
                 go_on()
                 module = self._made(block, option)
-                if other:  # what it keeps of this must make no difference
-                    kept = _Kept(module)
-                    self._call(module, (block, option), other, others)
-                    kept.put_back()
-                tensors = self._call(module, (block, option), batch, tensors)
-                if other:  # nor what another layer or the loss finds of this elsewhere
+                if other:  # what it keeps of these items must make no difference
+                    with _put_back(module):
+                        self._call(module, block, option, other, others)
+                tensors = self._call(module, block, option, batch, tensors)
+                if other:  # nor what another layer or the loss finds of them elsewhere
                     module = self._made(block, option, is_original=True)
-                    others = self._call(module, (block, option), other, others)
+                    others = self._call(module, block, option, other, others)
                 yield tensors
             if has_loss:
                 yield (self._call_loss(batch, tensors),)
@@ -138,11 +148,11 @@ class TriedLayers:
         self.wanted.difference_update(places[:count])
         for block, (before, after) in enumerate(zip(first, called(_other(batch)), strict=True)):
             if not all(map(same_bits, before, after)):
-                raise self._refused(block, options)
+                raise self._not_repeated(block, options)
             if time.monotonic() > end:
                 return
 
-    def _refused(self, block: int, options: Sequence[int]) -> NotRepeatedError:
+    def _not_repeated(self, block: int, options: Sequence[int]) -> NotRepeatedError:
         workload = self.workload
         if block < len(options):
             kind = type(self._made(block, options[block])).__name__
@@ -170,11 +180,11 @@ class TriedLayers:
         return module
 
     def _call(
-        self, module: nn.Module, place: tuple[int, int], batch: Batch, inputs: Tensors
+        self, module: nn.Module, block: int, option: int, batch: Batch, inputs: Tensors
     ) -> Tensors:
-        """The outputs of a layer by an option of its block."""
-        workload, space, (block, option) = self.workload, self.workload.space, place
-        own, candidate = space.blocks[block], space.blocks[block].candidate(option)
+        """The outputs of a layer for an option of its block."""
+        workload, space = self.workload, self.workload.space
+        own = space.blocks[block]
         apply = own.apply if isinstance(own, Elastic) else None
         call = module if apply is None else partial(apply, module)
         layer = BoundLayer(module, call, dict(module.named_parameters()), is_first=True)
@@ -183,19 +193,19 @@ class TriedLayers:
             fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
         )
         if spec.computes_loss:
-            spec = spec._replace(finish=partial(self._loss, module, batch))
+
+            def finish(outputs: Tensors) -> Tensors:
+                fields = [field_of(batch, name, 0) for name in workload.loss_fields]
+                found = workload.objective_of(module)(*outputs, *fields)
+                check_one_number(f"loss {type(module).__name__}", found)
+                return (found,)
+
+            spec = spec._replace(finish=finish)
         made = buffer_bytes(module)
         outputs = Segment(spec, layer, inputs, keeps_graph=True).forward()
         if self.has_budget:
-            check_sizes(space.label(block, candidate), module, made)
+            check_sizes(space.label(block, own.candidate(option)), module, made)
         return outputs
-
-    def _loss(self, module: nn.Module, batch: Batch, outputs: Tensors) -> Tensors:
-        workload = self.workload
-        fields = [field_of(batch, name, 0) for name in workload.loss_fields]
-        found = workload.objective_of(module)(*outputs, *fields)
-        check_one_number(f"loss {type(module).__name__}", found)
-        return (found,)
 
     def _call_loss(self, batch: Batch, outputs: Tensors) -> torch.Tensor:
         workload, loss = self.workload, self.workload.loss
@@ -213,35 +223,23 @@ class TriedLayers:
         return found.detach()
 
 
-class _Kept:
-    """The parameters and buffers of a module, as they are now."""
-
-    def __init__(self, module: nn.Module) -> None:
-        slots: list[dict[str, Any]] = [
-            each for part in module.modules() for each in (part._parameters, part._buffers)
-        ]
-        self._slots = [(own, dict(own)) for own in slots]
-        tensors = (each for _, before in self._slots for each in before.values())
-        self._values = [(each, each.detach().clone()) for each in tensors if each is not None]
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        """Undo what a forward has changed of them."""
-        for own, before in self._slots:
+@contextmanager
+def _put_back(module: nn.Module) -> Iterator[None]:
+    """Undo what is done inside to the parameters and buffers of a module."""
+    slots: list[dict[str, Any]] = [
+        each for part in module.modules() for each in (part._parameters, part._buffers)
+    ]
+    before = [dict(own) for own in slots]
+    tensors = [each for own in before for each in own.values() if each is not None]
+    values = [each.detach().clone() for each in tensors]
+    yield
+    with torch.no_grad():
+        for own, kept in zip(slots, before, strict=True):
             own.clear()
-            own.update(before)
-        for tensor, value in self._values:
+            own.update(kept)
+        for tensor, value in zip(tensors, values, strict=True):
             if not same_bits(tensor, value):
                 tensor.copy_(value)
-
-
-def _parts(batch: Batch) -> Iterator[Batch]:
-    """A few items, if the batch has so many, and then all of them."""
-    tensors = {n: each for n, each in batch.items() if torch.is_tensor(each) and each.dim()}
-    counts = {len(each) for each in tensors.values()}
-    if len(counts) == 1 and min(counts) > ITEMS:
-        yield {**batch, **{name: each[:ITEMS] for name, each in tensors.items()}}
-    yield batch
 
 
 def _other(batch: Batch) -> Batch:
@@ -250,15 +248,9 @@ def _other(batch: Batch) -> Batch:
     Otherwise a mean over all items could be the same. A field of another length may be the same in
     all batches.
     """
-    lengths = [len(each) for each in batch.values() if torch.is_tensor(each) and each.dim()]
+    tensors = {n: each for n, each in batch.items() if torch.is_tensor(each) and each.dim()}
+    lengths = [*map(len, tensors.values())]
     items = max(lengths, key=lengths.count, default=0)
-
-    def is_of_items(value: Any) -> bool:
-        return torch.is_tensor(value) and value.dim() > 0 and len(value) == items
-
-    def other(value: Any) -> Any:
-        if not is_of_items(value):
-            return value
-        return value.flip(0) * 0.5 if value.is_floating_point() else value.flip(0)
-
-    return {name: other(each) for name, each in batch.items()}
+    flipped = {name: each.flip(0) for name, each in tensors.items() if len(each) == items}
+    halved = {n: each * 0.5 for n, each in flipped.items() if each.is_floating_point()}
+    return {**batch, **flipped, **halved}

@@ -1,13 +1,13 @@
 """Running statistics for a subnet whose weights were trained as parts of others.
 
-What batch normalisation remembers of training is a mixture over all subnets that used the layer.
-Before a subnet is judged its statistics are taken anew, from batches that go through it alone.
+The statistics that batch normalisation keeps from training are a mixture over all subnets that used
+the layer. Before a subnet is judged, its statistics are taken again from batches that go through it
+alone.
 
-Which statistics a layer takes, and how, is the layer's own business: a module may call torch's
-functions with the buffers of another one, with parts of them, or with buffers of its own. So each
-layer is run once in training mode, and what takes statistics there takes them here, through
-torch's ``batch_norm`` and ``instance_norm``, whoever calls them and in whatever mode it is. What
-does not take any in training mode, as a frozen norm, keeps those that it has.
+A module may call torch's ``batch_norm`` and ``instance_norm`` with the buffers of another module,
+with parts of them, or with buffers of its own. Therefore each layer is run once in training mode;
+the calls that take statistics there take them here, too, whatever the mode of the module. A call
+that takes none in training mode, such as that of a frozen norm, keeps those that it has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.overrides import TorchFunctionMode
 
-from naspipe.checks.sketched import sketch
+from naspipe.checks.sketched import sketches
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Space
 from naspipe.machine.staging import same_bits
@@ -41,17 +41,17 @@ _TAKING = {
     torch.batch_norm: ("training", _NATIVE),
     torch.instance_norm: ("use_input_stats", _NATIVE),
 }
-"""What computes norms: the argument that has them take statistics, and all others in order."""
+"""The functions that compute norms: the argument that makes them take statistics, and the order of
+all others."""
 
 
 def may_keep_statistics(module: nn.Module) -> bool:
-    """Whether a layer has buffers that are called as running statistics are."""
+    """Return True if a layer has buffers with the names of running statistics."""
     return any(key in _RUNNING for _, _, key in buffer_slots(module))
 
 
 class Norm(NamedTuple):
-    """Running statistics that a layer takes in training mode: whose buffers, and what those are
-    called there."""
+    """Running statistics that a layer takes in training mode: the buffers' owner and names."""
 
     owner: nn.Module
     mean: str
@@ -59,7 +59,7 @@ class Norm(NamedTuple):
 
 
 class _Watched(TorchFunctionMode):
-    """Told of each norm that is computed with buffers of a module."""
+    """Calls ``change`` for each norm that is computed with buffers of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -76,7 +76,6 @@ class _Watched(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called for every function of torch."""
         given = dict(kwargs or {})
         if func in _TAKING:
             switch, order = _TAKING[func]
@@ -97,12 +96,12 @@ class _Watched(TorchFunctionMode):
         return next((place for memory, place in self._places if address in memory), None)
 
     def change(self, norm: Norm, switch: str, given: dict[str, Any]) -> None:
-        """Look at what torch is called with, and change it."""
+        """Look at the arguments of a call of torch, and change them."""
         raise NotImplementedError
 
 
 class _Seen(_Watched):
-    """Which norms take statistics."""
+    """Collects the norms that take statistics."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -114,7 +113,7 @@ class _Seen(_Watched):
 
 
 class _Taken(_Watched):
-    """Has norms average over all batches alike."""
+    """Makes norms average their statistics over all batches with equal weight."""
 
     def __init__(self, module: nn.Module, norms: Sequence[Norm]) -> None:
         super().__init__(module)
@@ -146,15 +145,15 @@ def find_norms(
         label: what messages call the layer.
         module: the layer's.
         forward: calls it with a batch.
-        otherwise: what a message advises where statistics cannot be taken.
+        otherwise: the advice of the message if statistics cannot be taken.
 
     Raises:
-        ConfigError: when it takes some in a way that cannot be followed.
+        ConfigError: if it takes some in a way that cannot be followed.
     """
     if not may_keep_statistics(module):
         return []
     slots = [(part, dict(part._buffers), part.training) for part in module.modules()]
-    named = [(name, owner, key) for name, owner, key in buffer_slots(module)]
+    named = [*buffer_slots(module)]
     copies = {name: _buffer(owner, key).clone() for name, owner, key in named}
     try:
         module.train()
@@ -186,17 +185,13 @@ def find_norms(
 
 
 class FreshStatistics:
-    """Statistics that are being taken anew; see :func:`fresh_statistics`."""
+    """Statistics that are being taken again; see :func:`fresh_statistics`."""
 
     def __init__(self, label: str, taken: _Taken, mode: ExitStack) -> None:
         self._label, self._taken, self._mode = label, taken, mode
 
     def settle(self) -> None:
-        """Use the statistics from now on instead of taking them.
-
-        Raises:
-            ConfigError: when no batch has gone through one of the norms.
-        """
+        """From now on, use the statistics instead of taking them."""
         self._mode.close()
         for norm in self._taken.missing.values():
             raise ConfigError(
@@ -211,23 +206,21 @@ class FreshStatistics:
 def fresh_statistics(
     label: str, module: nn.Module, norms: Sequence[Norm], *, keeps: bool = False
 ) -> Iterator[FreshStatistics]:
-    """Statistics that start anew and average over all batches alike; put back afterwards.
+    """Inside, statistics start again and average over all batches; they are put back afterwards.
 
-    They are taken until :meth:`FreshStatistics.settle`, or until the end. With ``keeps`` the new
-    statistics stay, unless something raises.
+    They are taken until :meth:`FreshStatistics.settle`, or until the end.
 
     Args:
         label: what messages call the layer.
         module: the layer's.
         norms: what :func:`find_norms` found.
-        keeps: whether the new statistics stay.
+        keeps: whether the new statistics stay, unless something raises.
     """
     owners = list(dict.fromkeys(norm.owner for norm in norms))
-    before = [
-        (owner, getattr(owner, "momentum", None), owner.training,
-         {n: b.clone() for n, b in owner._buffers.items() if b is not None})
-        for owner in owners
-    ]  # fmt: skip
+    before = []
+    for owner in owners:
+        buffers = {name: each.clone() for name, each in owner._buffers.items() if each is not None}
+        before.append((owner, getattr(owner, "momentum", None), owner.training, buffers))
     taken, mode = _Taken(module, norms), ExitStack()
 
     @mode.callback
@@ -240,7 +233,13 @@ def fresh_statistics(
     fresh = FreshStatistics(label, taken, mode)
     try:
         for norm in norms:
-            _reset(norm)
+            owner = norm.owner
+            _buffer(owner, norm.mean).zero_()
+            _buffer(owner, norm.var).fill_(1)
+            if isinstance(owner, _BatchNorm):
+                owner.reset_running_stats()
+                owner.momentum = None
+                owner.train()
         if norms:
             mode.enter_context(taken)
         yield fresh
@@ -257,16 +256,6 @@ def fresh_statistics(
                     here.copy_(buffer)
 
 
-def _reset(norm: Norm) -> None:
-    owner = norm.owner
-    _buffer(owner, norm.mean).zero_()
-    _buffer(owner, norm.var).fill_(1)
-    if isinstance(owner, _BatchNorm):
-        owner.reset_running_stats()
-        owner.momentum = None
-        owner.train()
-
-
 def _buffer(owner: nn.Module, key: str) -> torch.Tensor:
     buffer = owner._buffers[key]
     assert buffer is not None, "it was there"
@@ -274,12 +263,6 @@ def _buffer(owner: nn.Module, key: str) -> torch.Tensor:
 
 
 def blocks_to_calibrate(space: Space) -> int:
-    """Blocks up to the last one that may keep running statistics: batches need go no further."""
-    keeps = {
-        twin: any(
-            may_keep_statistics(sketch(space, twin, candidate))
-            for candidate in range(len(space.blocks[twin].candidates))
-        )
-        for twin in set(first_of_kind(space))
-    }
-    return max((b + 1 for b, twin in enumerate(first_of_kind(space)) if keeps[twin]), default=0)
+    """How many blocks there are up to the last one that may keep running statistics."""
+    keeps = {block for block, _, module in sketches(space) if may_keep_statistics(module)}
+    return max((b + 1 for b, twin in enumerate(first_of_kind(space)) if twin in keeps), default=0)

@@ -1,4 +1,8 @@
-"""Evaluates subnets with the weights of a run: forward only, block by block, on any stage."""
+"""Evaluate subnets with the weights of a run: forward only, block by block, on any stage.
+
+A subnet's score is a row of ``Sums`` over all batches: of a loss and of ranks, or of a probe that
+learns from features.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +49,9 @@ from naspipe.worker.placement import Placement
 
 
 class BatchFields:
-    """Each field is fetched once, and again where a layer has changed it in place.
+    """Fetches each field once, and again if a layer has changed it in place.
 
-    All subnets are to see the same.
-
-    Args:
-        batch: by number.
-        to_device: brings a tensor there.
+    So all subnets see the same batches.
     """
 
     def __init__(
@@ -62,17 +62,13 @@ class BatchFields:
         self._batch = batch
         self._to_device = to_device
         self._kept: dict[tuple[int, str], tuple[torch.Tensor, int]] = {}
-        """With how often each had been changed when it came."""
+        """Fields, and how often each had been changed when it was fetched."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (field for field, _ in self._kept.values())
 
     def of(self, number: int, name: str) -> torch.Tensor:
-        """A batch's field, as the data made it.
-
-        Raises:
-            ConfigError: when the batch has no such tensor.
-        """
+        """A batch's field, as the data made it; refuses one that is no tensor of the batch."""
         field, changes = self._kept.get((number, name), (None, 0))
         if field is None or times_edited(field) != changes:
             field = self._to_device(field_of(self._batch(number), name, number))
@@ -86,11 +82,9 @@ TOP = 5
 def batch_sums(
     loss: Loss, outputs: Tensors, target: torch.Tensor, fields: Tensors | None = None
 ) -> torch.Tensor:
-    """One batch's row of ``Sums``: five numbers of 64 bits; the target is the loss's only field
-    where none are given.
+    """One batch's row of ``Sums``: five float64 values.
 
-    Raises:
-        ConfigError: when the loss is not one number.
+    The loss is called with the outputs and the fields, or with the target if no fields are given.
     """
     mean = loss(*outputs, *((target,) if fields is None else fields))
     check_one_number(f"loss {name_of_loss(loss)}", mean)
@@ -108,9 +102,9 @@ def batch_sums(
 
 
 def _ranks(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """How many classes come before the target's; of equal scores, the first class comes first.
+    """How many classes rank before the target; of equal scores, the first class comes first.
 
-    A target whose score is not a number comes last.
+    A target whose score is NaN comes last.
     """
     wanted = scores.gather(1, target.clamp(0, scores.size(1) - 1).unsqueeze(1))
     is_earlier = torch.arange(scores.size(1), device=scores.device) < target.unsqueeze(1)
@@ -119,10 +113,10 @@ def _ranks(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
-"""Of the vote of neighbours (Wu et al. 2018, section 3.4), for small banks."""
+"""Of the nearest-neighbour vote (Wu et al. 2018, section 3.4), for small banks."""
 
 RIDGE = 1e-3
-"""Of the linear probe: what is added to the features' covariance, over its mean diagonal."""
+"""Of the linear probe: added to the features' covariance, relative to its mean diagonal."""
 
 
 def pooled(output: torch.Tensor) -> torch.Tensor:
@@ -135,22 +129,20 @@ def pooled(output: torch.Tensor) -> torch.Tensor:
 def probe_sums(
     kind: str, outputs: Sequence[Tensors], targets: Sequence[torch.Tensor], bank: int
 ) -> torch.Tensor:
-    """A row of ``Sums``: five numbers of 64 bits; in place of a loss, 1 - the share that is right.
+    """A row of ``Sums``: five float64 values, with 1 - accuracy instead of a loss.
 
     Args:
         kind: ``knn`` or ``ridge``.
-        outputs: of every batch, the first tensor of each counts.
+        outputs: of every batch; the first tensor of each counts.
         targets: whole numbers of shape (batch,), of every batch.
-        bank: the first so many batches are learnt from; the others are judged.
+        bank: how many of the first batches the probe learns from; the others are judged.
     """
     features = [pooled(output[0]).double() for output in outputs]
     known, asked = torch.cat(features[:bank]), torch.cat(features[bank:])
     labels, wanted = torch.cat(list(targets[:bank])), torch.cat(list(targets[bank:]))
     classes = int(max(labels.max(), wanted.max())) + 1
     score = {"knn": _neighbours, "ridge": _ridge}[kind](known, labels, asked, classes)
-    of_target = score.gather(1, wanted[:, None])
-    earlier = torch.arange(classes, device=score.device) < wanted[:, None]
-    ranks = ((score > of_target) | ((score == of_target) & earlier)).sum(1)
+    ranks = _ranks(score, wanted)
     count, right = float(len(wanted)), float((ranks < 1).sum())
     row = [count - right, count, count, right, float((ranks < TOP).sum())]
     return torch.tensor(row, dtype=torch.float64)
@@ -159,7 +151,7 @@ def probe_sums(
 def _neighbours(
     known: torch.Tensor, labels: torch.Tensor, asked: torch.Tensor, classes: int
 ) -> torch.Tensor:
-    """The vote of the nearest, weighted by the cosine."""
+    """The vote of the nearest features, weighted by the cosine."""
     likeness = functional.normalize(asked, dim=1) @ functional.normalize(known, dim=1).T
     nearest, which = likeness.topk(min(NEIGHBOURS, len(known)), dim=1)
     votes = functional.one_hot(labels[which], classes).double()
@@ -169,7 +161,7 @@ def _neighbours(
 def _ridge(
     known: torch.Tensor, labels: torch.Tensor, asked: torch.Tensor, classes: int
 ) -> torch.Tensor:
-    """Least squares on the classes, in closed form, of standardised features and a constant."""
+    """Ridge regression on the classes, in closed form, with standardised features and a bias."""
     mean, spread = known.mean(0), known.std(0).clamp_min(1e-6)
     x, y = (known - mean) / spread, functional.one_hot(labels, classes).double()
     covariance = x.T @ x
@@ -186,35 +178,34 @@ class Evaluation:
 
     space: Space
     weights: Restored
-    """The layers of a run; one that the run never used has its first weights."""
+    """The layers of a run; one that the run never used has its initial weights."""
     loss: Loss
     loss_fields: tuple[str, ...]
     target: str
-    """The field that says the classes, and whose values are counted."""
+    """The field with the classes, whose values are counted."""
     recipe: Recipe
     """The run's: precision and threads."""
     seed: int
     """The run's, for layers that it never used."""
     batch: Callable[[int], Mapping[str, torch.Tensor]]
-    """By number: first the batches to calibrate with, then those to judge by."""
+    """By number: first the calibration batches, then those to judge by."""
     calibration: int
-    """Batches that running statistics are taken from; 0 to use those of the training."""
+    """How many batches running statistics are taken from; 0 to use those of the training."""
     validation: int
     ema: bool = False
     """Take the moving averages of the weights."""
     probe: FeatureProbe | None = None
     """Its batches are the first of those to judge by."""
     calibrated: int
-    """Blocks of the chain, from the first, through which batches to calibrate with have to go."""
+    """How many of the first blocks the calibration batches go through."""
 
     @property
     def stateless_recipe(self) -> Recipe:
-        """The run's, with an optimizer that keeps nothing: layers then take their weights' room."""
+        """The run's, without optimizer state, so that layers take only their weights' memory."""
         return Recipe(precision=self.recipe.precision, threads=self.recipe.threads)
 
 
 def evaluation_of(recipe: EvaluationRecipe, checkpoint: Checkpoint) -> Evaluation:
-    """What a recipe comes to with the weights of a checkpoint."""
     workload, seed = recipe.workload, recipe.workload.definition.seed
     calibrated = blocks_to_calibrate(workload.space) if recipe.calibration else 0
     calibration = recipe.calibration if calibrated else 0
@@ -246,15 +237,11 @@ def evaluation_of(recipe: EvaluationRecipe, checkpoint: Checkpoint) -> Evaluatio
 
 
 class EvaluationCompute:
-    """Runs blocks of subnets that are not trained; what :class:`StageCompute` is to training.
+    """Runs blocks of subnets that are not trained, as :class:`StageCompute` does in training.
 
-    A task's input is that of all batches: so one subnet is one forward through the pipeline. No
-    trace of it stays in a layer, so the order of the subnets, and who else runs where, change no
+    A task's input has the tensors of all batches, so a subnet is one forward through the pipeline.
+    It leaves nothing in a layer, so that neither the order of the subnets nor their stages change a
     bit of a score.
-
-    Args:
-        evaluation: what is computed.
-        placement: where layers and tensors live.
     """
 
     def __init__(self, evaluation: Evaluation, placement: Placement) -> None:
@@ -274,9 +261,9 @@ class EvaluationCompute:
         self._known_norms: dict[tuple[LayerId, int], Sequence[Norm]] = {}
         """By layer and option."""
         self._known_edits: dict[LayerId, str] = {}
-        """Of each layer the parameter that torch's own parts change in it, if there is one."""
+        """Of each layer, a parameter that parts of torch's change in it, if there is one."""
         self._states: dict[SequenceId, list[Tensors]] = {}
-        """Of each subnet, the tensors of every batch that still goes on."""
+        """Of each subnet, the tensors of every batch that still has blocks to go through."""
         self._fields = BatchFields(evaluation.batch, placement.to_device)
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
@@ -286,17 +273,16 @@ class EvaluationCompute:
         self._states[task.sequence_id] = [tuple(moved)]
 
     def output(self, task: Task, name: InputName) -> tuple[Gradient, ...]:
-        """What the finished task hands on."""
         return tuple(chain.from_iterable(self._states.pop(task.sequence_id)))
 
     def run_block(
         self, task: Task, layer: LayerId, version: Version, option: int
     ) -> BlockResult | None:
-        """Compute one block of a subnet; returns its sums (see ``Sums``) behind the last one.
+        """Compute one block of a subnet; returns its sums (see ``Sums``) after the last one.
 
         Raises:
-            torch.OutOfMemoryError: when memory is short; nothing is changed then.
-            ConfigError: when a layer, the loss or a batch is not what it should be.
+            torch.OutOfMemoryError: if memory is short; nothing is changed then.
+            ConfigError: if a layer, the loss or a batch is not what it should be.
         """
         evaluation, block = self._evaluation, layer.block
         states = self._split(self._states.get(task.sequence_id), block)
@@ -306,9 +292,7 @@ class EvaluationCompute:
         call = partial(stored.call, **setting)
         norms: Sequence[Norm] = ()
         if numbers.start < evaluation.calibration:
-            norms = self._norms(
-                layer, option, stored, partial(self._forward, layer, call, states[0])
-            )
+            norms = self._norms(layer, option, stored, call, states[0])
         outputs: list[Tensors] = []
         with (
             raising_shortages(),
@@ -337,14 +321,15 @@ class EvaluationCompute:
         layer: LayerId,
         option: int,
         stored: StoredLayer,
-        forward: Callable[[int], object],
+        call: Callable[..., Any],
+        state: Tensors,
     ) -> Sequence[Norm]:
         """The norms of a layer that take statistics, found once for each option."""
         if (layer, option) not in self._known_norms:
 
             def first() -> None:
                 seed_draws(block_seed(self._evaluation.seed, 0, layer.block, 0))
-                forward(0)
+                self._forward(layer, call, state, 0)
 
             kept = self._kept_parameters(layer, stored)
             with raising_shortages(), self._autocast(), lent_buffers(stored.module), kept:
@@ -354,10 +339,10 @@ class EvaluationCompute:
 
     @contextmanager
     def _kept_parameters(self, layer: LayerId, stored: StoredLayer) -> Iterator[None]:
-        """Have no subnet leave anything in the parameters of a layer.
+        """Inside, no subnet may leave anything in the parameters of a layer.
 
         Raises:
-            EditedParameterError: when the layer's forward changes them, and it was not known.
+            EditedParameterError: if the layer's forward changes them, but no known part of torch's.
         """
         if layer not in self._known_edits:
             self._known_edits[layer] = known_edit(stored.module)
@@ -378,14 +363,12 @@ class EvaluationCompute:
             )
 
     def _numbers(self, block: int) -> range:
-        """The batches that go through a block."""
         evaluation = self._evaluation
         first = 0 if block < evaluation.calibrated else evaluation.calibration
         return range(first, evaluation.calibration + evaluation.validation)
 
     def _split(self, states: list[Tensors] | None, block: int) -> list[Tensors]:
-        """The tensors of each batch that goes through a block; from another stage they come as one
-        row."""
+        """The tensors of each batch that goes through a block; other stages send them in a row."""
         count = len(self._numbers(block))
         if states is None:
             return [()] * count
@@ -408,10 +391,10 @@ class EvaluationCompute:
     def _sums(
         self, last: torch.nn.Module, outputs: Sequence[Tensors], numbers: Sequence[int]
     ) -> torch.Tensor:
-        """Of all validation batches, in their order.
+        """The sums over all validation batches, in their order.
 
-        A loss that is the last layer computes with what it was trained to. Its buffers stay as they
-        are, so that no batch and no subnet leaves anything for another one.
+        A loss that is the last layer has its trained parameters. Its buffers stay as they are, so
+        that no batch and no subnet leaves anything for another one.
         """
         probe, of = self._evaluation.probe, self._fields.of
         if probe is not None:
@@ -441,15 +424,12 @@ class EvaluationCompute:
         return self.stores[layer.stream][layer]
 
     def label(self, layer: LayerId) -> str:
-        """How messages call a layer."""
         return self._evaluation.space.label(layer.block, layer.candidate)
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """Forget a subnet's tensors."""
         self._states.pop(sequence_id, None)
 
     def evict(self, layer: LayerId) -> None:
-        """Free a layer's device memory."""
         self.placement.evict(layer)
 
     @property
@@ -463,12 +443,11 @@ class EvaluationCompute:
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
-        """The error to end the search with, when memory is short after all."""
         layers = self.placement.layer_use(stored for _, stored in self.stores[0].items())
         return explain_shortage(error, doing, layers, self.kept_bytes)
 
     def free_memory(self) -> None:
-        """Give back what torch keeps for later."""
+        """Release torch's cached device memory."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
@@ -489,11 +468,11 @@ class ScoreSheet:
         self.scores[subnet] = scores
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """Of no matter here."""
+        """Ignore it."""
 
 
 class ScoreObserver(Protocol):
-    """Told of a search as it goes, in the launcher's process."""
+    """Receives the progress of a search, in the launcher's process."""
 
     def on_scores(self, subnet: int, scores: Scores) -> None:
         """A subnet is judged; in any order."""

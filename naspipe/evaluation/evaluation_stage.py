@@ -46,26 +46,22 @@ class EvaluationJob:
     execution: Execution
     memory: MemoryPlan | None = None
     directory: Path | None = None
-    """Of the search, where it is one."""
+    """Of the search, if it is one."""
 
     @property
     def positions(self) -> Positions:
-        """Who holds which stage."""
         return OnePipeline(self.execution.pipeline.stages)
 
     @property
     def threads(self) -> int:
-        """Of the compute, on every stage."""
         return self.evaluation.recipe.threads
 
     @property
     def recipes(self) -> Sequence[Recipe]:
-        """Of layers that are not trained."""
         return [self.evaluation.stateless_recipe]
 
     @property
     def claimed(self) -> Sequence[Path]:
-        """The search's directory."""
         return [self.directory] if self.directory else []
 
 
@@ -100,11 +96,9 @@ class EvaluationStage:
 
     @property
     def current(self) -> str:
-        """What the stage is doing, for the report of a failure."""
         return self._driver.current
 
     def run(self) -> None:
-        """Evaluate this stage's part of every subnet, and report."""
         with self._checkpointer, calm_collector(), kept_heap():
             self._driver.run()
         measured = {**self._seat.placement.measured(), **measured_memory()}
@@ -112,7 +106,7 @@ class EvaluationStage:
 
 
 class ScoreSink:
-    """Hands sums to the launcher, and now and then how busy the stage is."""
+    """Reports sums to the launcher, and from time to time how busy the stage is."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -129,7 +123,6 @@ class ScoreSink:
             self._reporter.report("busy", body)
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
-        """The sums of a subnet."""
         self._reporter.report("sums", {"subnet": int(sequence_id), "sums": result.value.tolist()})
 
     def event(self, event: Event) -> None:

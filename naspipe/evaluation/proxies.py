@@ -1,4 +1,7 @@
-"""Subnets with the weights that their layers begin with, as ordinary modules in one process."""
+"""Scores of subnets without training: NASWOT and SynFlow, with the weights that layers begin with.
+
+The layers are ordinary modules in one process.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ def _bare(label: str, module: nn.Module, call: Callable[[], object]) -> nullcont
 
 
 class FirstLayers:
-    """The layers of a space as a run of a seed makes them; each is made once.
+    """The layers of a space as a run with a seed makes them, each made once.
 
-    What the run learnt, and weights that it was given to begin with, have no part in them.
+    They have neither the trained weights of the run nor those that it was given to begin with.
 
     Args:
         space: whose layers.
         seed: of the run; each layer has its own.
-        prepare: is called with each module that was made, and may change it.
-        way: what messages say of how the layers are computed, as in ``in float64``.
+        prepare: called with each new module, which it may change.
+        way: how messages describe the computation, as in ``in float64``.
     """
 
     def __init__(
@@ -54,16 +57,10 @@ class FirstLayers:
         self._prepared: set[LayerId] = set()
 
     def modules(self, choices: Sequence[int]) -> list[nn.Module]:
-        """The layers of a subnet in order.
-
-        Raises:
-            ConfigError: when the choices do not fit the space, or a factory fails.
-        """
-        chain = enumerate(self._space.chain(choices))
-        return [self._module(block, self._candidate(block, option)) for block, option in chain]
+        return [self._module(*place) for place in enumerate(self._space.chain(choices))]
 
     def fields(self, choices: Sequence[int]) -> tuple[str, ...]:
-        """Batch fields that a subnet's layers name, each once."""
+        """The batch fields that a subnet's layers name, each once."""
         blocks = range(len(self._space.chain(choices)))
         return tuple(dict.fromkeys(name for block in blocks for name in self._space.fields(block)))
 
@@ -76,14 +73,14 @@ class FirstLayers:
             choices: of the subnet.
             batch: what its layers read.
             around: makes the context in which a layer is called, from its label, its module, and a
-                function that calls it in training or in evaluation mode, as the module is.
+                function that calls the module in the mode that it has.
 
         Raises:
-            ConfigError: when a layer fails, or returns anything but tensors.
+            ConfigError: if a layer fails, or returns anything but tensors.
         """
         state: Tensors = ()
         for block, option in enumerate(self._space.chain(choices)):
-            module = self._module(block, self._candidate(block, option))
+            module = self._module(block, option)
             fields = [batch[name].clone() for name in self._space.fields(block)]
             label = self._space.option_label(block, option)
             expected = f"layer {label}: expected a layer that computes tensors {self._way}, found"
@@ -101,10 +98,8 @@ class FirstLayers:
         with users_code(expected):
             return forward(*(each.view_as(each) for each in inputs))
 
-    def _candidate(self, block: int, option: int) -> int:
-        return self._space.blocks[block].candidate(option)
-
-    def _module(self, block: int, candidate: int) -> nn.Module:
+    def _module(self, block: int, option: int) -> nn.Module:
+        candidate = self._space.blocks[block].candidate(option)
         layer = LayerId(FIRST_STREAM, block, candidate)
         label = self._space.label(block, candidate)
         with users_code(f"layer {label}: expected a torch.nn.Module, found"):
@@ -119,15 +114,15 @@ _ATEN = torch.ops.aten
 
 _RECTIFIERS = {_ATEN.relu, _ATEN.relu_, _ATEN.leaky_relu, _ATEN.leaky_relu_}
 _CLIPPED = {_ATEN.hardtanh, _ATEN.hardtanh_}
-"""ReLU6, where the least is 0."""
+"""ReLU6, if the minimum is 0."""
 
 
 class Naswot:
     """Scores subnets by log \\|K\\|; more is better.
 
-    Each rectified unit says of each sample whether its input is above 0: one bit of the sample's
-    code. K has a row and a column for each sample, and says in how many bits two samples agree.
-    Units of ReLU count, also of functions, and as an extension those of ReLU6 and leaky ReLU.
+    Each rectified unit contributes one bit to a sample's code: whether its input is above 0. K has
+    a row and a column for each sample, and counts the bits in which two samples agree. Units of
+    ReLU count, also of functions, and as an extension those of ReLU6 and leaky ReLU.
 
     Args:
         space: whose subnets.
@@ -146,17 +141,16 @@ class Naswot:
         self._batch = batch
 
     def __call__(self, choices: Sequence[int]) -> float:
-        """The score of a subnet; -inf where no units tell all samples apart.
+        """The score of a subnet; -inf if no units distinguish all samples.
 
         Raises:
-            ConfigError: when a layer fails, or rectifies something else than B samples.
+            ConfigError: if a layer fails, or rectifies something else than B samples.
         """
         kernel, units = self._kernel(choices)
         with deterministic_torch(self._threads):
             return log_determinant(kernel, units)
 
     def units(self, choices: Sequence[int]) -> int:
-        """How many units of one sample are rectified; raises as a call."""
         return self._kernel(choices)[1]
 
     def _kernel(self, choices: Sequence[int]) -> tuple[torch.Tensor, int]:
@@ -178,15 +172,15 @@ class Naswot:
     def _with_batch_statistics(
         self, label: str, module: nn.Module, call: Callable[[], object]
     ) -> AbstractContextManager[object]:
-        """Norms use those of the batch, as in a training step; all else is evaluated."""
+        """Norms use the statistics of the batch, as in training; all else is in evaluation mode."""
         return fresh_statistics(label, module, self._norms[label])
 
 
 def log_determinant(kernel: torch.Tensor, units: int) -> float:
-    """Of a kernel of codes, of shape (B, B) and whole numbers; -inf where it is singular.
+    """Of a kernel of codes, of shape (B, B) with whole numbers; -inf if it is singular.
 
-    That it is, when two samples have one code, or when there are fewer units than B - 1: it is
-    the sum of a matrix of that rank and one of rank 1.
+    It is singular if two samples have the same code, or if there are fewer units than B - 1,
+    because it is the sum of a matrix of that rank and one of rank 1.
     """
     samples = len(kernel)
     others = kernel - units * torch.eye(samples, dtype=kernel.dtype)
@@ -197,7 +191,7 @@ def log_determinant(kernel: torch.Tensor, units: int) -> float:
 
 
 class _Codes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts, for each two samples, the units that code them alike."""
+    """Counts, for each pair of samples, the units with the same bit."""
 
     def __init__(self, samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -209,19 +203,16 @@ class _Codes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         given = dict(kwargs or {})
         if _rectifies(func.overloadpacket, args, given):
-            self._add(args[0])
+            inputs, samples = args[0], len(self.kernel)
+            if inputs.dim() < 1 or inputs.shape[0] != samples:
+                raise ConfigError(
+                    f"score naswot: expected layers that rectify {samples} samples in the first "
+                    f"dimension, found a tensor of shape {tuple(inputs.shape)}; use another score"
+                )
+            codes = (inputs > 0).reshape(samples, -1).double()
+            self.units += codes.shape[1]
+            self.kernel += codes @ codes.T + (1 - codes) @ (1 - codes).T
         return func(*args, **given)
-
-    def _add(self, inputs: torch.Tensor) -> None:
-        samples = len(self.kernel)
-        if inputs.dim() < 1 or inputs.shape[0] != samples:
-            raise ConfigError(
-                f"score naswot: expected layers that rectify {samples} samples in the first "
-                f"dimension, found a tensor of shape {tuple(inputs.shape)}; use another score"
-            )
-        codes = (inputs > 0).reshape(samples, -1).double()
-        self.units += codes.shape[1]
-        self.kernel += codes @ codes.T + (1 - codes) @ (1 - codes).T
 
 
 def _rectifies(operation: Any, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
@@ -234,7 +225,7 @@ def _rectifies(operation: Any, args: Sequence[Any], given: Mapping[str, Any]) ->
 _NAMES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
 
 _NORMS = {getattr(where, name) for where in (functional, torch) for name in _NAMES}
-"""What computes norms, whoever calls it."""
+"""The functions that compute norms, also within modules."""
 
 
 class Synflow:
@@ -260,11 +251,7 @@ class Synflow:
         self._batch = batch
 
     def check(self, choices: Sequence[int]) -> None:
-        """An input of ones must be one that the layers can read.
-
-        Raises:
-            ConfigError: naming the field that is not of floats.
-        """
+        """Refuse layers that cannot read an input of ones, naming a field that is not of floats."""
         for name in self._layers.fields(choices):
             if not (field := self._batch[name]).is_floating_point():
                 raise ConfigError(
@@ -274,10 +261,10 @@ class Synflow:
                 )
 
     def __call__(self, choices: Sequence[int]) -> float:
-        """The score of a subnet; -inf where nothing flows.
+        """The score of a subnet; -inf if nothing flows.
 
         Raises:
-            ConfigError: when a layer fails in 64 bits, or the flow is no number of 64 bits.
+            ConfigError: if a layer fails in float64, or the flow is not finite in float64.
         """
         found = done_fit(lambda: {"flow": self._flow(choices)}, "the score synflow")["flow"]
         if not math.isfinite(found):
@@ -294,21 +281,24 @@ class Synflow:
             for name in self._layers.fields(choices)
         }
         with deterministic_torch(self._threads), torch.enable_grad():
-            weights = _weights_of(self._layers.modules(choices))
+            # Norms' weights and biases have one dimension.
+            modules = self._layers.modules(choices)
+            weights = [each for module in modules for each in module.parameters() if each.dim() > 1]
             with _WithoutNorms():
                 outputs = self._layers.forward(choices, ones)
-            total = torch.stack([each.sum() for each in outputs if each.requires_grad] or [_ZERO])
-            if not weights or not total.requires_grad:
+            sums = [each.sum() for each in outputs if each.requires_grad]
+            if not weights or not sums:
                 return 0.0
-            gradients = torch.autograd.grad(total.sum(), weights, allow_unused=True)
-            return _flow_through(weights, gradients)
-
-
-_ZERO = torch.zeros((), dtype=torch.float64)
+            gradients = torch.autograd.grad(torch.stack(sums).sum(), weights, allow_unused=True)
+            return sum(
+                float((weight.detach() * gradient).abs().sum())
+                for weight, gradient in zip(weights, gradients, strict=True)
+                if gradient is not None
+            )
 
 
 def _make_positive(module: nn.Module) -> None:
-    """In 64 bits, absolute, and without a trace of training mode."""
+    """Make all values absolute, in float64 and evaluation mode."""
     module.double().eval()
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -316,22 +306,6 @@ def _make_positive(module: nn.Module) -> None:
                 tensor.abs_()
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
-
-
-def _weights_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Those of products and convolutions: norms' and biases have one dimension."""
-    return [each for module in modules for each in module.parameters() if each.dim() > 1]
-
-
-def _flow_through(
-    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
-) -> float:
-    flows = [
-        float((weight.detach() * gradient).abs().sum())
-        for weight, gradient in zip(weights, gradients, strict=True)
-        if gradient is not None
-    ]
-    return sum(flows)
 
 
 class _WithoutNorms(TorchFunctionMode):

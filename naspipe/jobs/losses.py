@@ -247,7 +247,9 @@ def _tensor_text(value: torch.Tensor) -> str:
 
 
 _OURS = ("torch.nn.", "naspipe.", "search_spaces.")
-_HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+TORCHS = {*vars(nn.Module())}
+"""The attributes that every module has."""
+HOOKS = [name for name in TORCHS if name.endswith("_hooks")]
 
 
 def has_users_class(thing: object) -> bool:
@@ -269,6 +271,6 @@ def has_users_code(block: AnyBlock, module: nn.Module) -> bool:
     ):
         return True
     return any(
-        has_users_class(part) or "forward" in vars(part) or any(vars(part)[name] for name in _HOOKS)
+        has_users_class(part) or "forward" in vars(part) or any(vars(part)[name] for name in HOOKS)
         for part in module.modules()
     )

@@ -1,4 +1,5 @@
-"""Which layers of a space keep nothing: looked up before a run, so that all stages know."""
+"""What can be counted of layers without values: their operations and parameters, and whether they
+keep state. All stages of a run know the layers without state before it starts."""
 
 from __future__ import annotations
 
@@ -28,46 +29,45 @@ _known: WeakKeyDictionary[Space, frozenset[tuple[int, int]]] = WeakKeyDictionary
 
 
 class _StateFound(BaseException):
-    """Ends the making of a layer whose first parameter or buffer has been seen."""
+    """Interrupts the making of a layer when its first parameter or buffer is registered."""
 
 
 def stateless_layers(space: Space) -> frozenset[tuple[int, int]]:
     """Block and candidate of the layers without state: see :func:`keeps_state`.
 
     Each kind of block is looked at once. Nothing is drawn from torch's generator, and no memory is
-    taken. What copies a module does so in one thread, as an agent asks behind its fork. A layer
+    taken. Modules are copied in one thread, because an agent calls this after its fork. A layer
     that cannot be made on torch's meta device counts as one with state.
     """
     if space not in _known:
         twins = first_of_kind(space)
+        own: dict[int, list[int]] = {}
         with kept_draws(), without_helpers():
-            own = {twin: set(_stateless(space.blocks[twin].candidates)) for twin in set(twins)}
+            for twin in set(twins):
+                makers = enumerate(space.blocks[twin].candidates)
+                own[twin] = [number for number, make in makers if not _makes_state(make)]
         _known[space] = frozenset(
             (block, candidate) for block, twin in enumerate(twins) for candidate in own[twin]
         )
     return _known[space]
 
 
-def _stateless(factories: tuple[Callable[[], Any], ...]) -> Iterator[int]:
-    return (number for number, factory in enumerate(factories) if not _makes_state(factory))
-
-
 def _makes_state(factory: Callable[[], Any]) -> bool:
-    """Whether a factory's layer keeps state; it is left as soon as that is known."""
+    """Return True if a factory's layer keeps state; the factory is interrupted once it is known."""
     try:
         with torch.device("meta"), _ending_at_state() as seen:
             module = factory()
-    except (_StateFound, Exception):  # whatever is wrong is said when the real one is made
+    except (_StateFound, Exception):  # errors are reported when the real one is made
         return True
     return bool(seen) or not isinstance(module, nn.Module) or keeps_state(module)
 
 
 @contextmanager
 def _ending_at_state() -> Iterator[list[str]]:
-    """Inside, whoever gives a module a tensor to keep is interrupted; what was seen, if anything.
+    """Inside, registering a parameter or buffer raises; the result has the names that were seen.
 
-    Making the rest of a large layer would be most of the work. The interruption may be caught by a
-    factory, so its result says less than what was seen. Other threads are left alone.
+    Making the rest of a large layer would be most of the work. A factory may catch the exception,
+    which is why the names are kept. Other threads are not interrupted.
     """
     seen: list[str] = []
     thread = threading.get_ident()
@@ -92,11 +92,11 @@ _Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 class Counts(NamedTuple):
-    """Of one subnet."""
+    """Operations and parameters of one subnet."""
 
     flops: float
-    """Floating point operations of one sample's forward, in its products and convolutions (what
-    torch's counter knows); NaN where the layers cannot be followed without values."""
+    """Floating-point operations of one sample's forward, in products and convolutions (as torch's
+    counter counts); NaN if the layers cannot be computed without values."""
     params: int
 
 
@@ -106,12 +106,7 @@ class _Counted(NamedTuple):
 
 
 class SubnetCounter:
-    """Counts subnets of one space; layers of one kind and input shape are counted once.
-
-    Args:
-        space: whose subnets.
-        batch: whose shapes the layers see.
-    """
+    """Counts subnets of one space; layers of one kind and input shape are counted once."""
 
     def __init__(self, space: Space, batch: Mapping[str, torch.Tensor]) -> None:
         self._space = space
@@ -126,45 +121,33 @@ class SubnetCounter:
         """Why operations cannot be counted; empty as long as they can."""
 
     def of(self, choices: Sequence[int]) -> Counts:
-        """The counts of a subnet: one choice per choice block.
-
-        Raises:
-            ConfigError: when the choices do not fit the space.
-        """
         chain = self._space.chain(choices)
         params = sum(self._params_of(block, option) for block, option in enumerate(chain))
         if not self.problem:
             try:
-                return Counts(self._flops(chain) / self._samples, params)
+                flops, state = 0, tuple[torch.Tensor, ...]()
+                for block, option in enumerate(chain):
+                    fields = (self._fields[name] for name in self._space.fields(block))
+                    counted = self._layer(block, option, (*state, *fields))
+                    flops, state = flops + counted.flops, counted.outputs
+                return Counts(flops / self._samples, params)
             except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError) as error:
                 self.problem = (str(error).splitlines() or [repr(error)])[0][:200]
         return Counts(float("nan"), params)
 
     def check(self) -> None:
-        """Make sure that operations can be counted.
-
-        Raises:
-            ConfigError: when they cannot.
-        """
+        """Refuse a space whose operations cannot be counted."""
         if self.problem:
             raise ConfigError(
                 f"space {self._space.name}: expected layers whose operations can be counted from "
                 f"shapes alone, found: {self.problem}; leave --max-flops out"
             )
 
-    def _flops(self, chain: Sequence[int]) -> int:
-        total, state = 0, tuple[torch.Tensor, ...]()
-        for block, option in enumerate(chain):
-            fields = (self._fields[name] for name in self._space.fields(block))
-            counted = self._layer(block, option, (*state, *fields))
-            total, state = total + counted.flops, counted.outputs
-        return total
-
     def _layer(self, block: int, option: int, inputs: tuple[torch.Tensor, ...]) -> _Counted:
         twin = self._twins[block]
         key = (twin, option, tuple((tuple(t.shape), t.dtype) for t in inputs))
         if key not in self._known:
-            from torch.utils.flop_counter import FlopCounterMode  # which prints tables: needs more
+            from torch.utils.flop_counter import FlopCounterMode  # imports much
 
             own = self._space.blocks[twin]
             module = sketch(self._space, twin, own.candidate(option)).to("meta").eval()
@@ -176,7 +159,7 @@ class SubnetCounter:
         return self._known[key]
 
     def _params_of(self, block: int, option: int) -> int:
-        """Of an elastic layer, those of the module that is cut for a setting."""
+        """The parameters of a layer; of an elastic one, of the module that is cut for a setting."""
         key = (self._twins[block], option)
         if key not in self._params:
             own = self._space.blocks[key[0]]

@@ -1,4 +1,4 @@
-"""Candidates of blocks that the profile measures, each on the inputs that it would be given."""
+"""Candidates of blocks that the profile measures, each on the inputs that a run would give it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REFUSAL = "saved tensor hooks"
 
 
 class ProbeError(NaspipeError):
-    """A layer could not be measured; says which."""
+    """A layer could not be measured; the message names it."""
 
     def __init__(self, label: str, cause: Exception) -> None:
         self.cause = cause
@@ -38,11 +38,7 @@ class ProbeError(NaspipeError):
 
 @contextmanager
 def measuring(label: str) -> Iterator[None]:
-    """Say which layer was being measured, of whatever is raised but for refusals.
-
-    Raises:
-        ProbeError: in place of what the layer raised.
-    """
+    """Name the layer that is measured in a ProbeError, for anything but refusals."""
     try:
         yield
     except ConfigError:
@@ -53,14 +49,11 @@ def measuring(label: str) -> Iterator[None]:
 
 @contextmanager
 def refusing(space: str, expected: str) -> Iterator[None]:
-    """Say whatever the user's code raises in one line, with the layer that was being measured.
+    """Turn what the user's code raises into a ConfigError of one line, with the layer's name.
 
     Args:
         space: its name.
-        expected: what it should have been, and ``found``.
-
-    Raises:
-        ConfigError: in place of what was raised.
+        expected: the message up to and including ``found``.
     """
     with users_code(f"space {space}: {expected}"):
         try:
@@ -72,7 +65,7 @@ def refusing(space: str, expected: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Probe(ABC):
-    """One candidate: forward, backward and WRITE of every round, in nanoseconds."""
+    """One candidate, with the times of every round in nanoseconds."""
 
     spec: SegmentSpec
     stored: StoredLayer
@@ -81,11 +74,11 @@ class Probe(ABC):
     clock: Clock
     activation_bytes: int = field(default=0, init=False)
     samples: list[Sequence[int | None]] = field(default_factory=list, init=False)
-    """Of each round: forward, backward and WRITE, and the two parts of a split backward."""
+    """Of each round: forward, backward and write, then the two parts of a split backward."""
 
     @abstractmethod
     def warm(self) -> Tensors:
-        """The first round, left out of the costs; returns the outputs."""
+        """Run the first round, which does not count; returns the outputs."""
 
     @abstractmethod
     def run(self) -> None:
@@ -97,7 +90,6 @@ class Probe(ABC):
         return ""
 
     def cost(self) -> LayerCost:
-        """Medians over the rounds."""
         columns = zip_longest(*self.samples)
         rows = [[value for value in column if value is not None] for column in columns]
         forward, backward, write, *split = (int(median(row)) for row in rows)
@@ -108,16 +100,16 @@ class Probe(ABC):
 
 @dataclass(slots=True)
 class TrainedProbe(Probe):
-    """Of a stream that is trained."""
+    """A candidate of a stream that is trained."""
 
     keeps_graph: bool
     option: int
     split: SplitBackward = field(default_factory=SplitBackward, init=False)
     is_split: bool = field(default=False, init=False)
-    """Whether the backward can be split: known after the first round."""
+    """Whether the backward can be split; known after the first round."""
 
     def warm(self) -> Tensors:
-        """The first round, left out of the costs: sees what is kept; returns the outputs."""
+        """See :class:`Probe`; this round also measures what is kept for the backward."""
         kept = _Kept(self.inputs, self.stored)
         segment = self._segment()
         try:
@@ -126,7 +118,7 @@ class TrainedProbe(Probe):
         except RuntimeError as error:
             if _REFUSAL not in str(error):
                 raise
-            outputs = segment.forward()  # what it saves is not seen, and counts as nothing
+            outputs = segment.forward()  # what it saves is not seen, and does not count
         self.activation_bytes = kept.nbytes(self.keeps_graph)
         segment.backward(tuple(torch.ones_like(output) for output in outputs), self.split)
         self.is_split = self.split.is_proven or segment.owed is not None
@@ -134,7 +126,7 @@ class TrainedProbe(Probe):
         return outputs
 
     def run(self) -> None:
-        """Measure one round; every other one with a split backward, where that has the bits."""
+        """Measure one round; every other one has a split backward, if that has the same bits."""
         segment, clock = self._segment(), self.clock
         split = self.split if self.is_split and len(self.samples) % 2 else None
         marks = [clock.mark()]
@@ -155,7 +147,6 @@ class TrainedProbe(Probe):
 
     @property
     def why_whole(self) -> str:
-        """See :class:`Probe`."""
         return self.split.why_whole
 
     def _segment(self) -> Segment:
@@ -170,25 +161,23 @@ class TrainedProbe(Probe):
 
 
 def _gradients(segment: Segment) -> Gradients:
-    """Of the parameters, all of them."""
     found = segment.take_gradients()
     return found if segment.owed is None else {**found, **segment.owed.compute()}
 
 
 @dataclass(slots=True)
 class ForwardProbe(Probe):
-    """Of a stream that has forwards only; its layers may follow others."""
+    """A candidate of a stream with forwards only, whose layers may follow others."""
 
     update: MomentumUpdate | None
 
     def warm(self) -> Tensors:
-        """See :class:`Probe`; the inputs are all that a pass keeps."""
+        """See :class:`Probe`; a pass keeps its inputs alone."""
         storages = (tensor.untyped_storage() for tensor in self.inputs)
         self.activation_bytes = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
         return self._forward()
 
     def run(self) -> None:
-        """See :class:`Probe`."""
         marks = [self.clock.mark()]
         self._forward()
         marks += [self.clock.mark()] * 2
@@ -215,14 +204,13 @@ class _Kept:
         self._saved: dict[int, torch.UntypedStorage] = {}
 
     def watch(self) -> AbstractContextManager[None]:
-        """See what autograd saves inside."""
         watched: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
             self._see, lambda tensor: tensor
         )
         return watched
 
     def nbytes(self, keeps_graph: bool) -> int:
-        """Bytes of the inputs and, where the graph is kept, of what was saved."""
+        """Bytes of the inputs and, if the graph is kept, of what was saved."""
         saved = (storage.nbytes() for storage in self._saved.values()) if keeps_graph else ()
         return sum(self._inputs.values()) + sum(saved)
 
@@ -234,6 +222,6 @@ class _Kept:
         return tensor
 
     def _is_state(self, tensor: torch.Tensor, address: int) -> bool:
-        """Whether it is the layer's own; a lagging layer's forward reads copies: leaves."""
+        """Return True for a tensor of the layer; a lagging layer reads copies, which are leaves."""
         root = tensor._base if tensor._base is not None else tensor
         return address in self._state or (root.is_leaf and root.requires_grad)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from naspipe.machine.cuda import open_clock
 from naspipe.plan.costs import CostTable, LayerCost, first_of_kind
 from naspipe.profiling.probes import ForwardProbe, Probe, TrainedProbe, measuring
 from naspipe.streams.samplers import draw_subnets
-from naspipe.worker.blocks.specs import SegmentSpec, Tensors, spec_of
+from naspipe.worker.blocks.specs import Tensors, spec_of
 from naspipe.worker.layers.layer_store import LayerStore
 from naspipe.worker.layers.stored_layer import StoredLayer
 
@@ -31,10 +30,10 @@ Floats = NDArray[np.float64]
 
 
 def with_settings_between(space: Space, costs: Mapping[tuple[int, int], LayerCost]) -> Costs:
-    """The costs, and those of every other setting of layers of which some were measured.
+    """Add the costs of the other settings of elastic layers of which some were measured.
 
-    Each figure is taken to be a product of powers of the settings, as that of a width and of a
-    kernel is, and to lie among those that were measured.
+    Each figure is fitted by a product of powers of the settings, such as widths and kernel sizes,
+    and limited to the range of those that were measured.
     """
     found = dict(costs)
     for position, block in enumerate(space.blocks):
@@ -45,49 +44,44 @@ def with_settings_between(space: Space, costs: Mapping[tuple[int, int], LayerCos
         if not missing or len(known) < 2:
             continue
         rows = np.array([costs[position, option] for option in known], dtype=np.float64)
-        for option, row in zip(missing, _fitted(block, known, rows, missing), strict=True):
+        logs = np.log(np.maximum(rows, 1.0))
+        factors, *_ = np.linalg.lstsq(_features(block, known), logs, rcond=None)
+        guessed = np.exp(_features(block, missing) @ factors)
+        fitted = np.clip(guessed, rows.min(axis=0), rows.max(axis=0))
+        for option, row in zip(missing, fitted, strict=True):
             found[position, option] = LayerCost(*map(int, row))
     return found
 
 
-def _fitted(block: Elastic, known: list[int], rows: Floats, missing: list[int]) -> Floats:
-    """By least squares of logarithms; no further from the middle than what was measured."""
-    logs = np.log(np.maximum(rows, 1.0))
-    factors, *_ = np.linalg.lstsq(_features(block, known), logs, rcond=None)
-    guessed: Floats = np.exp(_features(block, missing) @ factors)
-    return np.clip(guessed, rows.min(axis=0), rows.max(axis=0))
-
-
 def _features(block: Elastic, options: list[int]) -> Floats:
+    """A row of logarithms for each option; values other than positive numbers count by position."""
     settings = [block.setting(option) for option in options]
-    columns = [[_size(block, name, each[name]) for each in settings] for name in block.settings]
-    return np.column_stack([np.ones(len(options)), *(np.log(column) for column in columns)])
-
-
-def _size(block: Elastic, name: str, value: Any) -> float:
-    """A number above zero; of what is none, its place in the list."""
-    values = block.settings[name]
-    is_size = all(isinstance(each, int | float) and each > 0 for each in values)
-    return float(value) if is_size else float(values.index(value) + 1)
+    columns = [np.ones(len(options))]
+    for name, values in block.settings.items():
+        is_size = all(isinstance(each, int | float) and each > 0 for each in values)
+        own = [each[name] for each in settings]
+        sizes = [float(each if is_size else values.index(each) + 1) for each in own]
+        columns.append(np.log(sizes))
+    return np.column_stack(columns)
 
 
 FIRST_CANDIDATES = 16
-"""Candidates per kind of block that are measured however long it takes, evenly spaced."""
+"""Candidates per kind of block that are always measured, evenly spaced."""
 
 MIN_ROUNDS = 3
-"""Each measures every candidate once, so that a slow moment of the machine hits all alike."""
+"""Each round measures every candidate once, so that a slow moment affects all of them."""
 
 MAX_ROUNDS = 9
-"""More would tell little more; a small space is done before the time is over."""
+"""More rounds would add little; a small space is done before the time is over."""
 
 TIME_BUDGET_SECONDS = 6.0
-"""Of the whole profile, where the least that is measured does not take longer."""
+"""For the whole profile, unless the required measurements take longer."""
 
 ROUNDS_SECONDS = 1.0
-"""After which a space whose candidates are all being measured gets no rounds beyond the least."""
+"""After this time, a space whose candidates are all measured gets no rounds but the required."""
 
 _ROUNDS_TO_JOIN = MIN_ROUNDS + 2
-"""What a further candidate takes, in rounds: its making and warming count as one each."""
+"""The cost of a further candidate, in rounds: making it and its first round count as one each."""
 
 
 def profile(
@@ -95,14 +89,14 @@ def profile(
 ) -> CostTable:
     """Measure the options of each kind of block on the stream's first batch.
 
-    First some candidates of every kind; then as many others as the time allows, until it is
-    over. Where there are no others, further rounds are for a second at most: a start waits.
+    First some candidates of every kind are measured, then as many others as the time allows. If
+    there are no others, further rounds take a second at most, because the start of a run waits.
 
-    What was not measured costs the mean of its block; a setting of an elastic layer, what those
-    that were measured lead to. Trains nothing: the layers measured are thrown away.
+    A candidate that was not measured costs the mean of its block; a setting of an elastic layer is
+    fitted. The measured layers are discarded.
 
-    On a GPU, to be called where CUDA has been started with it: times are then those of the
-    device, between events in its queue.
+    On a GPU, CUDA must have been started on that device; times are then those between events in its
+    queue.
     """
     begin = time.monotonic()
     deadline = begin + budget_seconds
@@ -130,21 +124,21 @@ def profile(
 
 
 def affordable(left_seconds: float, run_seconds: float, num_probes: int) -> int:
-    """How many candidates can join those measured and still be measured as often.
+    """How many further candidates can be measured as often as those measured already.
 
     Args:
         left_seconds: until the time is over; may be negative.
-        run_seconds: of measuring one candidate once.
-        num_probes: how many are measured already; they go on, so that all are alike.
+        run_seconds: for measuring one candidate once.
+        num_probes: how many are measured already; they are measured in all further rounds, too.
     """
     return max(0, int(left_seconds / (run_seconds * _ROUNDS_TO_JOIN)) - num_probes)
 
 
 def measuring_order(count: int) -> list[int]:
-    """Every candidate of a block once; the first ones are spread over all of them.
+    """Every candidate of a block once, in an order whose beginning is spread over all of them.
 
-    Neighbours are often alike (the same operation with another activation), so few that are
-    spread say more than the first few.
+    Neighbours are often alike (the same operation with another activation), so a few spread
+    candidates say more than the first few.
     """
     order: dict[int, None] = {}
     parts = min(count, FIRST_CANDIDATES)
@@ -155,7 +149,7 @@ def measuring_order(count: int) -> list[int]:
 
 
 _Probes = dict[tuple[int, int], Probe]
-"""By the first block of a kind, and candidate."""
+"""By the first block of a kind, and option."""
 
 
 def _round(probes: _Probes) -> float:
@@ -180,9 +174,12 @@ class _Bench:
         self._device = device
         self._clock = open_clock(device)
         self._store = LayerStore(
-            workload.space, definition.seed, definition.recipe, self._adopt,
+            workload.space,
+            definition.seed,
+            definition.recipe,
+            self._adopt,
             trains=workload.runs_in_training_mode,
-        )  # fmt: skip
+        )
         batch = workload.data(definition.seed, 0)
         self._batch = {
             name: value.to(device) if isinstance(value, torch.Tensor) else value
@@ -190,14 +187,13 @@ class _Bench:
         }
         tapped = workload.tapped(batch) if workload.tapped else ()  # by modules in host memory
         self._first = tuple(tensor.to(device) for tensor in tapped)
-        """What the first block is called with, beside fields of the batch."""
+        """What the first block is called with, in addition to fields of the batch."""
         self._made_ns: dict[LayerId, int] = {}
-        """What making each layer took."""
         self._inputs: dict[int, Tensors] = {}
         self._waiting: list[tuple[int, int]] = []
 
     def start(self) -> _Probes:
-        """The first probes, warm; the last of each kind has made the inputs of the next."""
+        """The first probes, warm; the last of each kind has made the inputs of the next kind."""
         if self._workload.space.decisions is not None:
             return self._start_with_subnets()
         blocks = self._workload.space.blocks
@@ -211,12 +207,12 @@ class _Bench:
                 probes[key], outputs = self._warm(*key)
             inputs = outputs
             waiting.append(order[FIRST_CANDIDATES:])
-        # One of each kind in turn: where the time is short, it is short for all.
+        # One of each kind in turn, so that no kind is left out if time is short.
         self._waiting = [key for turn in zip_longest(*waiting) for key in turn if key is not None]
         return probes
 
     def _start_with_subnets(self) -> _Probes:
-        """The layers of a few whole subnets: here not any candidate can follow any other."""
+        """Probes of a few whole subnets, if not any candidate can follow any other."""
         space, seed = self._workload.space, self._workload.definition.seed
         probes: _Probes = {}
         for choices in draw_subnets("fair", space, seed, FIRST_CANDIDATES):
@@ -232,16 +228,14 @@ class _Bench:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every candidate has a probe that is to have one."""
         return not self._waiting
 
     def extend(self, count: int) -> _Probes:
-        """Up to so many further probes, warm."""
         joining, self._waiting = self._waiting[:count], self._waiting[count:]
         return {key: self._warm(*key)[0] for key in joining}
 
     def _warm(self, block: int, option: int) -> tuple[Probe, Tensors]:
-        """A probe behind its first round, and what that made."""
+        """A probe after its first round, and the outputs of that round."""
         with measuring(self._workload.space.option_label(block, option)):
             probe = self._probe(block, option)
             return probe, probe.warm()
@@ -254,7 +248,14 @@ class _Bench:
         make_ns = self._made_ns.setdefault(layer, made_ns)
         is_last = block == len(self._workload.space) - 1
         keeps_graph = is_last or not self._workload.recompute
-        spec = self._spec(block, option, is_last, stored.module)
+        space, recipe = self._workload.space, self._workload.definition.recipe
+        finish = (
+            partial(self._end, stored.module) if is_last and self._workload.is_trained else None
+        )
+        spec = spec_of(space, recipe, block, option, self._device.type)._replace(
+            fields=tuple(field_of(self._batch, name, 0) for name in space.fields(block)),
+            finish=finish,
+        )
         inputs, clock = self._inputs[block], self._clock
         if self._workload.is_trained:
             return TrainedProbe(spec, stored, inputs, make_ns, clock, keeps_graph, option)
@@ -263,14 +264,6 @@ class _Bench:
     def _adopt(self, _: LayerId, stored: StoredLayer) -> None:
         if self._device.type != "cpu":
             stored.move(self._device)
-
-    def _spec(self, block: int, option: int, is_last: bool, module: nn.Module) -> SegmentSpec:
-        space, batch = self._workload.space, self._batch
-        recipe = self._workload.definition.recipe
-        return spec_of(space, recipe, block, option, self._device.type)._replace(
-            fields=tuple(field_of(batch, name, 0) for name in space.fields(block)),
-            finish=partial(self._end, module) if is_last and self._workload.is_trained else None,
-        )
 
     def _end(self, module: nn.Module, outputs: Tensors) -> Tensors:
         given = (field_of(self._batch, name, 0) for name in self._workload.loss_fields)

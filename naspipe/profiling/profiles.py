@@ -1,4 +1,4 @@
-"""The quick profile of a space's layers, in processes of their own."""
+"""The quick profile of a space's layers in other processes, and the cache of such profiles."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from typing import Any
 
 import msgpack
 import torch
-from torch import nn
 
-from naspipe.checks.sketched import sketch, without_addresses
+from naspipe.checks.sketched import sketches, without_addresses
 from naspipe.config.errors import ConfigError, StageFailedError, TransportError
-from naspipe.config.recipe import Recipe
 from naspipe.config.space import Elastic, Space
 from naspipe.config.text import parse_json
 from naspipe.config.user_code import full_name, users_traceback
@@ -53,101 +51,88 @@ def profile_apart(
     say: Callable[[str], None] | None = None,
     expected: str = "",
 ) -> CostTable:
-    """The quick profile, in a process of its own, so that this one stays fit for forking.
+    """The quick profile, measured in other processes, so that this one stays fit for forking.
 
-    Processes that compute at once share caches and memory's bandwidth, and each of them is slower
-    than one alone. So several copies of the profile measure what layers take side by side.
+    Processes that compute at the same time share caches and memory bandwidth, and each is slower
+    than one alone. Therefore several copies of the profile run side by side.
 
     Args:
         workload: whose layers are measured.
         timeout_seconds: for all of it.
         device: where they compute.
-        copies: how many processes measure at once; the result is their mean.
-        say: told in a line what is waited for, where it takes more than a second.
-        expected: where layers, the loss and the data are the user's to mend: what they should be.
+        copies: how many processes measure at the same time; the result is their mean.
+        say: called with a line about what is waited for, if it takes more than a second.
+        expected: what layers, the loss and the data should be, if their errors are the user's.
 
     Raises:
-        StageFailedError: when a layer, the loss or the data raises; with ``expected`` that is a
+        StageFailedError: if a layer, the loss or the data raises; with ``expected`` that is a
             ConfigError.
-        ConfigError: when one of them is not what it should be.
-        TransportError: when the profile takes longer than the time-out.
+        ConfigError: if one of them is not what it should be.
+        TransportError: if the profile takes longer than the time-out.
     """
     check_fit_for_forking(device)
     deadline = time.monotonic() + timeout_seconds
     with ExitStack() as stack, quiet_fork():
-        started = [_start_profile(workload, device, expected, stack) for _ in range(copies)]
+        started = []
+        for _ in range(copies):
+            receiver, sender = FORK.Pipe(duplex=False)
+            stack.enter_context(receiver)
+            given = (workload, device, expected, sender)
+            process = FORK.Process(target=_profile_main, args=given, name="naspipe-profile")
+            process.start()
+            stack.callback(end_all, [process])
+            sender.close()
+            started.append((process, receiver))
         if say is not None and not started[0][1].poll(min(SLOW_SECONDS, timeout_seconds)):
-            say(f"profiling {_num_layers(workload)} layers")
+            blocks = workload.space.blocks
+            kinds = set(first_of_kind(workload.space))  # of blocks that are alike, one is measured
+            say(f"profiling {sum(blocks[kind].num_options for kind in kinds)} layers")
         return mean_costs([_profile_of(*each, deadline) for each in started])
-
-
-def _num_layers(workload: Workload) -> int:
-    """Of blocks that are alike only one is measured."""
-    blocks = workload.space.blocks
-    return sum(blocks[kind].num_options for kind in set(first_of_kind(workload.space)))
-
-
-def _start_profile(
-    workload: Workload, device: str, expected: str, stack: ExitStack
-) -> tuple[Any, Any]:
-    """A process that measures, and where its answer comes."""
-    receiver, sender = FORK.Pipe(duplex=False)
-    stack.enter_context(receiver)
-    process = FORK.Process(
-        target=_profile_main, args=(workload, device, expected, sender), name="naspipe-profile"
-    )
-    process.start()
-    stack.callback(end_all, [process])
-    sender.close()
-    return process, receiver
 
 
 def _profile_of(process: Any, receiver: Any, deadline: float) -> CostTable:
     try:
         if not receiver.poll(max(0.0, deadline - time.monotonic())):
             raise TransportError("the profile took longer than timeout_seconds allows")
-        costs, whole, task, failure, refusal = msgpack.unpackb(receiver.recv_bytes())
+        answer = msgpack.unpackb(receiver.recv_bytes())
     except EOFError:
         raise StageFailedError(0, _ALL, obituary(process)) from None
-    if refusal:
-        raise ConfigError(refusal)
-    if failure:
-        raise StageFailedError(0, task, failure)
+    if "refusal" in answer:
+        raise ConfigError(answer["refusal"])
+    if "failure" in answer:
+        raise StageFailedError(0, answer["task"], answer["failure"])
     return CostTable(
-        {(block, candidate): LayerCost(*cost) for block, candidate, cost in costs},
-        {(block, candidate): why for block, candidate, why in whole},
+        {(block, candidate): LayerCost(*cost) for block, candidate, cost in answer["costs"]},
+        {(block, candidate): why for block, candidate, why in answer["whole"]},
     )
 
 
-def _profiled(workload: Workload, device: str, threads: int) -> CostTable:
-    with deterministic_torch(threads), calm_collector(), kept_heap():
-        if device != "cpu":
-            start_cuda(torch.device(device))
-        return profile(workload, device=device)
-
-
 def _profile_main(workload: Workload, device: str, expected: str, sender: Any) -> None:
-    costs: list[Any] = []
-    whole: list[Any] = []
-    task, failure, refusal = _ALL, "", ""
+    answer: dict[str, Any]
+    threads = workload.definition.recipe.threads
+
+    def measure() -> CostTable:
+        with deterministic_torch(threads), calm_collector(), kept_heap():
+            if device != "cpu":
+                start_cuda(torch.device(device))
+            return profile(workload, device=device)
+
     try:
-        threads = workload.definition.recipe.threads
-        name = workload.space.name
-        with refusing(name, expected) if expected else nullcontext():
-            table = in_own_thread(threads, lambda: _profiled(workload, device, threads))
+        with refusing(workload.space.name, expected) if expected else nullcontext():
+            table = in_own_thread(threads, measure)
         costs = [[*key, list(cost)] for key, cost in table.costs.items()]
-        whole = [[*key, why] for key, why in table.whole.items()]
+        answer = {"costs": costs, "whole": [[*key, why] for key, why in table.whole.items()]}
     except ConfigError as error:
-        refusal = str(error)
+        answer = {"refusal": str(error)}
     except ProbeError as error:
-        task, failure = str(error), users_traceback(error.cause)
+        answer = {"task": str(error), "failure": users_traceback(error.cause)}
     except Exception as error:
-        failure = users_traceback(error)
-    sender.send_bytes(msgpack.packb([costs, whole, task, failure, refusal]))
+        answer = {"task": _ALL, "failure": users_traceback(error)}
+    sender.send_bytes(msgpack.packb(answer))
 
 
 FORMAT = 2
-"""Of the file and of what is measured; a file of another format is measured anew."""
+"""Version of the file and of what is measured; a file of another version is not used."""
 
 _LARGEST = 1 << 62
 
@@ -155,10 +140,7 @@ _LARGEST = 1 << 62
 class ProfileCache:
     """The place of one workload's costs, ``ROOT/FINGERPRINT.json``.
 
-    Args:
-        workload: what was or will be measured.
-        root: directory of all profiles; ``naspipe/profiles`` in the user's cache by default.
-        device: where the layers compute.
+    ``ROOT`` is ``naspipe/profiles`` in the user's cache by default.
     """
 
     def __init__(self, workload: Workload, root: Path | None = None, device: str = "cpu") -> None:
@@ -168,11 +150,11 @@ class ProfileCache:
 
     @cached_property
     def path(self) -> Path:
-        """The file, whether it is there or not."""
+        """The file, which need not exist."""
         return self._root / f"{fingerprint(self._workload, self._device)}.json"
 
     def read(self) -> CostTable | None:
-        """The costs; None when there are none, or the file is damaged or of another format."""
+        """The costs; None if there are none, or if the file is damaged or of another format."""
         try:
             record = parse_json(self.path.read_text("utf-8"))
         except (OSError, ValueError):
@@ -180,10 +162,7 @@ class ProfileCache:
         return _table(record, self._workload.space)
 
     def write(self, table: CostTable) -> bool:
-        """Keep the costs; returns whether that was possible.
-
-        A cache that cannot be written is no error: the costs are measured again next time.
-        """
+        """Keep the costs; returns False if the cache cannot be written, which is no error."""
         with suppress(OSError):
             self._root.mkdir(parents=True, exist_ok=True)
             write_json(self.path, _record(table, self._workload.space))
@@ -197,10 +176,10 @@ def cached_profile(
     root: Path | None = None,
     device: str = "cpu",
 ) -> CostTable:
-    """The workload's costs: those kept, or else those that ``measure`` returns, kept from now on.
+    """The workload's costs from the cache, or those that ``measure`` returns, which are then kept.
 
     Raises:
-        ConfigError: when a factory makes no module, or batch 0 is not what it should be.
+        ConfigError: if a factory makes no module, or batch 0 is not what it should be.
     """
     cache = ProfileCache(workload, root, device)
     table = cache.read()
@@ -213,57 +192,44 @@ def cached_profile(
 def fingerprint(workload: Workload, device: str = "cpu") -> str:
     """A hash of what costs depend on: layers, batch, recipe, software and processor.
 
-    Of a layer's code it knows no more than the module's repr and its tensors' shapes: who
-    changes what a forward computes measures anew (``naspipe profile --fresh``).
+    A layer is known by the module's repr and its tensors' shapes alone: after a change of what a
+    forward computes, measure again (``naspipe profile --fresh``).
     """
     space, definition = workload.space, workload.definition
     recipe, batch = definition.recipe, first_batch(workload)
     environment = describe_environment()
     twins = first_of_kind(space)
+    kinds: dict[int, list[object]] = {block: [] for block in sorted(set(twins))}
+    for block, _, module in sketches(space):
+        named = chain(module.named_parameters(), module.named_buffers())
+        tensors = [(name, *_form(tensor)) for name, tensor in named]
+        kinds[block].append((without_addresses(repr(module)), tensors))
+    for block, found in kinds.items():
+        if isinstance(own := space.blocks[block], Elastic):
+            found += [sorted(own.settings.items()), own.apply and full_name(own.apply), own.step]
+    names = ("clip_layer_norm", "ema", "label_smoothing")
+    more_work = [name for name in names if getattr(recipe, name)]
+    role: list[object] = []
+    if not workload.is_trained:
+        role = ["forward", workload.runs_in_training_mode, workload.follows is not None]
     parts = [
         FORMAT,
         device,
         environment["hardware"],
         environment["software"]["torch"],
-        [recipe.optimizer, sorted(recipe.optimizer_options.items()), *_beside(recipe)],
+        [recipe.optimizer, sorted(recipe.optimizer_options.items()), *more_work],
         *map(str, recipe.groups),
         [recipe.precision, recipe.threads, workload.recompute],
         definition.loss,
-        *_role(workload),
+        *role,
         sorted((name, *_form(batch[name])) for name in batch if torch.is_tensor(batch[name])),
         [
             (twin, str(block.rule), block.fields)
             for twin, block in zip(twins, space.blocks, strict=True)
         ],
-        [_kind(space, twin) for twin in sorted(set(twins))],
+        [*kinds.values()],
     ]
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-def _role(workload: Workload) -> list[object]:
-    """What of a stream is computed, where that is not all."""
-    if workload.is_trained:
-        return []
-    return ["forward", workload.runs_in_training_mode, workload.follows is not None]
-
-
-def _beside(recipe: Recipe) -> list[str]:
-    """What is done beside the forward, the backward and the optimizer's step."""
-    names = ("clip_layer_norm", "ema", "label_smoothing")
-    return [name for name in names if getattr(recipe, name)]
-
-
-def _kind(space: Space, block: int) -> list[object]:
-    own = space.blocks[block]
-    found = [_described(sketch(space, block, number)) for number in range(len(own.candidates))]
-    if isinstance(own, Elastic):
-        found += [sorted(own.settings.items()), own.apply and full_name(own.apply), own.step]
-    return found
-
-
-def _described(module: nn.Module) -> object:
-    tensors = chain(module.named_parameters(), module.named_buffers())
-    return without_addresses(repr(module)), [(name, *_form(tensor)) for name, tensor in tensors]
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -271,7 +237,7 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _record(table: CostTable, space: Space) -> dict[str, Any]:
-    """One list per kind: candidate and cost of every layer that was measured."""
+    """One list per kind of block: candidate and cost of every layer that was measured."""
     twins = sorted(set(first_of_kind(space)))
     rows: dict[int, list[list[int]]] = {twin: [] for twin in twins}
     for (block, candidate), cost in sorted(table.costs.items()):
@@ -300,7 +266,11 @@ def _table(record: object, space: Space) -> CostTable | None:
         if not known:
             return None
         costs[twin] = known
-    whole = _reasons(record.get("whole", []))
+    whole: dict[tuple[int, int], str] = {}
+    reasons = record.get("whole", [])
+    for row in reasons if isinstance(reasons, list) else ():
+        if isinstance(row, list) and list(map(type, row)) == [int, int, str]:
+            whole[row[0], row[1]] = row[2]
     return CostTable(
         {
             (block, candidate): cost
@@ -316,18 +286,8 @@ def _table(record: object, space: Space) -> CostTable | None:
     )
 
 
-def _reasons(rows: object) -> dict[tuple[int, int], str]:
-    """Why backwards cannot be split, by kind and candidate; rows of another form are left out."""
-    found: dict[tuple[int, int], str] = {}
-    for row in rows if isinstance(rows, list) else ():
-        if isinstance(row, list) and list(map(type, row)) == [int, int, str]:
-            block, candidate, why = row
-            found[block, candidate] = why
-    return found
-
-
 def _costs(rows: object, num_candidates: int) -> dict[int, LayerCost] | None:
-    """By candidate; None when a row is not one that :func:`_record` makes."""
+    """By candidate; None if a row is not one that :func:`_record` makes."""
     if not isinstance(rows, list):
         return None
     costs: dict[int, LayerCost] = {}

@@ -1,8 +1,12 @@
 """Observe what user code does in a plain loop, so that a difference comes with its likely reason.
 
-A run and its plain loop differ where code reaches past what the pipeline sees: a gradient for a
-tensor outside the layers, a forward that changes its own parameters or buffers, a hook. None of
-these has to be a fault, so the observations are reported only with a difference.
+A run and its plain loop differ if code uses what the pipeline does not see: a gradient for a tensor
+outside the layers, a forward that changes its own parameters or buffers, a hook. None of these has
+to be a fault, so the observations are reported only with a difference.
+
+Code that remembers something outside of parameters and buffers has the bits of the plain loop as
+long as nothing is resumed. Therefore the loop makes layers again before one of its first steps, and
+then calls user code for other items in between.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import torch
 from torch import nn
 
 from naspipe.data.loaders import digest
+from naspipe.jobs.losses import HOOKS, TORCHS
 from naspipe.machine.determinism import kept_draws
 from naspipe.verification.plain_layer import NORMS
 from naspipe.worker.layers.held_tensors import held_tensors, leaves_of
@@ -25,9 +30,7 @@ from naspipe.worker.layers.held_tensors import held_tensors, leaves_of
 Hint = tuple[str, str]
 """The label of a layer, empty for the loss, and what was observed of it."""
 
-_HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
+_CALL_HOOKS = [name for name in HOOKS if "state_dict" not in name]
 
 
 class Audit:
@@ -38,14 +41,12 @@ class Audit:
         self._new: list[Hint] = []
 
     def take(self) -> tuple[Hint, ...]:
-        """What was observed since the last call."""
         found, self._new = tuple(self._new), []
         return found
 
     def look_at_hooks(self, label: str, module: nn.Module) -> None:
-        """Note the hooks of a layer's modules and parameters."""
         for name, part in module.named_modules():
-            if any(getattr(part, each, None) for each in _HOOKS):
+            if any(getattr(part, each, None) for each in _CALL_HOOKS):
                 self.note(label, f"module {name or type(part).__name__} has a hook")
         for name, parameter in module.named_parameters():
             if parameter._backward_hooks:
@@ -68,7 +69,7 @@ class Audit:
         """Note the leaves of a loss's graph that no layer has.
 
         Args:
-            name: of the space, under which messages name the loss.
+            name: how messages call the loss.
             loss: the user's, which is searched for what holds a leaf.
             value: the loss of one pass.
             inside: the ``id`` of each parameter and buffer of the layers.
@@ -83,7 +84,6 @@ class Audit:
             self.note("", f"a gradient reaches a tensor of shape {shape} held by {where}")
 
     def note(self, label: str, text: str) -> None:
-        """Note something of a layer, or of the loss where the label is empty."""
         if (label, text) not in self._known:
             self._known.add((label, text))
             self._new.append((label, text))
@@ -107,8 +107,6 @@ HINT = (
 )
 """Explains differences from that step on."""
 
-_TORCHS = {*vars(nn.Module())}
-"""The attributes that every module has."""
 _PLAIN = (bool, int, float, complex, str, bytes)
 _DEEPEST = 4
 """How many containers inside each other are compared."""
@@ -148,7 +146,7 @@ def attributes(module: nn.Module) -> Mapping[str, Any]:
         for part, each in module.named_modules()
         if not type(each).__module__.startswith("torch.nn.")
         for name, value in vars(each).items()
-        if name not in _TORCHS
+        if name not in TORCHS
     }
 
 

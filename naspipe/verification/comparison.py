@@ -13,12 +13,10 @@ from typing import Any
 
 from naspipe.config.errors import VerificationError
 from naspipe.verification.audit import STEPS_BEFORE
+from naspipe.verification.records import LayerDigests
 
 _MOST_HINTS = 3
 """A message lists no more observations than these."""
-
-Digests = Mapping[str, str]
-"""Of one layer: digests by the name of the tensor, as in ``param/weight``."""
 
 
 @dataclass(slots=True)
@@ -27,7 +25,7 @@ class _Side:
 
     losses: dict[int, str] = field(default_factory=dict)
     """Bits by the number of the pass."""
-    layers: dict[str, Digests] = field(default_factory=dict)
+    layers: dict[str, LayerDigests] = field(default_factory=dict)
     """By the label of the layer."""
 
 
@@ -66,7 +64,6 @@ class Comparison:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every step that is compared is equal."""
         return self.verified_steps == self.steps
 
     @property
@@ -84,52 +81,22 @@ class Comparison:
         )
 
     def add_loss(self, stream: int, sequence_id: int, bits: str) -> None:
-        """The run has the loss of a pass.
-
-        Args:
-            stream: of the pass.
-            sequence_id: of the pass, counted over all steps.
-            bits: hexadecimal, the most significant byte first.
-
-        Raises:
-            VerificationError: if the loss or something else of the step differs.
-        """
+        """The run has the loss of a pass. Raises VerificationError at a difference."""
         step, number = divmod(sequence_id, self._passes)
         if sequence_id < self.end:
-            self._of_run(stream, step).losses[number] = bits
+            self._run.setdefault((stream, step), _Side()).losses[number] = bits
             self._compare(step)
 
-    def add_layer(self, stream: int, sequence_id: int, label: str, digests: Digests) -> None:
-        """The run has written a layer at the end of a step.
-
-        Args:
-            stream: of the layer.
-            sequence_id: of a pass of the step.
-            label: of the layer.
-            digests: of its tensors.
-
-        Raises:
-            VerificationError: if a tensor or something else of the step differs.
-        """
+    def add_layer(self, stream: int, sequence_id: int, label: str, digests: LayerDigests) -> None:
+        """The run has written a layer at the end of a step. Raises VerificationError."""
         step = sequence_id // self._passes
         if sequence_id < self.end:
             if digests:  # a layer without state is the same in every version
-                self._of_run(stream, step).layers[label] = digests
+                self._run.setdefault((stream, step), _Side()).layers[label] = digests
             self._compare(step)
 
     def add_plain(self, step: int, streams: Iterable[Mapping[str, Any]]) -> None:
-        """The plain loop has trained a step.
-
-        Args:
-            step: its number.
-            streams: of each stream ``losses``, bits in the order of the passes, ``layers``,
-                digests of the layers that the step wrote, and ``hints``, what was observed that
-                may explain a difference, and ``remembered``, attributes of layers that a forward
-                changes and no checkpoint holds.
-
-        Raises:
-            VerificationError: if something of the step differs.
-        """
+        """The plain loop has trained a step; ``streams`` are records. Raises VerificationError."""
         streams = list(streams)
         for hints, each in zip(self._hints, streams, strict=True):
             hints += [(label, text) for label, text in each.get("hints", ())]
@@ -144,9 +111,6 @@ class Comparison:
             for each in streams
         ]
         self._compare(step)
-
-    def _of_run(self, stream: int, step: int) -> _Side:
-        return self._run.setdefault((stream, step), _Side())
 
     def _compare(self, step: int) -> None:
         """Compare what both sides have of a step, and count the steps that are wholly equal."""

@@ -1,4 +1,8 @@
-"""One layer of a plain loop: its module, its optimizer, and older versions that are still read."""
+"""One layer of a plain loop: its module, its optimizer, and older versions that are still read.
+
+The rules of layers and optimizers are written here a second time, from docs/reproducibility.md. The
+code of the stages is not used, so that a fault there cannot hide itself.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +32,7 @@ _NORM_CLASS = re.compile(r"Norm([123]d)?$")
 
 
 class PlainOptimizer:
-    """A torch optimizer of the weights, and Adam for the architecture parameters.
-
-    Args:
-        label: of the layer, such as ``3.1`` or ``head``.
-        module: of the layer.
-        recipe: names the optimizer, its options and the parameter groups.
-        rule: of the layer, which may have a momentum and a learning-rate factor of its own.
-    """
+    """A torch optimizer of the weights, and Adam for the architecture parameters."""
 
     def __init__(self, label: str, module: nn.Module, recipe: Recipe, rule: Rule) -> None:
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -53,15 +50,10 @@ class PlainOptimizer:
         self._weights: torch.optim.Optimizer | None = None
         self._factors: list[float] = []
         """By group of the weights' optimizer."""
-        if weights:
-            numbers = _numbers_of_groups(label, module, recipe)
-            self._make(weights, numbers, recipe, options, momentum)
-
-    def _make(
-        self, weights: list[nn.Parameter], numbers: dict[nn.Parameter, int], recipe: Recipe,
-        options: dict[str, Any], momentum: float | None,
-    ) -> None:  # fmt: skip
+        if not weights:
+            return
         make = _optimizer_of(recipe.optimizer)
+        numbers = _numbers_of_groups(label, module, recipe)
         groups = []
         for number in sorted(set(map(numbers.__getitem__, weights))):
             group: dict[str, Any] = {"params": [p for p in weights if numbers[p] == number]}
@@ -92,15 +84,12 @@ class PlainOptimizer:
             for group, factor in zip(groups, self._factors, strict=True):
                 group["lr"] = rate * self._own_factor * factor
             self._weights.step()
-        if self._alphas is not None:
-            self._step_alphas(self._alphas)
-
-    def _step_alphas(self, optimizer: torch.optim.Optimizer) -> None:
-        """After a pair's step, the path weights of all other candidates are put back."""
-        alphas = optimizer.param_groups[0]["params"]
+        if self._alphas is None:
+            return
+        alphas = self._alphas.param_groups[0]["params"]
         before = {alpha: alpha.clone() for alpha in alphas}
-        optimizer.step()
-        for alpha in alphas:
+        self._alphas.step()
+        for alpha in alphas:  # after a pair's step, other candidates keep their path weights
             if not isinstance(alpha, PairAlpha) or alpha.grad is None:
                 continue
             moved = alpha.grad != 0
@@ -127,7 +116,7 @@ class PlainOptimizer:
         owner.state[parameter][key] = value.to(parameter.device) if is_tensor else value
 
     def momentum_of(self, parameter: nn.Parameter) -> float:
-        """The momentum of a parameter's group, the first of its betas, or 0."""
+        """The momentum of a parameter's group, or the first of its betas, or 0."""
         groups = self._weights.param_groups if self._weights is not None else []
         for group in groups:
             if any(each is parameter for each in group["params"]):
@@ -193,26 +182,24 @@ def _as_tuple(value: Any) -> Any:
 
 
 class PlainLARS(torch.optim.Optimizer):
-    """LARS (You et al. 2017); parameters of fewer than two dimensions have no decay and no scale.
+    """LARS (You et al. 2017) with a trust coefficient.
 
-    Args:
-        params: parameters or groups.
-        lr: learning rate.
-        momentum: of the velocity.
-        weight_decay: of parameters with two dimensions or more.
-        trust: the trust coefficient.
+    Parameters of fewer than two dimensions have no decay and no scale.
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 0.1, momentum: float = 0.9,
-        weight_decay: float = 0.0, trust: float = 0.001,
-    ) -> None:  # fmt: skip
+        self,
+        params: Iterable[Any],
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
         usual = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(params, usual)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step every parameter that has a gradient."""
         for group in self.param_groups:
             for parameter in (each for each in group["params"] if each.grad is not None):
                 scale, gradient = 1.0, parameter.grad
@@ -288,7 +275,6 @@ class PlainLayer:
 
     @torch.no_grad()
     def restore(self, state: LayerState) -> None:
-        """Become the layer that a checkpoint holds."""
         buffers: set[str] = set()
         for name, value in state.values.items():
             kind, _, own = name.partition("/")
@@ -296,7 +282,18 @@ class PlainLayer:
                 self.parameters[own].copy_(value)
             elif kind == "buffer":
                 buffers.add(own)
-                self._restore_buffer(own, value)
+                owner, _, key = own.rpartition(".")
+                slots = self.module.get_submodule(owner)._buffers
+                buffer = slots.get(key)
+                if (
+                    buffer is not None
+                    and 0 not in buffer.stride()
+                    and (buffer.dtype, buffer.shape, buffer.stride())
+                    == (value.dtype, value.shape, value.stride())
+                ):
+                    buffer.copy_(value)
+                else:
+                    slots[key] = value.to(self._device)
             else:
                 parameter, _, key = own.rpartition("/")
                 self._restore_state(parameter, key, value)
@@ -319,19 +316,6 @@ class PlainLayer:
         """Keep the module alone, as the layer is not trained any more."""
         self._optimizer, self._versions = None, []
         self._averages, self._sums, self._updates = {}, {}, {}
-
-    def _restore_buffer(self, name: str, value: torch.Tensor) -> None:
-        owner, _, key = name.rpartition(".")
-        buffers = self.module.get_submodule(owner)._buffers
-        buffer = buffers.get(key)
-        is_alike = buffer is not None and (
-            (buffer.dtype, buffer.shape, buffer.stride())
-            == (value.dtype, value.shape, value.stride())
-        )
-        if buffer is not None and is_alike and 0 not in buffer.stride():
-            buffer.copy_(value)
-        else:
-            buffers[key] = value.to(self._device)
 
     def _restore_state(self, parameter: str, key: str, value: Any) -> None:
         match key:
@@ -357,17 +341,14 @@ class PlainLayer:
     # Forwards
 
     def call(self, option: int, *tensors: torch.Tensor) -> Any:
-        """Call the module, or of an elastic layer one of its settings."""
         block = self._block
         if isinstance(block, LossBlock):
             return tensors  # the loss itself is called with them
         if not isinstance(block, Elastic):
             return self.module(*tensors)
-        values = list(product(*block.settings.values()))[option]
-        setting = dict(zip(block.settings, values, strict=True))
         if block.apply is not None:
-            return block.apply(self.module, *tensors, **setting)
-        return self.module(*tensors, **setting)
+            return block.apply(self.module, *tensors, **setting_of(block, option))
+        return self.module(*tensors, **setting_of(block, option))
 
     @contextmanager
     def as_read_by(self, step: int) -> Iterator[None]:
@@ -409,7 +390,6 @@ class PlainLayer:
                 part._buffers.update(buffers)
 
     def take_gradients(self) -> Gradients:
-        """Move the gradients of a backward out of the parameters."""
         found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -419,66 +399,56 @@ class PlainLayer:
 
     @torch.no_grad()
     def write(self, step: int, gradients: Gradients, rate: float, options: set[int]) -> None:
-        """Take one optimizer step, or gather the gradients for a later one.
-
-        Args:
-            step: its number.
-            gradients: of all passes of the step together.
-            rate: the learning rate by the recipe.
-            options: by which the passes used the layer.
-        """
+        """Take one optimizer step, or gather the gradients for a later one."""
         if self._optimizer is None:
             return
         if isinstance(self.rule, Every):
-            self._gather(gradients)
+            for name, gradient in gradients.items():
+                if name not in self._sums:
+                    self._sums[name] = torch.zeros_like(self.parameters[name])
+                self._sums[name].add_(gradient)
+                self._counts[name] = self._counts.get(name, 0) + 1
             if (step + 1) % self.rule.steps != 0:
                 return
-            gradients = self._mean(self.rule.steps)
+            gradients = {
+                name: self._sums[name] / self.rule.steps
+                for name, count in self._counts.items()
+                if count
+            }
+            for name in gradients:
+                self._sums[name].zero_()
+                self._counts[name] = 0
         masks = self._slices.used_by(options) if self._slices else {}
         for name in [name for name, mask in masks.items() if not mask.any()]:
             gradients.pop(name, None)
         for name, gradient in gradients.items():
             self.parameters[name].grad = gradient
         before = {name: self.parameters[name].clone() for name in gradients}
-        kept = {name: self._per_entry(name) for name in gradients if name in masks}
+        kept = {
+            name: {key: value.clone() for key, value in self._entries_of(name)}
+            for name in gradients
+            if name in masks
+        }
         self._optimizer.step(rate)
-        if self._ema:
-            self._average(gradients)
-        for name, own in kept.items():
-            self._put_back(name, masks[name], before[name], own)
+        for name in gradients if self._ema else ():
+            if name in self._averages:
+                self._averages[name].lerp_(self.parameters[name], 1.0 - self._ema)
+            else:
+                self._averages[name] = self.parameters[name].clone()
+        for name, own in kept.items():  # undo the step of the entries that no pass used
+            for key, value in self._entries_of(name):
+                begun = before[name] if key == "naspipe_ema" else torch.zeros_like(value)
+                value.copy_(torch.where(masks[name], value, own.get(key, begun)))
+            parameter = self.parameters[name]
+            parameter.copy_(torch.where(masks[name], parameter, before[name]))
         if isinstance(self.rule, Lag) and self.rule.predicts and self.rule.subnets:
             self._note_updates(step, before)
         for parameter in self.parameters.values():
             parameter.grad = None
         self._keep_version(step)
 
-    def _gather(self, gradients: Gradients) -> None:
-        for name, gradient in gradients.items():
-            if name not in self._sums:
-                self._sums[name] = torch.zeros_like(self.parameters[name])
-            self._sums[name].add_(gradient)
-            self._counts[name] = self._counts.get(name, 0) + 1
-
-    def _mean(self, steps: int) -> Gradients:
-        means = {name: self._sums[name] / steps for name, count in self._counts.items() if count}
-        for name in means:
-            self._sums[name].zero_()
-            self._counts[name] = 0
-        return means
-
-    def _average(self, stepped: Gradients) -> None:
-        for name in stepped:
-            parameter = self.parameters[name]
-            if name in self._averages:
-                self._averages[name].lerp_(parameter, 1.0 - self._ema)
-            else:
-                self._averages[name] = parameter.clone()
-
-    def _per_entry(self, name: str) -> dict[str, torch.Tensor]:
-        """Copies of what is kept of each entry of a parameter."""
-        return {key: value.clone() for key, value in self._entries_of(name)}
-
     def _entries_of(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is kept of each entry of a parameter."""
         assert self._optimizer is not None, "only a layer with an optimizer is stepped"
         parameter = self.parameters[name]
         for key, value in self._optimizer.state_of(parameter).items():
@@ -486,16 +456,6 @@ class PlainLayer:
                 yield key, value
         if name in self._averages:
             yield "naspipe_ema", self._averages[name]
-
-    def _put_back(
-        self, name: str, mask: torch.Tensor, before: torch.Tensor, kept: Mapping[str, torch.Tensor]
-    ) -> None:
-        """Undo the step of the entries that no pass used."""
-        for key, value in self._entries_of(name):
-            begun = before if key == "naspipe_ema" else torch.zeros_like(value)
-            value.copy_(torch.where(mask, value, kept.get(key, begun)))
-        parameter = self.parameters[name]
-        parameter.copy_(torch.where(mask, parameter, before))
 
     def _note_updates(self, step: int, before: Mapping[str, torch.Tensor]) -> None:
         """Note what the step added to each parameter, from which readers predict it."""
@@ -599,12 +559,16 @@ class PlainLayer:
                 yield f"optimizer/{name}/{key}", value
 
     def digests(self) -> LayerDigests:
-        """A digest of each of them."""
         return {name: tensor_digest(value) for name, value in self.tensors()}
 
 
+def setting_of(block: Elastic, option: int) -> dict[str, Any]:
+    values = list(product(*block.settings.values()))[option]
+    return dict(zip(block.settings, values, strict=True))
+
+
 def lag_of(rule: Lag, step: int) -> int:
-    """How many steps late a step reads, while K grows and after that."""
+    """By how many steps a step reads stale weights, while K grows and after that."""
     return rule.subnets * step // rule.over if step < rule.over else rule.subnets
 
 
@@ -633,10 +597,6 @@ class _Slices:
     """The entries of an elastic layer's parameters that each option uses: those its cut takes.
 
     Every entry of a copy gets its own number, and the copy is cut.
-
-    Args:
-        block: says how an option is cut.
-        module: of the layer.
     """
 
     def __init__(self, block: Elastic, module: nn.Module) -> None:
@@ -661,8 +621,7 @@ class _Slices:
         used = torch.zeros(sum(self._sizes) + 1, dtype=torch.bool)
         block = self._block
         for option in options:
-            values = list(product(*block.settings.values()))[option]
-            setting = dict(zip(block.settings, values, strict=True))
+            setting = setting_of(block, option)
             module: Any = self._numbered
             part = block.cut(module, **setting) if block.cut else module.cut(**setting)
             for parameter in part.parameters():

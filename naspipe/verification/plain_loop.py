@@ -141,7 +141,7 @@ class PlainLoop:
                     yield stream.number, layer.label, name, value
 
     def _take_originals(self) -> None:
-        """Train the modules themselves that the user has made, where factories copy them.
+        """Train the modules that the user has made themselves, if factories copy them.
 
         If several layers come from one module, the first that is trained is the module itself. The
         others are copied now, before the first step changes it.
@@ -226,15 +226,7 @@ class _Use:
 
 
 class _Stream:
-    """One stream: its layers, and what the step under way has left so far.
-
-    Args:
-        number: of the stream.
-        workload: its space, data, loss and recipe.
-        taps: of all streams.
-        subnets: the choices of each pass.
-        device: where it is computed.
-    """
+    """One stream: its layers, and what the step under way has left so far."""
 
     def __init__(
         self,
@@ -251,7 +243,7 @@ class _Stream:
         self._spares: dict[Place, nn.Module] = {}
         """Copies of users' modules as these were before the loop trained them."""
         self._attributes: dict[Place, Mapping[str, Any]] = {}
-        """Those of each layer as it was made, beside parameters and buffers."""
+        """The other attributes of each layer than parameters and buffers, as it was made."""
         self._earlier: dict[Place, PlainLayer] = {}
         """In a step before which layers were made again: those that they replaced."""
         self._is_disturbed = False
@@ -322,7 +314,7 @@ class _Stream:
         return self.layers[place]
 
     def compute(self, step: int, tapped: Tapped) -> None:
-        """Run the forwards of a step's passes, and their backwards where the stream is trained."""
+        """Run the forwards of a step's passes, and their backwards if the stream is trained."""
         workload = self.workload
         count = self._probes + self._passes
         subnets = [next(self._subnets) for _ in range(count)]
@@ -342,9 +334,15 @@ class _Stream:
             with torch.enable_grad():
                 if self._is_joined:
                     self._train_jointly(step, chains, tapped)
-                else:
-                    for number in passes:
-                        self._train(step, number, chains[number], tapped)
+                    return
+                for number in passes:
+                    (loss,) = self._forward(step, number, chains[number], tapped)
+                    self._losses.append(loss.detach())
+                    self._look_at_loss(loss)
+                    if self._has_backward(step, loss):
+                        part = self._part(step, number, loss)
+                        part.backward()  # type: ignore[no-untyped-call]
+                    self._take_gradients(number, chains[number])
 
     def _use(self, step: int, chain: Sequence[int], reading: ExitStack) -> None:
         """Let the layers of a subnet have the versions that a step reads."""
@@ -368,15 +366,6 @@ class _Stream:
     def _places(self, chain: Sequence[int]) -> list[Place]:
         blocks = self.workload.space.blocks
         return [(block, blocks[block].candidate(option)) for block, option in enumerate(chain)]
-
-    def _train(self, step: int, number: int, chain: Sequence[int], tapped: Tapped) -> None:
-        """One pass: its forward, loss and backward."""
-        loss = self._forward(step, number, chain, tapped)[0]
-        self._losses.append(loss.detach())
-        self._look_at_loss(loss)
-        if self._has_backward(step, loss):
-            self._part(step, number, loss).backward()  # type: ignore[no-untyped-call]
-        self._take_gradients(number, chain)
 
     def _train_jointly(self, step: int, chains: Sequence[Sequence[int]], tapped: Tapped) -> None:
         """One loss over the outputs of all passes, after all forwards."""
@@ -423,7 +412,10 @@ class _Stream:
                     if alias.grad_fn is not None:  # runs before the backward of the block before
                         alias.grad_fn.register_prehook(partial(_start_backward, before))
                 watched = self._audit.forward(use.layer.label, use.layer.module)
-                with watched, self._statistics(use) as statistics:
+                aside: AbstractContextManager[Statistics] = nullcontext([])
+                if self._has_own_norms:
+                    aside = use.layer.statistics_aside()
+                with watched, aside as statistics:
                     found = use.layer.call(option, *aliases, *fields)
                     tensors = found if isinstance(found, tuple) else (found,)
                     earlier = self._earlier.get(place)
@@ -437,7 +429,9 @@ class _Stream:
                         last_module = (earlier or use.layer).module
                         loss = self._loss(use.layer.module, tensors, lessons, loss_fields)
                         if self._is_disturbed:
-                            self._disturb_loss(last_module, tensors, lessons, loss_fields)
+                            given = (*tensors, *lessons, *loss_fields)
+                            cuts = len(tensors), len(tensors) + len(lessons)
+                            disturb(partial(self._flat_loss, last_module, cuts), *given)
                         tensors = (loss,)
                 if ends and tensors[0].requires_grad:
                     hook = partial(_start_backward, key)
@@ -448,15 +442,10 @@ class _Stream:
             before = key
         return tensors
 
-    def _disturb_loss(
-        self, last: nn.Module, outputs: Tensors, lessons: Tensors, fields: Tensors
-    ) -> None:
-        ends = len(outputs), len(outputs) + len(lessons)
-
-        def call(*other: torch.Tensor) -> None:
-            self._loss(last, other[: ends[0]], other[ends[0] : ends[1]], other[ends[1] :])
-
-        disturb(call, *outputs, *lessons, *fields)
+    def _flat_loss(
+        self, last: nn.Module, cuts: tuple[int, int], *given: torch.Tensor
+    ) -> torch.Tensor:
+        return self._loss(last, given[: cuts[0]], given[cuts[0] : cuts[1]], given[cuts[1] :])
 
     def _look_at_loss(self, loss: torch.Tensor) -> None:
         modules = [layer.module for layer in self.layers.values()]
@@ -474,9 +463,6 @@ class _Stream:
             draws = self._passes if steps.draws_each else 1
             number = (number + self._probes) * draws // self._probes
         return step * self._passes + number
-
-    def _statistics(self, use: _Use) -> AbstractContextManager[Statistics]:
-        return use.layer.statistics_aside() if self._has_own_norms else nullcontext([])
 
     def _loss(
         self, last: nn.Module, outputs: Tensors, lessons: Tensors, fields: Tensors
@@ -503,7 +489,7 @@ class _Stream:
         raise NotFiniteError(f"step {step}: expected a finite loss, found {float(loss):g}")
 
     def _part(self, step: int, number: int, loss: torch.Tensor) -> torch.Tensor:
-        """What a pass's loss counts in the step's average."""
+        """The share of a pass's loss in the step's average."""
         steps = self._recipe.steps
         if steps.distills or steps.average != "passes" or self._passes == 1:
             return loss
@@ -637,7 +623,7 @@ def _start_backward(key: int, *_: Any) -> None:
 
 
 def rate_of(recipe: Recipe, step: int, steps: int) -> float:
-    """The learning rate of one step of so many, before the factors of rules and groups."""
+    """The learning rate of a step of ``steps``, before the factors of rules and groups."""
     schedule, warmup = recipe.schedule, recipe.warmup_steps
     if isinstance(schedule, GivenCode):
         return recipe.lr * float(schedule.code(step))
@@ -664,7 +650,7 @@ def rate_of(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def tau_of(update: MomentumUpdate, step: int, steps: int) -> float:
-    """How much of a momentum teacher stays in one step of so many."""
+    """The factor of a momentum teacher's own weights in a step; ``steps`` is their number."""
     if update.end is None:
         return update.tau
     falls = 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps)))
@@ -688,7 +674,7 @@ def _halves(passes: Sequence[Gradients | None]) -> Gradients | None:
 
 
 def _plus(left: Gradients | None, right: Gradients | None) -> Gradients | None:
-    """Where one of both has no gradient, the other stands for the sum."""
+    """The sum; a pass or parameter without a gradient adds nothing."""
     if left is None or right is None:
         return right if left is None else left
     for name, gradient in right.items():
@@ -705,7 +691,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _identities(module: nn.Module) -> Iterator[int]:
-    """What tells whether two modules are, or share, the same."""
+    """Numbers of which two modules have some in common if they share a part or memory."""
     yield from map(id, module.modules())
     for tensor in (*module.parameters(), *module.buffers()):
         yield tensor.untyped_storage()._cdata

@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -60,9 +59,7 @@ _NORMS = {
 }
 """The functions that take running statistics, with the argument that has them do so."""
 
-_NATIVE = (
-    "input", "weight", "bias", _MEAN, _VARIANCE, "", "momentum", "eps", "cudnn_enabled",
-)  # fmt: skip
+_NATIVE = ["input", "weight", "bias", _MEAN, _VARIANCE, "", "momentum", "eps", "cudnn_enabled"]
 """The arguments of ``torch.batch_norm`` and ``torch.instance_norm``, which have no signature."""
 
 
@@ -112,7 +109,7 @@ class PlainScores:
             elif statistics == RESET:
                 for name in found:
                     _reset(network.get_submodule(name))
-            return self._judge(network.eval(), self._loss())
+            return self._judge(network.eval())
 
     def _network(self, choices: Sequence[int]) -> PlainSubnet:
         """A subnet as a network, with its own copies of all weights."""
@@ -122,16 +119,6 @@ class PlainScores:
         layers = [self._layer(block, option) for block, option in enumerate(options)]
         fields = [self._space.fields(block) for block in range(len(layers))]
         return PlainSubnet(layers, fields, self._seed).to(self._device)
-
-    def _loss(self) -> Callable[..., torch.Tensor]:
-        """The user's loss; one that the run trained is copied for each batch, so that no batch
-        changes its buffers for another one."""
-        last = len(self._space.blocks) - 1
-        if not isinstance(self._space.blocks[last], LossBlock):
-            found: Callable[..., torch.Tensor] = self._workload.loss
-            return found
-        trained = self._layer(last, 0).to(self._device).eval()
-        return lambda *given: copy.deepcopy(trained)(*given)
 
     def _layer(self, block: int, option: int) -> nn.Module:
         own = self._space.blocks[block]
@@ -159,9 +146,9 @@ class PlainScores:
         before = {name: tensor_digest(buffer) for name, buffer in named.items()}
         called: set[nn.Module] = set()
         for module in network.modules():
-            if _is_torchs_norm(module):
+            if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
                 module.register_forward_hook(lambda norm, *_: called.add(norm))
-        self._forward(network, self._calibration(0), 0)
+        self._forward(network, self._on_device(self._workload.data(self._seed, 0)), 0)
         found: dict[str, bool] = {}
         for name in named:
             owner, _, key = name.rpartition(".")
@@ -184,16 +171,22 @@ class PlainScores:
                 others.append(norm)
         with _Averaging(others) if others else nullcontext():
             for number in range(self._recipe.calibration if found else 0):
-                self._forward(network, self._calibration(number), number)
+                batch = self._on_device(self._workload.data(self._seed, number))
+                self._forward(network, batch, number)
 
-    def _judge(self, network: PlainSubnet, loss: Callable[..., torch.Tensor]) -> PlainScore:
+    def _judge(self, network: PlainSubnet) -> PlainScore:
         """The means over all validation targets."""
         workload = self._workload
-        sums = [0.0] * 5
+        last, sums = len(self._space.blocks) - 1, [0.0] * 5
+        trained = None
+        if isinstance(self._space.blocks[last], LossBlock):
+            trained = self._layer(last, 0).to(self._device).eval()
         for number in range(self._recipe.validation):
             batch = self._on_device(self._recipe.held_out(self._seed, number))
             outputs = self._forward(network, batch, self._first_validation + number)
             target = batch[workload.target_field]
+            # A trained loss is copied, so that no batch changes its buffers for another one.
+            loss: Any = workload.loss if trained is None else copy.deepcopy(trained)
             with self._autocast():
                 mean = loss(*outputs, *(batch[name] for name in workload.judged_fields))
             own = workload.loss
@@ -209,9 +202,6 @@ class PlainScores:
             found: Tensors = network(batch, number)
         return found
 
-    def _calibration(self, number: int) -> Batch:
-        return self._on_device(self._workload.data(self._seed, number))
-
     def _on_device(self, batch: Batch) -> Batch:
         return {
             name: value.to(self._device)
@@ -226,13 +216,7 @@ class PlainScores:
 
 
 class PlainSubnet(nn.Module):
-    """A subnet: its layers, called one after the other.
-
-    Args:
-        layers: in the order of the chain.
-        fields: of each layer, the batch fields that it is called with.
-        seed: of the run; draws are keyed by the block and the number of the batch.
-    """
+    """A subnet: its layers, called one after the other; draws are keyed by block and batch."""
 
     def __init__(
         self, layers: Sequence[nn.Module], fields: Sequence[Sequence[str]], seed: int
@@ -242,7 +226,6 @@ class PlainSubnet(nn.Module):
         self._fields, self._seed = fields, seed
 
     def forward(self, batch: Batch, number: int) -> Tensors:
-        """What the last layer returns for a batch."""
         state: Tensors = ()
         for block, layer in enumerate(self.layers):
             start_draws(f"{self._seed}/0/{block}/{number}")
@@ -264,11 +247,7 @@ class _OfSetting(nn.Module):
 
 
 class _Averaging(TorchFunctionMode):
-    """Has norms that other code computes take statistics, and average them over all calls.
-
-    Args:
-        owners: of their running statistics.
-    """
+    """Has norms that other code computes take statistics, and average them over all calls."""
 
     def __init__(self, owners: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -283,7 +262,6 @@ class _Averaging(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Called for every function of torch."""
         switch = _NORMS.get(func)
         if switch is None:
             return func(*args, **(kwargs or {}))
@@ -305,10 +283,6 @@ def _reset(norm: nn.Module) -> None:
     norm.get_buffer(_VARIANCE).fill_(1)
     if isinstance(norm, _BatchNorm):
         norm.reset_running_stats()
-
-
-def _is_torchs_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
 
 
 def _sums_of_batch(
@@ -343,7 +317,7 @@ _STATISTICS = {
     LEFT: "running statistics were not taken again: the score is that of the run's own",
     RESET: "running statistics were not taken: the score is that of mean 0 and variance 1",
 }
-"""What is said of a score that a subnet has with other statistics."""
+"""The likely reason of a difference, by the statistics with which a subnet has the score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +336,6 @@ class VerifiedScores:
         return f"verified: {count}, 0 bits differ" + (f" ({self.because})" if self.because else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest."""
         return {"scores": self.scores, **({"because": self.because} if self.because else {})}
 
 
@@ -392,18 +365,26 @@ class ScoreVerifier:
         self._because = because
 
     def _score(self, launcher: Connection) -> Iterator[Mapping[str, Any]]:
-        return _answers(self._make(), launcher)
+        """Answer requests, in the forked process."""
+        plain = self._make()
+        while True:
+            request = json.loads(launcher.recv_bytes())
+            choices, found = request["choices"], request["scores"]
+            scores, likely = _texts(plain.of(choices)), ""
+            if scores != found:
+                other = (
+                    reason
+                    for statistics, reason in _STATISTICS.items()
+                    if _texts(plain.of(choices, statistics)) == found
+                )
+                likely = next(other, "")
+            yield {"subnet": request["subnet"], "scores": scores, "likely": likely}
 
     def __enter__(self) -> Self:
         self._plain.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._plain.end()
 
     def ask(self, subnet: int, choices: Sequence[int], scores: Scores) -> None:
@@ -415,7 +396,7 @@ class ScoreVerifier:
         self._plain.send(request)
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Compare what has come, and wait for more for so long.
+        """Compare what has arrived, and wait up to ``seconds`` for more.
 
         Raises:
             VerificationError: at a difference.
@@ -423,15 +404,21 @@ class ScoreVerifier:
         for answer in self._plain.answers(seconds):
             if because := answer.get("because"):
                 self._give_up(because)
-            else:
-                self._compare(answer)
+                continue
+            subnet = int(answer["subnet"])
+            choices, found = self._waiting.pop(subnet)
+            for name, text in answer["scores"].items():
+                expected, here = float(text), float(getattr(found, name))
+                if bits_of(expected) != bits_of(here):
+                    likely = f"; {answer['likely']}" if answer["likely"] else ""
+                    raise VerificationError(
+                        f"subnet {subnet} ({','.join(map(str, choices))}): expected the {name} of "
+                        f"the plain network, {expected!r}, found {here!r} in the search{likely}"
+                    )
+            self._verified.add(subnet)
 
     def finish(self) -> VerifiedScores:
-        """Wait for the answers, within a bound; returns how many scores were verified.
-
-        Raises:
-            VerificationError: at a difference.
-        """
+        """Wait for the answers, within a bound; returns how many scores were verified."""
         share = max(LEAST_SECONDS, SHARE * (time.monotonic() - self._start))
         deadline = time.monotonic() + (share if self._patience is None else self._patience)
         while self._waiting and self._plain.is_running:
@@ -443,52 +430,15 @@ class ScoreVerifier:
         self._plain.end()
         return VerifiedScores(len(self._verified), self._because)
 
-    def _compare(self, answer: Mapping[str, Any]) -> None:
-        """Take an answer.
-
-        Raises:
-            VerificationError: when a score has other bits than the search found.
-        """
-        subnet = int(answer["subnet"])
-        choices, found = self._waiting.pop(subnet)
-        for name, text in answer["scores"].items():
-            expected, here = float(text), float(getattr(found, name))
-            if bits_of(expected) != bits_of(here):
-                likely = f"; {answer['likely']}" if answer["likely"] else ""
-                raise VerificationError(
-                    f"subnet {subnet} ({','.join(map(str, choices))}): expected the {name} of the "
-                    f"plain network, {expected!r}, found {here!r} in the search{likely}"
-                )
-        self._verified.add(subnet)
-
     def _give_up(self, because: str) -> None:
         self._because = because
         self._plain.end()
 
 
 def bits_of(score: float) -> bytes:
-    """What two scores are compared by; all values that are no numbers are one."""
+    """The bytes by which two scores are compared; all NaNs are equal."""
     return b"nan" if math.isnan(score) else struct.pack(">d", score)
 
 
 def _texts(scores: Scores | PlainScore) -> dict[str, str]:
-    """The scores that a plain network has, exactly."""
     return {name: repr(float(getattr(scores, name))) for name in PlainScore._fields}
-
-
-def _answers(plain: PlainScores, requests: Connection) -> Iterator[dict[str, Any]]:
-    """Answer requests, in the process of the verifier."""
-    while True:
-        request = json.loads(requests.recv_bytes())
-        choices, found = request["choices"], request["scores"]
-        scores = _texts(plain.of(choices))
-        likely = "" if scores == found else _likely(plain, choices, found)
-        yield {"subnet": request["subnet"], "scores": scores, "likely": likely}
-
-
-def _likely(plain: PlainScores, choices: Sequence[int], found: Mapping[str, str]) -> str:
-    """Why a search found these scores, if that can be seen."""
-    for statistics, reason in _STATISTICS.items():
-        if _texts(plain.of(choices, statistics)) == found:
-            return reason
-    return ""

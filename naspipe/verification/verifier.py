@@ -1,8 +1,8 @@
-"""Run the plain loop in a forked process beside the start of a run, and compare the two.
+"""Run the plain loop in a forked process next to the start of a run, and compare the two.
 
 The process is forked from the launcher before any stage computes, so it has the user's own modules,
 data and loss, and whatever it does to them is lost with it. It runs at low priority. The launcher
-hands on what the stages report, reads what the plain loop reports, and raises at the first
+forwards what the stages report, reads what the plain loop reports, and raises at the first
 difference. Before a checkpoint is published, the launcher waits for the comparison of the steps so
 far, but never longer than a bound.
 """
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -38,8 +37,8 @@ from naspipe.machine.forking import (
     obituary,
     quiet_fork,
 )
-from naspipe.verification.comparison import Comparison, Digests
-from naspipe.verification.records import NotVerifiable
+from naspipe.verification.comparison import Comparison
+from naspipe.verification.records import LayerDigests, NotVerifiable
 
 PRIORITY = 10
 """What is added to the niceness of the plain loop's process."""
@@ -69,7 +68,6 @@ class PlainProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
         return self._process is not None
 
     def start(self) -> None:
@@ -102,31 +100,12 @@ class PlainProcess:
                 return
 
     def end(self) -> None:
-        """End the process, if it is running."""
         if self._process is not None:
             end_all([self._process])
             self._process = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _end_with_launcher() -> None:
-    """Have the kernel end this process when the launcher is killed."""
-    set_parent_death_signal = 1
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
-
-
-def _leave_resources_to_run() -> None:
-    """Take time and memory only if the run does not need them.
-
-    When memory runs short, the kernel ends this process first. The launcher then reports that the
-    run was not verified.
-    """
-    os.nice(PRIORITY)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def limit_gpu_memory(device: str) -> None:
@@ -137,10 +116,18 @@ def limit_gpu_memory(device: str) -> None:
 
 
 def _report_all(work: Work, threads: int, what: str, connection: Connection) -> None:
-    """Send what a computation yields, and then how it ended; the forked process does this."""
+    """Send what a computation yields, and then how it ended; the forked process does this.
+
+    It takes time and memory only if the run does not need them: when memory runs short, the kernel
+    ends this process first, and the launcher reports that the run was not verified.
+    """
     leave_signals_to_launcher()
-    _end_with_launcher()
-    _leave_resources_to_run()
+    set_parent_death_signal = 1
+    if sys.platform == "linux":  # the kernel ends this process when the launcher is killed
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+    os.nice(PRIORITY)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
     def tell(answer: Mapping[str, Any]) -> None:
         connection.send_bytes(json.dumps(answer).encode())
@@ -199,7 +186,6 @@ class Verified:
         return f"verified: {count}, 0 bits differ" + (f" ({self.because})" if self.because else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest."""
         found: dict[str, Any] = {"steps": self.steps}
         if self.first:
             found["first"] = self.first
@@ -234,23 +220,27 @@ class Verifier:
         self._start = self._heard = time.monotonic()
 
     def _train(self, launcher: Connection) -> Iterator[Mapping[str, Any]]:
-        return self._records(_Proposals(launcher).of)
+        waiting: dict[int, deque[Sequence[int]]] = defaultdict(deque)
+
+        def proposed(stream: int) -> Iterator[Sequence[int]]:
+            while True:
+                while not waiting[stream]:
+                    other, chains = json.loads(launcher.recv_bytes())
+                    waiting[other] += chains
+                yield waiting[stream].popleft()
+
+        return self._records(proposed)
 
     def __enter__(self) -> Self:
         self._plain.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._plain.end()
 
     @property
     def end(self) -> int:
-        """Whatever has a sequence ID below this is compared."""
+        """The first sequence ID that is not compared."""
         return self._comparison.end
 
     def may_publish(self, cut: int) -> bool:
@@ -271,7 +261,7 @@ class Verifier:
         return not self._because and not self._comparison.is_complete
 
     def _deadline(self, seconds: float) -> float:
-        """When to give up: so long after the start, or after the last news of either side."""
+        """When to give up: this long after the start, or after the last report of either side."""
         if self._step_seconds is None:
             return self._start + seconds
         return self._heard + self._step_seconds
@@ -289,7 +279,7 @@ class Verifier:
             self._comparison.add_loss(stream, sequence_id, bits)
             self._read(0.0)
 
-    def take_layer(self, stream: int, sequence_id: int, label: str, digests: Digests) -> None:
+    def take_layer(self, stream: int, sequence_id: int, label: str, digests: LayerDigests) -> None:
         """A stage reported a layer that it wrote. Raises VerificationError at a difference."""
         if self._is_open:
             self._heard = time.monotonic()
@@ -297,7 +287,7 @@ class Verifier:
             self._read(0.0)
 
     def wait(self) -> None:
-        """Wait until the plain loop is through, within the bound. Raises VerificationError."""
+        """Wait for the end of the plain loop, within the bound. Raises VerificationError."""
         passed = time.monotonic() - self._start
         patience = passed + min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * passed))
         while self._plain.is_running:
@@ -311,7 +301,6 @@ class Verifier:
 
     @property
     def result(self) -> Verified:
-        """How far the run was verified by now."""
         because = NOT_REPORTED if self._is_open else self._because
         compared = self._comparison
         return Verified(compared.verified_steps, because, compared.first, compared.note)
@@ -330,23 +319,3 @@ class Verifier:
     def _give_up(self, because: str) -> None:
         self._because = because
         self._plain.end()
-
-
-class _Proposals:
-    """The subnets that the launcher sends, in the process of the plain loop.
-
-    Args:
-        connection: to the launcher.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._waiting: dict[int, deque[Sequence[int]]] = defaultdict(deque)
-
-    def of(self, stream: int) -> Iterator[Sequence[int]]:
-        """The chains of one stream, waiting for each until it is known."""
-        while True:
-            while not self._waiting[stream]:
-                other, chains = json.loads(self._connection.recv_bytes())
-                self._waiting[other] += chains
-            yield self._waiting[stream].popleft()

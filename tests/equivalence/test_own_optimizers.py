@@ -177,11 +177,11 @@ def two_rates(params):
 
 
 REFUSALS = {
-    Counting: "it keeps something beside the state of each parameter",
+    Counting: "it keeps something besides the state of each parameter",
     Normed: "what it does to one parameter depends on others",
     Decaying: "it changes parameters without a gradient",
     Deaf: "its steps do not heed the lr of its groups",
-    Growing: "what it keeps of a parameter grows behind the first step",
+    Growing: "what it keeps of a parameter grows after the first step",
     Strange: "it keeps history of type list; keep tensors and numbers",
     Closing: "its step needs a closure",
     two_rates: "sets the lr of its groups to one rate, found 0.5, 1.0",

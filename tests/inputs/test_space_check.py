@@ -143,10 +143,8 @@ def test_what_cannot_be_known_from_shapes_is_left_alone(how):
 
 def test_many_that_cannot_be_known_are_not_tried_for_long(monkeypatch):
     tried = []
-    compute = space_check.FirstBlocks.compute
-    monkeypatch.setattr(
-        space_check.FirstBlocks, "compute", lambda *all: tried.append(1) or compute(*all)
-    )
+    compute = space_check.compute_first
+    monkeypatch.setattr(space_check, "compute_first", lambda *all: tried.append(1) or compute(*all))
     here(monkeypatch)
     odd = [lambda: Valued(lambda x: x * (1 if x.device.type == "cpu" else {}[1]))] * 9
     assert checked(STEM, npp.Block(odd, alike=True), head()) == []

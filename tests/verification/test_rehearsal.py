@@ -14,9 +14,10 @@ from torch.nn import functional
 
 import naspipe as npp
 from naspipe.checks import tried_layers
-from naspipe.config.errors import VerificationError
+from naspipe.config.errors import ConfigError, VerificationError
 from naspipe.config.execution import VerifySettings
 from naspipe.jobs.losses import has_users_code
+from naspipe.streams.samplers import draw_subnets
 from naspipe.verification import verifier
 from tests.inputs.convolutions import STEM, head
 
@@ -285,6 +286,19 @@ def test_a_module_that_the_user_has_made(tmp_path):
                 npp.train(space, images, nn.CrossEntropyLoss(), **ways)
         else:
             npp.train(space, images, nn.CrossEntropyLoss(), **ways)
+
+
+def test_a_candidate_that_no_verified_step_uses(tmp_path, monkeypatch):
+    """Only the check before the run sees it, which is therefore not left to verification."""
+    made = npp.Block([*[nn.Identity] * 7, partial(Layer, counts)], alike=True)
+    space = npp.Space("s", [STEM, made, head()])
+    drawn = [choices[0] for choices in draw_subnets("fair", space, 0, 8)]
+    assert 7 in drawn[4:]
+    run = train(tmp_path / "unseen", made, steps=8, sampler="fair")
+    assert run.manifest["verified"] == {"steps": 4}
+    monkeypatch.setattr(tried_layers, "MOST_SECONDS", 60.0)
+    with pytest.raises(ConfigError, match=r"^layer 0\.7 \(Layer\): expected the same output"):
+        train(tmp_path / "seen", made, steps=8, sampler="fair")
 
 
 def test_a_value_that_one_layer_leaves_for_another(tmp_path):

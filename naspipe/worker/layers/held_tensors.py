@@ -16,7 +16,7 @@ from torch import nn
 from naspipe.config.blocks import globals_read
 from naspipe.config.errors import ConfigError
 from naspipe.config.user_code import is_users_module
-from naspipe.worker.layers.kept_state import TORCHS
+from naspipe.jobs.losses import TORCHS
 
 _MOST = 20000
 """The most objects that are visited."""

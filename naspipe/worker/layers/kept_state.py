@@ -20,10 +20,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from naspipe.config.errors import ConfigError
+from naspipe.jobs.losses import HOOKS, TORCHS
 
-TORCHS = {*nn.Module().__dict__}
-"""What every module has, whatever it computes."""
-HOOKS = [name for name in TORCHS if name.endswith("_hooks")]
 _SLOTS = ("_parameters", "_buffers")
 _PLAIN = (
     int, float, complex, str, bytes, type(None), type, enum.Enum, torch.dtype, torch.device,
