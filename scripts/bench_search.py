@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.api.search import Searching  # noqa: E402
+from naspipe.api.search import judge_subnets  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
 from naspipe.search.search_directory import (  # noqa: E402
     Candidate,
@@ -53,11 +53,16 @@ def measure(work: Path, stages: int, name: str, budget: int, validate: int) -> f
     definition = SearchDefinition(
         strategy="random", budget=budget, delay=budget, calibration=0, validation=validate
     )
-    Searching(
-        run=bench.train("run", 8, "uniform"), data=bench.named.data,
-        held_out=bench.held_out("valid"), loss=bench.named.loss, definition=definition,
-        execution=Execution(stages=stages), name=name, observer=times,
-    ).start()  # fmt: skip
+    judge_subnets(
+        bench.train("run", 8, "uniform"),
+        bench.named.data,
+        bench.held_out("valid"),
+        bench.named.loss,
+        definition,
+        Execution(stages=stages),
+        name=name,
+        observer=times,
+    )
     return (budget - WARM_UP - 1) / (times.known[-1] - times.known[WARM_UP])
 
 

@@ -16,7 +16,7 @@ from numpy.random import RandomState
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from naspipe.api.search import Searching  # noqa: E402
+from naspipe.api.search import judge_subnets  # noqa: E402
 from naspipe.api.search_record import SilentSearchObserver  # noqa: E402
 from naspipe.api.training import Training  # noqa: E402
 from naspipe.config.definition import Execution  # noqa: E402
@@ -105,11 +105,16 @@ class Bench:
                 return found
             shutil.rmtree(directory.path)  # what was interrupted begins anew
         before = time.monotonic()
-        found = Searching(
-            run=run, data=self.named.data, held_out=self.held_out(split), loss=self.named.loss,
-            definition=SearchDefinition(**definition), execution=Execution(), name=name,
+        found = judge_subnets(
+            run,
+            self.named.data,
+            self.held_out(split),
+            self.named.loss,
+            SearchDefinition(**definition),
+            Execution(),
+            name=name,
             observer=SilentSearchObserver(),
-        ).start()  # fmt: skip
+        )
         count, seconds = len(found.candidates), time.monotonic() - before
         print(f"{run.directory.path.name}: {count} subnets judged in {seconds:.0f} s", flush=True)
         return found

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from naspipe.api.distill import Blockwise, Keyed
-from naspipe.api.search import Searching
+from naspipe.api.search import judge_subnets
 from naspipe.api.search_parts import ALL
 from naspipe.api.search_record import SearchObserver, SilentSearchObserver
 from naspipe.config.definition import Execution, Recipe
@@ -100,16 +100,16 @@ def rate_blocks(
     how = Execution(stages=stages, **(execution or {}))
     judges, named = _judges(found, measure, last_measure), _free_name(found, name)
     return tuple(
-        Searching(
-            run=Run(_asking(run.space, Lessons(found, number, found.data)), run.directory.path),
-            data=Lessons(found, number, found.data),
-            held_out=Lessons(found, number, chosen),
-            loss=judge.loss,
-            definition=_of_block(run.space, replace(definition, loss=judge.name)),
-            execution=how.changed(stages=min(stages, len(run.space))),
+        judge_subnets(
+            Run(_asking(run.space, Lessons(found, number, found.data)), run.directory.path),
+            Lessons(found, number, found.data),
+            Lessons(found, number, chosen),
+            judge.loss,
+            _of_block(run.space, replace(definition, loss=judge.name)),
+            how.changed(stages=min(stages, len(run.space))),
             name=named,
             observer=observer or SilentSearchObserver(),
-        ).start()
+        )
         for number, (run, judge) in enumerate(zip(found.blocks, judges, strict=True))
     )
 

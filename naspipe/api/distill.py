@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from naspipe.api.start_state import asked_resume
-from naspipe.api.train import default_run_directory, recipe_execution, workload
-from naspipe.api.training import Training
+from naspipe.api.train import recipe_execution, workload
+from naspipe.api.training import Training, Watch, start
+from naspipe.api.workers import refusal_told
 from naspipe.checks.data import check_is_data
 from naspipe.config.blocks import CopyOf
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
 from naspipe.config.recipe import Recipe
 from naspipe.config.rules import parse_rule
@@ -36,6 +37,7 @@ from naspipe.inputs.ends import modules_digest
 from naspipe.inputs.run import Run, check_space, loss_layer_of
 from naspipe.jobs.batches_apart import batches_kept
 from naspipe.jobs.workload import Batches, Workload, define
+from naspipe.launch.hosts import Worker
 from naspipe.search.search_directory import Search, find_search
 from naspipe.store.run_directory import RunDirectory
 from naspipe.wire.ports import LaunchObserver
@@ -282,70 +284,101 @@ def distill_blockwise(
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    training = blockwise_training(
-        teachers, students, data, losses=(loss, last_loss), window=window,
+    training = start_blockwise(
+        teachers,
+        students,
+        data,
+        loss=loss,
+        last_loss=last_loss,
+        window=window,
         execution={"relay": relay, "stages": stages, **(execution or {})},
-        kept=Kept(run_dir, resume, observer or Observer(), source or {}),
-        steps=steps, seed=seed, sampler=sampler, recipe=recipe, **optimizer,
-    )  # fmt: skip
-    training.run()
+        run_dir=run_dir,
+        resume=resume,
+        source=source,
+        watch=lambda *_: nullcontext(observer or Observer()),
+        steps=steps,
+        seed=seed,
+        sampler=sampler,
+        recipe=recipe,
+        **optimizer,
+    )
     return Blockwise.of(training.path, teachers, students, data, loss=loss, last_loss=last_loss)
 
 
-class Kept(NamedTuple):
-    """Where a distillation leaves what it finds, and who is told of it."""
-
-    run_dir: str | Path | None = None
-    resume: bool | str = False
-    observer: LaunchObserver = Observer()
-    source: Mapping[str, Any] = {}
-
-
-def blockwise_training(
+def start_blockwise(
     teachers: Sequence[nn.Module],
     students: Sequence[Space | nn.Module],
     data: Batches,
     *,
-    losses: tuple[Any, Any] = (None, None),
+    loss: Any = None,
+    last_loss: Any = None,
     window: int = WINDOW,
     execution: Mapping[str, Any],
-    kept: Kept,
+    run_dir: str | Path | None,
+    resume: bool | str,
+    source: Mapping[str, Any] | None,
+    watch: Watch,
+    name: str = "blockwise",
+    worker: Worker | None = None,
+    carry_out: Callable[[Training], None] = Training.run,
+    recipe: str | Path | Mapping[str, Any] | None,
     **how: Any,
 ) -> Training:
-    """What :func:`distill_blockwise` runs, before it does.
+    """What :func:`distill_blockwise` and ``naspipe distill`` have in common.
 
     Args:
-        teachers: ``students``, ``data`` and ``window`` as there; so is ``how``.
-        losses: as of :func:`blockwise_streams`.
-        execution: settings, with ``stages`` and ``relay``.
-        kept: where.
+        teachers: as there, and so are all arguments that are not named here.
+        execution: settings; the relay is among them.
+        watch: as of :func:`naspipe.api.training.start`, and so are ``name``, ``worker`` and
+            ``carry_out``.
+        how: goes to :func:`naspipe.workload`.
 
     Raises:
         ConfigError: for input that cannot be used.
     """
-    check_is_data(data)
-    relay = execution.get("relay", DECOUPLED)
-    taught = blockwise_streams(
-        teachers, students, data, losses=losses, relay=relay, window=window, **how
-    )
-    asked = {"partition": RELAYS[relay], **execution}
-    carried = recipe_execution(how.get("recipe"), **asked)
-    resuming = asked_resume(kept.resume, kept.run_dir)
-    if kept.run_dir is not None:
-        first = RunDirectory(Path(kept.run_dir) / folder(0))
-        if resuming["resumes"] or (resuming["may_resume"] and first.manifest.exists()):
-            _check_resumed(first.read_manifest(), kept.run_dir, relay)
-    return _training(carried_out(taught, carried), carried, kept)
-
-
-def _check_resumed(manifest: Mapping[str, Any], run_dir: str | Path, relay: str) -> None:
-    """A resume must find streams of the same blocks."""
-    began = (manifest.get("requested") or {}).get("relay", DECOUPLED)
-    if relay != began and APART in (relay, began):
-        raise ConfigError(
-            f"relay={relay}: expected {began}, with which {run_dir} began, as each student has the "
-            f"teacher's blocks for itself with one of them alone; leave it out"
+    with refusal_told(worker):
+        check_is_data(data)
+        relay = execution.get("relay", DECOUPLED)
+        taught = blockwise_streams(
+            teachers,
+            students,
+            data,
+            loss=loss,
+            last_loss=last_loss,
+            relay=relay,
+            window=window,
+            recipe=recipe,
+            **how,
         )
+        carried = recipe_execution(recipe, **{"partition": RELAYS[relay], **execution})
+        resuming = asked_resume(resume, run_dir)
+        if run_dir is not None:
+            first = RunDirectory(Path(run_dir) / folder(0))
+            if resuming["resumes"] or (resuming["may_resume"] and first.manifest.exists()):
+                began = (first.read_manifest().get("requested") or {}).get("relay", DECOUPLED)
+                if relay != began and APART in (relay, began):
+                    raise ConfigError(
+                        f"relay={relay}: expected {began}, with which {run_dir} began, as each "
+                        f"student has the teacher's blocks for itself with one of them alone; "
+                        f"leave it out"
+                    )
+        taught = carried_out(taught, carried)
+        if taught.workloads[0].recipe.steps.distills:
+            raise ConfigError(
+                f"blockwise: expected passes other than {taught.workloads[0].recipe.passes}, whose "
+                f"first pass is a teacher already"
+            )
+    return start(
+        taught,
+        carried,
+        run_dir,
+        watch=watch,
+        resume=resume,
+        sources=[source or {}] * len(taught.workloads),
+        name=name,
+        worker=worker,
+        carry_out=carry_out,
+    )
 
 
 def blockwise_streams(
@@ -354,14 +387,13 @@ def blockwise_streams(
     data: Batches,
     *,
     seed: int = 0,
-    losses: tuple[Any, Any] = (None, None),
+    loss: Any = None,
+    last_loss: Any = None,
     relay: str = DECOUPLED,
     window: int = WINDOW,
     **how: Any,
 ) -> Taught:
     """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`.
-
-    ``losses`` are that of every block but the last, and the last one's; None for the usual ones.
 
     Raises:
         ConfigError: for input that cannot be used.
@@ -372,25 +404,12 @@ def blockwise_streams(
 
     with batches_kept():
         return blockwise(
-            teachers, students, Keyed(data, seed), define, loss=losses[0], last_loss=losses[1],
-            relay=relay, window=window,
-        )  # fmt: skip
-
-
-def _training(taught: Taught, how: Execution, kept: Kept) -> Training:
-    recipe = taught.workloads[0].recipe
-    if recipe.steps.distills:
-        raise ConfigError(
-            f"blockwise: expected passes other than {recipe.passes}, whose first pass is a "
-            f"teacher already"
+            teachers,
+            students,
+            Keyed(data, seed),
+            define,
+            loss=loss,
+            last_loss=last_loss,
+            relay=relay,
+            window=window,
         )
-    return Training(
-        workloads=[replace(each, recompute=how.pipeline.recompute) for each in taught.workloads],
-        execution=how,
-        path=default_run_directory("blockwise") if kept.run_dir is None else Path(kept.run_dir),
-        observer=kept.observer,
-        sources=[kept.source] * len(taught.workloads),
-        taps=taught.taps,
-        places=taught.places,
-        **asked_resume(kept.resume, kept.run_dir),
-    )

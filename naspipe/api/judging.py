@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from naspipe.api.progress import Bar
 from naspipe.api.search_record import Recorder
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Shared, Space
@@ -24,7 +23,6 @@ from naspipe.jobs.ports import SubnetSource
 from naspipe.jobs.workload import EvaluationRecipe
 from naspipe.launch.evaluation import evaluate
 from naspipe.search.scores import PROXIES, SAMPLE, Scores, StandardScores, parts_of, told_merit
-from naspipe.search.search_directory import Search
 from naspipe.store.checkpoints import Checkpoint
 from naspipe.verification.plain_scores import PlainScores, ScoreVerifier, VerifiedScores
 
@@ -255,9 +253,3 @@ class FirstAndBest:
         if (best := self._recorder.best) is not None:
             self._verifier.ask(best.sequence_id, best.choices, best.scores)
         return self._verifier.finish()
-
-
-def note_verified(search: Search, bar: Bar) -> None:
-    """Say how many scores of a search were verified, if any were to be."""
-    if (found := search.manifest.get("verified")) is not None:
-        bar.note(str(VerifiedScores(found["scores"], found.get("because", ""))))

@@ -46,11 +46,12 @@ def training_progress(
     stages: int,
     is_quiet: bool = False,
     every_seconds: float = LINES_EVERY_SECONDS,
+    name: str = "",
 ) -> TrainingProgress:
-    """The progress of streams that are trained together."""
+    """The progress of streams that are trained together; ``name`` replaces those of the spaces."""
     trained = [workload for workload in workloads if workload.is_trained]
-    names = dict.fromkeys(workload.space.name for workload in trained)
-    title = f"{' '.join(names)} on {stages} stage{'s' if stages > 1 else ''}"
+    name = name or " ".join(dict.fromkeys(workload.space.name for workload in trained))
+    title = f"{name} on {stages} stage{'s' if stages > 1 else ''}"
     num_passes = sum(workload.definition.num_passes for workload in trained)
     has_passes = any(each.definition.recipe.steps.passes > 1 for each in trained)
     unit = "passes" if has_passes else "steps"

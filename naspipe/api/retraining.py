@@ -6,8 +6,7 @@ What was trained already is not trained again; what was interrupted goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 from naspipe.api.attempts import RETRAIN
 from naspipe.api.keywords import gathered
 from naspipe.api.observers import watching
-from naspipe.api.search import Searching
+from naspipe.api.search import judge_subnets
 from naspipe.api.search_parts import run_workload
 from naspipe.api.search_record import SilentSearchObserver
-from naspipe.api.start_state import is_begun
-from naspipe.api.training import Training
+from naspipe.api.start_state import IF_EXISTS, is_begun
+from naspipe.api.training import Watch, start
 from naspipe.checks.data import check_is_data
 from naspipe.checks.fingerprint import check_run_loss
 from naspipe.checks.loss import check_is_loss
@@ -28,6 +27,7 @@ from naspipe.config.errors import ConfigError
 from naspipe.config.settings import declared, groups
 from naspipe.config.steps import NO_PROBES
 from naspipe.config.user_code import full_name
+from naspipe.distill.taught import Taught
 from naspipe.inputs.ends import with_loss_layer, with_run_loss
 from naspipe.inputs.held_out import judged_by, part_of
 from naspipe.inputs.run import Run, check_space
@@ -149,7 +149,7 @@ class Retraining:
     steps: int
     seed: int | None
     execution: Execution
-    watch: Callable[[Sequence[Workload], int], AbstractContextManager[LaunchObserver]]
+    watch: Watch
     """Who is told of the training of streams on so many stages."""
 
     def start(self, best: int, others: int) -> list[Retrained]:
@@ -216,18 +216,16 @@ class Retraining:
                 self._train_together(part)
 
     def _train_together(self, part: Sequence[Candidate]) -> None:
-        workloads = [self._workload(each) for each in part]
+        workloads = tuple(self._workload(each) for each in part)
         source = {**(self.run.manifest.get("source") or {}), "command": RETRAIN}
-        with self.watch(workloads, self.execution.pipeline.stages) as told:
-            Training(
-                workloads=workloads,
-                execution=self.execution,
-                path=self.search.path,
-                observer=told,
-                sources=[source] * len(part),
-                places=[self._place(each) for each in part],
-                may_resume=True,
-            ).run()
+        start(
+            Taught(workloads, places=tuple(self._place(each) for each in part)),
+            self.execution,
+            self.search.path,
+            watch=self.watch,
+            resume=IF_EXISTS,
+            sources=[source] * len(part),
+        )
 
     def _workload(self, each: Candidate) -> Workload:
         """One that diverges is no reason to stop the others: its scores are then none."""
@@ -242,11 +240,15 @@ class Retraining:
         alone = self._run_of(each)
         listed = alone.path / "judged.jsonl"
         write_stream(listed, [each.choices])
-        found = Searching(
-            run=alone, data=self.data, held_out=self.held_out, loss=self.loss,
-            definition=self._definition(f"file:{listed}"), execution=self.execution,
+        found = judge_subnets(
+            alone,
+            self.data,
+            self.held_out,
+            self.loss,
+            self._definition(f"file:{listed}"),
+            self.execution,
             observer=SilentSearchObserver(),
-        ).start()  # fmt: skip
+        )
         scores = found.candidates[0].scores
         return Retrained(each.sequence_id, self.terms, scores, self._place(each))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from naspipe.jobs.losses import Loss
 from naspipe.jobs.workload import Batches, Workload, define
 from naspipe.plan.costs import CostTable, LayerCost
 from naspipe.profiling.counts import SubnetCounter
-from naspipe.search.scores import PROXIES, SAMPLE, parts_of
+from naspipe.search.scores import PROXIES, parts_of
 from naspipe.search.search_directory import SearchDefinition
 from naspipe.search.strategies import STRATEGIES, Cost, Limits, Listed, make_strategy
 from naspipe.store.checkpoints import Checkpoint, read_checkpoint
@@ -88,11 +87,6 @@ def title_of(run: Path, definition: SearchDefinition, held_out: Batches) -> str:
     proxies = set(parts_of(definition.score)) <= set(PROXIES)
     part = "first weights" if proxies else part_of(held_out, definition.validation)
     return f"search of {run} by {definition.strategy} on {part}"
-
-
-def sampling(definition: SearchDefinition) -> SearchDefinition:
-    """What draws the subnets that a sum of scores is measured by: at random, within the limits."""
-    return replace(definition, strategy="random", options={}, budget=SAMPLE)
 
 
 def find_strategy(

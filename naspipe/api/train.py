@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, count
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from naspipe.api.chosen_stages import choose_stages
 from naspipe.api.initial_weights import Weights, begin_with
 from naspipe.api.keywords import Stated, tells_settings
 from naspipe.api.observers import Told, watching
-from naspipe.api.start_state import asked_resume
-from naspipe.api.training import Training
+from naspipe.api.training import start
 from naspipe.checks.data import check_is_data
 from naspipe.checks.inputs import check_is_space
 from naspipe.checks.loss import check_is_loss, given_fields, given_metrics
@@ -30,12 +27,11 @@ from naspipe.config.space import Space
 from naspipe.config.text import did_you_mean
 from naspipe.config.user_code import users_code
 from naspipe.config.wiring import Tap
-from naspipe.distill.joined import join
 from naspipe.distill.teachers import MakesTeacher
 from naspipe.inputs.run import Run
 from naspipe.inputs.strategies import Asked, check_draws, find_strategy_maker, name_of
 from naspipe.jobs.losses import Loss, Metric
-from naspipe.jobs.workload import Batches, Workload, wiring_of
+from naspipe.jobs.workload import Batches, Workload
 from naspipe.plan.costs import AUTO
 from naspipe.wire.ports import LaunchObserver
 from naspipe.wire.reports import NotesToStderr
@@ -323,43 +319,28 @@ def train_together(
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
-    resuming = asked_resume(resume, run_dir)
-    joined = join(workloads, execution, taps, teacher)
-    workloads = [replace(each, recompute=execution.pipeline.recompute) for each in joined.workloads]
-    path = Path(run_dir) if run_dir is not None else None
-    if chooses_stages:
-        if execution.pipeline.stages > 1:
-            raise ConfigError(
-                f"stages={AUTO!r}: expected no number beside it, found "
-                f"stages={execution.pipeline.stages}; leave one of them out"
-            )
-        wiring, told = wiring_of(workloads, joined.taps, exchanges), observer or NotesToStderr()
-        execution = choose_stages(workloads, execution, wiring, Told(told).on_note).execution
-    with watching(workloads, execution.pipeline.stages, observer, progress) as told:
-        training = Training(
-            workloads=workloads,
-            execution=execution,
-            path=path or default_run_directory(workloads[0].space.name),
-            observer=told,
-            taps=joined.taps,
-            exchanges=exchanges,
-            places=joined.places,
-            **resuming,
+    if chooses_stages and execution.pipeline.stages > 1:
+        raise ConfigError(
+            f"stages={AUTO!r}: expected no number beside it, found "
+            f"stages={execution.pipeline.stages}; leave one of them out"
         )
-        training.run()
+    training = start(
+        workloads,
+        execution,
+        run_dir,
+        watch=partial(watching, observer=observer, progress=progress),
+        resume=resume,
+        taps=taps,
+        exchanges=exchanges,
+        teacher=teacher,
+        on_choice=Told(observer or NotesToStderr()).on_note if chooses_stages else None,
+    )
     return [
         Run(workload.space, directory.path)
-        for workload, directory in zip(workloads, training.directories, strict=True)
+        for workload, directory in zip(training.workloads, training.directories, strict=True)
     ]
 
 
 def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: Any) -> Execution:
     """How a run is carried out, by its recipe and further settings."""
     return read_file(recipe)[1].execution.changed(**settings)
-
-
-def default_run_directory(name: str) -> Path:
-    """``runs/NAME-TIME`` below the working directory, with a number where that is there already."""
-    path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(each for each in chain([path], others) if not each.exists())

@@ -1,4 +1,9 @@
-"""The same command, started by torchrun once per stage: who does what."""
+"""A run that torchrun starts: the same command runs once per stage, on one host or several.
+
+Rank 0 runs the training. It sends an assignment to the other workers, which define the same
+training for themselves, check that it is equal, and run one stage of it. A worker that cannot take
+part tells the others, so that none waits for it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from naspipe.api.attempts import how_to_go_on
 from naspipe.api.planning import make_plan
-from naspipe.api.training import Training
 from naspipe.checks.data import first_digests
 from naspipe.checks.fingerprint import code_digests
 from naspipe.config.definition import Execution
@@ -41,6 +45,9 @@ from naspipe.worker.checkpoints.restored import Restored
 from naspipe.worker.job import StreamJob, TrainingJob
 from naspipe.worker.placement import device_name
 
+if TYPE_CHECKING:
+    from naspipe.api.training import Training
+
 LAUNCH_FILE = ".launch.json"
 """In the run directory: the token of the last life on several hosts, and who started it."""
 
@@ -55,7 +62,10 @@ def assign(training: Training, hosts: Hosts, job: TrainingJob) -> dict[str, Any]
         "generation": job.generation,
         "first": [stream.first for stream in job.streams],
         "verified_until": job.verified_until,
-        "costs": [_rows(table) for table in job.costs],
+        "costs": [
+            None if table is None else [[*key, *cost] for key, cost in sorted(table.costs.items())]
+            for table in job.costs
+        ],
         "plan": plan_digest(job),
         "facts": facts(training),
     }
@@ -71,14 +81,23 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
     rank = hosts.worker.rank
     check_facts(rank, facts(training), assignment["facts"], hosts.names)
     path = Path(assignment["path"])
-    _check_shared(rank, path, assignment["token"])
+    if _launch(path).get("token", "nothing") != assignment["token"]:
+        raise ConfigError(
+            f"rank {rank}: expected the run directory {path} of rank 0's host, found another one "
+            f"or none here; choose a --run-dir on a file system that all hosts share"
+        )
     training = replace(training, path=path)
     samples = training.drawn_beside
     subnets = [
         draw_stream(StreamId(number), *each)
         for number, each in enumerate(zip(training.workloads, samples, strict=True))
     ]
-    costs = tuple(map(_table, assignment["costs"]))
+    costs = tuple(
+        None
+        if rows is None
+        else CostTable({(block, layer): LayerCost(*cost) for block, layer, *cost in rows})
+        for rows in assignment["costs"]
+    )
     plan = make_plan(
         training.workloads, training.execution, subnets, costs, training.wiring, samples
     )
@@ -109,35 +128,28 @@ def facts(training: Training) -> dict[str, Any]:
     environment = describe_environment()
     hardware = environment["hardware"]
     definitions = [workload.definition.as_dict() for workload in training.workloads]
+    batches = [first_digests(each) for each in training.workloads]
     found = {
         "software": environment["software"],
         "code": code_digests(training.workloads),
         "processor": {key: hardware[key] for key in hardware if key != "cores"},
-        "definition": _numbered(definitions) if len(definitions) > 1 else definitions[0],
+        "definition": dict(enumerate(definitions)) if definitions[1:] else definitions[0],
         "execution": training.execution.as_dict(),
-        "first batch": _numbered([first_digests(each) for each in training.workloads]),
+        "first batch": dict(enumerate(batches)),
     }
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
 
 
-def _numbered(found: Sequence[Any]) -> dict[str, Any]:
-    return {str(number): each for number, each in enumerate(found)}
-
-
 def check_facts(
     rank: int, own: Mapping[str, Any], expected: Mapping[str, Any], names: Sequence[str]
 ) -> None:
-    """What must be the same on this host is what it is on rank 0's.
+    """Compare the :func:`facts` of this worker with those of rank 0.
 
-    Args:
-        rank: of this worker.
-        own: see :func:`facts`.
-        expected: those of rank 0.
-        names: of the hosts of all ranks.
+    ``names`` are the hosts of all ranks.
 
     Raises:
-        ConfigError: naming the key that differs, with both values; of code the files.
+        ConfigError: naming the key that differs, with both values; for code, the files.
     """
     whose = f"rank {rank} on {names[rank]} and rank 0 on {names[0]}"
     for part, value in expected.items():
@@ -157,25 +169,19 @@ def check_facts(
         )
 
 
-def _check_shared(rank: int, path: Path, token: str) -> None:
+def _launch(path: Path) -> dict[str, Any]:
+    """The last launch on several hosts; empty if there was none, or the file is damaged."""
     try:
-        found = json.loads((path / LAUNCH_FILE).read_bytes())["token"]
-    except (OSError, ValueError, KeyError, TypeError):
-        found = "nothing"
-    if found != token:
-        raise ConfigError(
-            f"rank {rank}: expected the run directory {path} of rank 0's host, found another one "
-            f"or none here; choose a --run-dir on a file system that all hosts share"
-        )
+        found = json.loads((path / LAUNCH_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def started_by(path: Path) -> set[str]:
-    """The processes that started the last life of a run; empty where that is not known."""
-    try:
-        launch = json.loads((path / LAUNCH_FILE).read_bytes())
-        return {str(each) for each in launch["started_by"] if each}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
+    """The processes that started the last attempt of a run; empty if that is not known."""
+    found = _launch(path).get("started_by")
+    return {str(each) for each in found if each} if isinstance(found, list) else set()
 
 
 def _restored(
@@ -197,33 +203,15 @@ def plan_digest(job: TrainingJob) -> str:
         known = stream.planned, sorted(stream.cuts), sorted(stream.stateless)
         digest.update(repr(known).encode())
     budgets = job.memory.budgets if job.memory else ()
-    digest.update(
-        repr(
-            (job.execution.pipeline.order, job.execution.pipeline.window, budgets, job.bulk)
-        ).encode()
-    )
+    way = job.execution.pipeline
+    digest.update(repr((way.order, way.window, budgets, job.bulk)).encode())
     return digest.hexdigest()
-
-
-def _rows(table: CostTable | None) -> list[list[int]] | None:
-    if table is None:
-        return None
-    return [[*key, *cost] for key, cost in sorted(table.costs.items())]
-
-
-def _table(rows: Sequence[Sequence[int]] | None) -> CostTable | None:
-    if rows is None:
-        return None
-    return CostTable({(block, layer): LayerCost(*cost) for block, layer, *cost in rows})
 
 
 def execution_of(worker: Worker, execution: Execution, asked_stages: int | None) -> Execution:
     """How a run under torchrun is carried out: a stage of a group for every worker, over tcp.
 
-    Args:
-        worker: this one.
-        execution: what the user asked for.
-        asked_stages: on the command line, if at all.
+    ``asked_stages`` is None unless the command line has ``--stages``.
 
     Raises:
         ConfigError: for what torchrun decides, or cannot be had over several hosts.
@@ -271,16 +259,13 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
 
 
 def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> None:
-    """Do a worker's part: rank 0 runs the training, the others run their stage for it.
+    """Do this worker's part: rank 0 runs the training, the others run their stage of it.
 
-    Args:
-        training: of all.
-        worker: this one.
-        has_place: whether the user named the run directory.
+    ``has_place`` says whether the user named the run directory.
 
     Raises:
-        ConfigError: when the hosts do not fit together, or anything else cannot be used.
-        TransportError: when a host is gone.
+        ConfigError: if the hosts do not fit together, or anything else cannot be used.
+        TransportError: if a host is gone.
     """
     if not has_place:
         raise ConfigError(
@@ -298,9 +283,9 @@ def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> N
             )
         return
     with _told(hosts), _ended_everywhere(hosts):
-        resumes = training.resumes or _is_restart(training, hosts)
+        is_restart = bool(started_by(training.path) & {each for each in hosts.started_by if each})
         others = OtherHosts(hosts=hosts, assign=partial(assign, training, hosts))
-        replace(training, resumes=resumes, others=others).run()
+        replace(training, resumes=training.resumes or is_restart, others=others).run()
 
 
 @contextmanager
@@ -314,11 +299,6 @@ def _introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
     yield
     if is_one_of_its_host:
         say(f"{who} is done: the run is complete")
-
-
-def _is_restart(training: Training, hosts: Hosts) -> bool:
-    """Whether the run directory holds a run that the same torchrun began."""
-    return bool(started_by(training.path) & {each for each in hosts.started_by if each})
 
 
 @contextmanager
@@ -355,11 +335,17 @@ def _ended_everywhere(hosts: Hosts) -> Iterator[None]:
         raise
 
 
-def refuse(worker: Worker, problem: str) -> None:
-    """Tell the other workers that this one cannot take part, so that none waits for it.
+@contextmanager
+def refusal_told(worker: Worker | None) -> Iterator[None]:
+    """Tell the other workers of a ConfigError, so that none waits for this one.
 
     Raises:
         ConfigError: with that problem, and those of others.
     """
-    card = WorkerCard(address="", public_key="", started_by="", problem=problem)
-    exchange_cards(worker, card, Execution().watch.timeout_seconds)
+    try:
+        yield
+    except ConfigError as error:
+        if worker is not None:
+            card = WorkerCard(address="", public_key="", started_by="", problem=str(error))
+            exchange_cards(worker, card, Execution().watch.timeout_seconds)
+        raise

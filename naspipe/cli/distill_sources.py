@@ -302,7 +302,6 @@ class Asked:
     sampler: str
     recipe: Recipe
     execution: Mapping[str, Any]
-    path: Path
 
 
 def read_asked(arguments: argparse.Namespace) -> Asked:
@@ -312,7 +311,6 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
         ConfigError: for a value that does not fit, or a setting that means nothing here.
     """
     import search_spaces
-    from naspipe.api.train import default_run_directory
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
 
     if arguments.student is None:
@@ -342,7 +340,6 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
         sampler=arguments.sampler or file.sampler or said["sampler"],
         recipe=settings.recipe,
         execution={key: values[key] for key in values if key in keys},
-        path=arguments.run_dir or default_run_directory(arguments.student.replace(":", "-")),
     )
 
 
@@ -388,4 +385,4 @@ def read_resumed(arguments: argparse.Namespace) -> Asked:
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
     recipe = recorded_recipe(definition, path)
-    return Asked(source=source, recipe=recipe, execution=execution.as_dict(), path=path, **said)
+    return Asked(source=source, recipe=recipe, execution=execution.as_dict(), **said)

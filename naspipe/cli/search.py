@@ -18,15 +18,13 @@ from naspipe.cli.options import add_flags, flags, given
 from naspipe.cli.output import tell
 from naspipe.cli.sources import add_judged_run
 from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.table import Table
 
-    from naspipe.api.search import Searching
     from naspipe.cli.options import Options
-    from naspipe.search.search_directory import Candidate, Search, SearchDefinition
+    from naspipe.search.search_directory import Candidate, Search
     from naspipe.search.strategies import Limits
     from naspipe.store.labels import Decided
 
@@ -150,10 +148,9 @@ def cost_limits(arguments: argparse.Namespace) -> Limits:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; prints the tables and the search's directory on stdout."""
-    from naspipe.api.judging import note_verified
-    from naspipe.api.progress import SearchProgress
-    from naspipe.api.search_parts import title_of
-    from naspipe.config.errors import ConfigError
+    from naspipe.api.search import judge_subnets
+    from naspipe.cli.sources import judged_run
+    from naspipe.search.search_directory import SearchDefinition
     from naspipe.store.labels import Decided, decided_in
 
     if arguments.top < 1:
@@ -162,60 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--latency: expected profile or measured, found {arguments.latency!r:.80}"
         )
-    definition = _definition(arguments)
-    searching = _searching(arguments, definition)
-    judge = _bleu(arguments, searching)
-    if definition.score == "bleu":
-        searching = replace(searching, judge=judge)
-    title = title_of(arguments.run, searching.definition, searching.held_out)
-    with SearchProgress(title, definition.budget, definition.score, arguments.quiet) as progress:
-        search = replace(searching, observer=progress).start()
-        note_verified(search, progress)
-    shown, measured = _examine(arguments, searching, search, judge)
-    print_tables(search, shown, measured, Decided(decided_in(searching.run.space)))
-    tell(str(search.path))
-    return 0
-
-
-def _bleu(
-    arguments: argparse.Namespace, searching: Searching
-) -> Callable[[Sequence[int]], float] | None:
-    """What decodes, where it is asked for."""
-    if not (arguments.bleu or arguments.score == "bleu"):
-        return None
-    from naspipe.export.translation import BeamOptions, BleuScorer
-
-    options = BeamOptions(beams=arguments.beams)
-    return BleuScorer(searching.run, searching.held_out, searching.definition.validation, options)
-
-
-def _examine(
-    arguments: argparse.Namespace,
-    searching: Searching,
-    search: Search,
-    judge: Callable[[Sequence[int]], float] | None,
-) -> tuple[list[Candidate], dict[int, float]]:
-    """The best subnets with all that was asked of them, and milliseconds of whole forwards."""
-    shown = search.ranked()[: arguments.top]
-    measured: dict[int, float] = {}
-    if arguments.latency == "measured":
-        from naspipe.export.translation import measure_top
-
-        measured = measure_top(searching.run, search, shown, searching.held_out)
-        if limit := searching.definition.limits.latency_ms:
-            shown = [each for each in shown if measured[each.sequence_id] <= limit]
-    if judge is not None and search.score != "bleu":
-        shown = [
-            each._replace(scores=each.scores._replace(bleu=judge(each.choices))) for each in shown
-        ]
-        search.note(bleu={str(each.sequence_id): each.scores.bleu for each in shown})
-    return shown, measured
-
-
-def _definition(arguments: argparse.Namespace) -> SearchDefinition:
-    from naspipe.search.search_directory import SearchDefinition
-
-    return SearchDefinition(
+    definition = SearchDefinition(
         strategy=arguments.strategy,
         options=dict(_option(text) for text in arguments.set),
         budget=arguments.budget,
@@ -226,34 +170,49 @@ def _definition(arguments: argparse.Namespace) -> SearchDefinition:
         limits=cost_limits(arguments),
         ema=arguments.ema,
     )
+    found = judged_run(arguments)
+    definition = replace(definition, validation=found.validation)
+    decode = None
+    if arguments.bleu or arguments.score == "bleu":
+        from naspipe.export.translation import BeamOptions, BleuScorer
+
+        options = BeamOptions(beams=arguments.beams)
+        decode = BleuScorer(found.run, found.held_out, found.validation, options)
+    search = judge_subnets(
+        found.run,
+        found.data,
+        found.held_out,
+        found.loss,
+        definition,
+        Execution(**given(Execution, arguments)),
+        name=arguments.name,
+        is_quiet=arguments.quiet,
+        judge=decode if arguments.score == "bleu" else None,
+    )
+    shown = search.ranked()[: arguments.top]
+    measured: dict[int, float] = {}
+    if arguments.latency == "measured":
+        from naspipe.export.translation import measure_top
+
+        measured = measure_top(found.run, search, shown, found.held_out)
+        if limit := definition.limits.latency_ms:
+            shown = [each for each in shown if measured[each.sequence_id] <= limit]
+    if decode is not None and search.score != "bleu":
+        shown = [
+            each._replace(scores=each.scores._replace(bleu=decode(each.choices))) for each in shown
+        ]
+        search.note(bleu={str(each.sequence_id): each.scores.bleu for each in shown})
+    print_tables(search, shown, measured, Decided(decided_in(found.run.space)))
+    tell(str(search.path))
+    return 0
 
 
 def _option(text: str) -> tuple[str, float]:
-    from naspipe.config.errors import ConfigError
-
     name, _, value = text.partition("=")
     try:
         return name, float(value) if "." in value else int(value)
     except ValueError:
         raise ConfigError(f"--set {text!r:.80}: expected KEY=NUMBER, as in population=20") from None
-
-
-def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> Searching:
-    from naspipe.api.search import Searching
-    from naspipe.api.search_record import SilentSearchObserver
-    from naspipe.cli.sources import judged_run
-
-    found = judged_run(arguments)
-    return Searching(
-        run=found.run,
-        data=found.data,
-        held_out=found.held_out,
-        loss=found.loss,
-        definition=replace(definition, validation=found.validation),
-        execution=Execution(**given(Execution, arguments)),
-        name=arguments.name,
-        observer=SilentSearchObserver(),
-    )
 
 
 # The tables

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from naspipe.cli.options import Options
-    from naspipe.config.definition import Execution, Settings
-    from naspipe.config.wiring import Tap
+    from naspipe.config.definition import Settings
     from naspipe.distill.momentum import Momentum
     from naspipe.distill.teachers import MakesTeacher, Teacher
     from naspipe.jobs.workload import Workload
-
-
-class Joined(NamedTuple):
-    """Streams and what is between them."""
-
-    workloads: Sequence[Workload]
-    sources: Sequence[dict[str, Any]]
-    taps: Sequence[Tap] = ()
-    places: Sequence[str] = ()
 
 
 def add_arguments(parser: Options) -> None:
@@ -75,35 +65,32 @@ def with_momentum(settings: Settings, text: str | None) -> Settings:
         raise ConfigError(f"--momentum {text:.40}: {said_of}") from None
 
 
-def join_teacher(
-    arguments: argparse.Namespace,
-    execution: Execution,
-    workloads: Sequence[Workload],
-    sources: Sequence[dict[str, Any]],
-) -> Joined:
-    """The streams with the teacher that the command line, or the run to resume, asks for.
+def with_teacher(
+    arguments: argparse.Namespace, workloads: list[Workload], sources: list[dict[str, Any]]
+) -> tuple[list[Workload], list[dict[str, Any]], MakesTeacher | None]:
+    """The workloads, the sources, and the teacher of the command line or of the run to resume.
+
+    With a teacher there are two sources, because its stream has one as well.
 
     Raises:
         ConfigError: for a teacher that cannot be used.
     """
     from naspipe.config.errors import ConfigError
-    from naspipe.distill.joined import join
     from naspipe.losses.top_target import TopTarget
 
-    asked = sources[0].get("teacher") if arguments.resume else None
     if arguments.resume and (arguments.teacher or arguments.momentum):
         option = "--teacher" if arguments.teacher else "--momentum"
-        raise ConfigError(f"{option}: expected nothing beside --resume, which takes it from "
-                          f"{arguments.resume}; leave it out")  # fmt: skip
-    asked = asked or _asked(arguments)
+        raise ConfigError(
+            f"{option}: expected nothing beside --resume, which takes it from {arguments.resume}; "
+            f"leave it out"
+        )
+    asked = (sources[0].get("teacher") if arguments.resume else None) or _asked(arguments)
     teacher = _made(asked, sources[0].get("momentum") or {}, arguments.data_dir)
     if asked and "top" in asked:
         workloads = [replace(each, loss=TopTarget(each.loss)) for each in workloads]
-    taught = join(workloads, execution, teacher=teacher)
-    named = list(sources)
     if teacher is not None:
-        named = [{**sources[0], **({"teacher": asked} if asked else {})}] * 2
-    return Joined(taught.workloads, named, taught.taps, taught.places)
+        sources = [{**sources[0], **({"teacher": asked} if asked else {})}] * 2
+    return workloads, sources, teacher
 
 
 def teacher_of(arguments: argparse.Namespace, momentum: Mapping[str, Any]) -> MakesTeacher | None:

@@ -205,10 +205,16 @@ def plan_blocks(
         values = {each.name: getattr(recipe, each.name) for each in fields(recipe)}
         steps = max(1, asked.steps // recipe.steps.passes)
         return blockwise_streams(
-            found.teachers, found.students.blocks, found.data, seed=asked.seed, steps=steps,
-            sampler=asked.sampler, losses=(found.students.loss, found.students.last_loss),
+            found.teachers,
+            found.students.blocks,
+            found.data,
+            seed=asked.seed,
+            steps=steps,
+            sampler=asked.sampler,
+            loss=found.students.loss,
+            last_loss=found.students.last_loss,
             recipe=values,
-        )  # fmt: skip
+        )
 
     how = Execution(**given(Execution, arguments))
     return blockwise_plans(define, kinds or [asked.recipe.passes], devices, how)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from naspipe.cli import teacher
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import Options, add_flags, flags, given, key_list
 from naspipe.cli.output import add_json, as_json, tell, trained
-from naspipe.cli.teacher import join_teacher, with_momentum
+from naspipe.cli.teacher import with_momentum, with_teacher
 from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
 from naspipe.config.errors import ConfigError
 from naspipe.config.settings import declared
@@ -27,9 +27,8 @@ from naspipe.plan.costs import AUTO
 
 if TYPE_CHECKING:
     from naspipe.api.training import Training
-    from naspipe.cli.teacher import Joined
-    from naspipe.config.recipe_file import RecipeFile
     from naspipe.jobs.workload import Workload
+    from naspipe.launch.hosts import Worker
 
 
 # Streams: several runs side by side, from a number or from a file
@@ -134,10 +133,8 @@ recipes: spos, fairnas, greedynas, sandwich, evolved-transformer, nasbench201, b
   the recipe
 """
 
-DEFAULTS: dict[str, Any] = {
-    **{each.key: each.usual for each in flags(Definition)}, "streams": "1"
-}  # fmt: skip
-"""Of what defines a run; what is said of its execution has its defaults there."""
+DEFAULTS: dict[str, Any] = {each.key: each.usual for each in flags(Definition)} | {"streams": "1"}
+"""Defaults of the options that define a run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -239,37 +236,10 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
-    from naspipe.api.chosen_stages import choose_stages
-    from naspipe.api.workers import execution_of, refuse, train_as_worker
-    from naspipe.jobs.workload import wiring_of
     from naspipe.launch.hosts import Worker
-    from naspipe.wire.reports import NotesToStderr
 
     worker = Worker.find()
-    if chooses_stages := arguments.stages == AUTO:
-        arguments.stages = None
-    try:
-        if chooses_stages and any(each.startswith("stages=") for each in arguments.set):
-            raise ConfigError(
-                f"--stages {AUTO}: expected no --set stages=N beside it; leave one of them out"
-            )
-        execution, workloads, sources = _defined(arguments)
-        joined = join_teacher(arguments, execution, workloads, sources)
-        if worker is not None:
-            execution = execution_of(worker, execution, arguments.stages)
-        elif chooses_stages:
-            wiring, say = wiring_of(joined.workloads, joined.taps), NotesToStderr().on_note
-            execution = choose_stages(joined.workloads, execution, wiring, say).execution
-    except ConfigError as error:
-        if worker is not None:
-            refuse(worker, str(error))
-        raise
-    with _training(arguments, execution, joined) as training:
-        if worker is not None:
-            has_place = bool(arguments.resume or arguments.run_dir)
-            train_as_worker(training, worker, has_place=has_place)
-        else:
-            training.run()
+    training = carry_out(arguments, worker)
     if worker is None or worker.rank == 0:
         if arguments.json:
             tell(as_json(trained(training.directories)))
@@ -278,108 +248,96 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def training_of(arguments: argparse.Namespace, stack: ExitStack) -> Training:
-    """The training that a command line defines; ``stack`` holds what shows its progress."""
-    execution, workloads, sources = _defined(arguments)
-    joined = join_teacher(arguments, execution, workloads, sources)
-    return stack.enter_context(_training(arguments, execution, joined))
-
-
-@contextmanager
-def _training(
+def carry_out(
     arguments: argparse.Namespace,
-    execution: Execution,
-    joined: Joined,
-) -> Iterator[Training]:
-    """The training, whose progress is shown while it goes on."""
+    worker: Worker | None = None,
+    act: Callable[[Training], None] | None = None,
+) -> Training:
+    """Define the training of a command line, and run it or do something else with it."""
     from naspipe.api.observers import training_progress
-    from naspipe.api.start_state import asked_resume
-    from naspipe.api.train import default_run_directory
-    from naspipe.api.training import Training
+    from naspipe.api.training import Training, start
+    from naspipe.api.workers import execution_of, refusal_told
+    from naspipe.wire.reports import NotesToStderr
 
-    workloads = [workload for workload in joined.workloads if workload.is_trained]
-    names = list(dict.fromkeys(workload.space.name for workload in workloads))
-    path = arguments.resume or arguments.run_dir
-    path = path or default_run_directory("-".join(names).replace(":", "-"))
-    stages = execution.pipeline.stages
-    with training_progress(workloads, stages, arguments.quiet, arguments.log_every) as progress:
-        yield Training(
-            workloads=joined.workloads,
-            execution=execution,
-            path=path,
-            observer=progress,
-            sources=joined.sources,
-            taps=joined.taps,
-            places=joined.places,
-            **asked_resume(resume_of(arguments), path),
-        )
+    with refusal_told(worker):
+        if chooses_stages := arguments.stages == AUTO:
+            arguments.stages = None
+            if any(each.startswith("stages=") for each in arguments.set):
+                raise ConfigError(
+                    f"--stages {AUTO}: expected no --set stages=N beside it; leave one of them out"
+                )
+        execution, workloads, sources = _defined(arguments)
+        workloads, sources, teacher = with_teacher(arguments, workloads, sources)
+        if worker is not None:
+            execution = execution_of(worker, execution, arguments.stages)
+    return start(
+        workloads,
+        execution,
+        arguments.resume or arguments.run_dir,
+        watch=partial(
+            training_progress, is_quiet=arguments.quiet, every_seconds=arguments.log_every
+        ),
+        resume=resume_of(arguments),
+        teacher=teacher,
+        on_choice=NotesToStderr().on_note if chooses_stages else None,
+        sources=sources,
+        name="-".join(dict.fromkeys(each.space.name for each in workloads)).replace(":", "-"),
+        worker=worker,
+        carry_out=act or Training.run,
+    )
 
 
 def _defined(
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """What is trained, and how; from the run where one is resumed."""
+    """The execution, what each stream trains, and its source; from the run if one is resumed.
+
+    Raises:
+        ConfigError: for a name that cannot be found or a value that does not fit.
+    """
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
+    from naspipe.inputs.named import find_workload
+    from naspipe.inputs.strategies import check_draws
 
     if arguments.resume:
-        execution, workloads, sources = read_resumed(arguments.resume, arguments)
-        return (
-            execution,
-            [replace(w, recompute=execution.pipeline.recompute) for w in workloads],
-            sources,
-        )
-    recipe = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
-    arguments.sampler = arguments.sampler or recipe.sampler
+        return read_resumed(arguments.resume, arguments)
+    file = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
+    arguments.sampler = arguments.sampler or file.sampler
     for name, default in DEFAULTS.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
     if arguments.space is None:
         raise ConfigError("expected a SPACE, or --resume RUN; see naspipe train --help")
-    streams = parse_streams(arguments.streams, arguments)
-    return _workloads(streams, recipe, arguments)
 
-
-def _settings(settings: Settings, recipe: RecipeFile, arguments: argparse.Namespace) -> Settings:
-    """With the recipe's values, the options that are given, and ``--set``, each before the last."""
-
-    found = recipe.applied_to(settings)
-    execution = found.execution.changed(**given(Execution, arguments))
-    found = replace(found, execution=execution)
-    return with_momentum(apply_settings(found, arguments.set), arguments.momentum)
-
-
-def _workloads(
-    streams: Sequence[StreamOptions],
-    recipe: RecipeFile,
-    arguments: argparse.Namespace,
-) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """The execution, what each stream trains, and its source.
-
-    Raises:
-        ConfigError: for a name that cannot be found or a value that does not fit.
-    """
-    from naspipe.inputs.held_out import held_out_for
-    from naspipe.inputs.named import find_workload
-    from naspipe.inputs.strategies import Asked, check_draws, find_strategy_maker
+    def settings_on(base: Settings) -> Settings:
+        """The recipe file, the options that are given, and ``--set``, in this order."""
+        found = file.applied_to(base)
+        execution = found.execution.changed(**given(Execution, arguments))
+        found = apply_settings(replace(found, execution=execution), arguments.set)
+        return with_momentum(found, arguments.momentum)
 
     found: dict[tuple[str, str, str | None], Workload] = {}
     workloads: list[Workload] = []
     sources: list[dict[str, Any]] = []
-    settings = _settings(Settings(), recipe, arguments)
+    streams = parse_streams(arguments.streams, arguments)
+    settings = settings_on(Settings())
     sizes = dict(settings.data)
     for stream in streams:
         key = (stream.space, stream.scale, stream.data)
         if key not in found:
             named = find_workload(*key, arguments.data_dir, sizes)
-            settings = _settings(Settings(recipe=named.recipe), recipe, arguments)
+            settings = settings_on(Settings(recipe=named.recipe))
             found[key] = named.redefined(settings.rules, recipe=settings.recipe)
-        named = found[key]
         source = {
-            "space": stream.space, "scale": stream.scale, "data": stream.data, "sizes": sizes,
-            "recipe": arguments.recipe, "validation": arguments.validation,
+            "space": stream.space,
+            "scale": stream.scale,
+            "data": stream.data,
+            "sizes": sizes,
+            "recipe": arguments.recipe,
+            "validation": arguments.validation,
             **({"momentum": dict(settings.momentum)} if settings.momentum else {}),
-        }  # fmt: skip
-        defined = named.redefined(
+        }
+        defined = found[key].redefined(
             seed=stream.seed,
             steps=stream.steps,
             sampler=stream.sampler,
@@ -389,18 +347,25 @@ def _workloads(
         check_draws(stream.sampler)
         if any(each.startswith("warmup_steps=") for each in arguments.set):
             defined.recipe.check_warmup(stream.steps)
-        delay = defined.recipe.feedback_delay
-        asked = Asked(seed=stream.seed, delay=delay, subnets=stream.steps)
-        workloads.append(
-            replace(
-                defined,
-                recompute=settings.execution.pipeline.recompute,
-                make_strategy=find_strategy_maker(stream.sampler, named.space, asked),
-                held_out=held_out_for(settings.execution, source, arguments.data_dir),
-            )
-        )
+        workloads.append(_completed(defined, settings.execution, source, arguments.data_dir))
         sources.append(source)
     return settings.execution, workloads, sources
+
+
+def _completed(
+    workload: Workload, execution: Execution, source: Mapping[str, Any], data_dir: Path | None
+) -> Workload:
+    """The workload with the strategy that its sampler names, and with its held-out data."""
+    from naspipe.inputs.held_out import held_out_for
+    from naspipe.inputs.strategies import Asked, find_strategy_maker
+
+    definition, delay = workload.definition, workload.recipe.feedback_delay
+    asked = Asked(seed=definition.seed, delay=delay, subnets=definition.steps)
+    return replace(
+        workload,
+        make_strategy=find_strategy_maker(definition.sampler, workload.space, asked),
+        held_out=held_out_for(execution, source, data_dir),
+    )
 
 
 # Resuming: what a run directory says of the run that is to go on
@@ -419,6 +384,8 @@ def read_resumed(
         ConfigError: when it is no run directory, was not started from the command line, or an
             option is given that the run defines.
     """
+    from naspipe.store.run_directory import RunDirectory
+
     for name in ("space", *DEFINING, "run_dir"):
         if getattr(arguments, name) is not None:
             option = "SPACE" if name == "space" else f"--{name.replace('_', '-')}"
@@ -426,9 +393,15 @@ def read_resumed(
                 f"{option}: expected nothing beside --resume, which takes it from {path}; leave "
                 f"it out"
             )
-    manifests = _manifests(path)
+    if (path / "stream-0").is_dir():
+        manifests = [RunDirectory(path / "stream-0").read_manifest()]
+        count = int(manifests[0].get("execution", {}).get("streams", 1))
+        places = [path / f"stream-{number}" for number in range(1, count)]
+        manifests += [RunDirectory(each).read_manifest() for each in places]
+    else:
+        manifests = [RunDirectory(path).read_manifest()]
     execution = resumed_execution(manifests[0], path, arguments)
-    workloads = [_workload(each, execution, path, arguments) for each in manifests]
+    workloads = [_recorded_workload(each, execution, path, arguments) for each in manifests]
     return execution, workloads, [each["source"] for each in manifests]
 
 
@@ -446,17 +419,6 @@ def resumed_execution(
     if replace(settings, execution=execution) != recipe_free:
         raise ConfigError("--set: expected settings of execution only, beside --resume")
     return settings.execution.changed(**given(Execution, arguments))
-
-
-def _manifests(path: Path) -> list[dict[str, Any]]:
-    from naspipe.store.run_directory import RunDirectory
-
-    if not (path / "stream-0").is_dir():
-        return [RunDirectory(path).read_manifest()]
-    first = RunDirectory(path / "stream-0").read_manifest()
-    count = int(first.get("execution", {}).get("streams", 1))
-    rest = [RunDirectory(path / f"stream-{number}").read_manifest() for number in range(1, count)]
-    return [first, *rest]
 
 
 def _execution(requested: Any, path: Path) -> Execution:
@@ -481,15 +443,13 @@ def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
         raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
 
 
-def _workload(
+def _recorded_workload(
     manifest: dict[str, Any], execution: Execution, path: Path, arguments: argparse.Namespace
 ) -> Workload:
     from naspipe.config.blocks import LOSS
     from naspipe.config.rules import parse_rule
     from naspipe.inputs.ends import END
-    from naspipe.inputs.held_out import held_out_for
     from naspipe.inputs.named import find_workload
-    from naspipe.inputs.strategies import Asked, find_strategy_maker
 
     definition, source = manifest.get("definition"), manifest.get("source")
     if not source or not isinstance(definition, dict):
@@ -516,13 +476,5 @@ def _workload(
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
     defined = named.redefined(rules, recipe=recipe, **identity)
-    own = arguments.validation
-    asked = Asked(seed=identity["seed"], delay=recipe.feedback_delay, subnets=identity["steps"])
-    return replace(
-        defined,
-        recompute=execution.pipeline.recompute,
-        make_strategy=find_strategy_maker(identity["sampler"], defined.space, asked),
-        held_out=held_out_for(
-            execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir
-        ),
-    )
+    own = arguments.validation or source.get("validation")
+    return _completed(defined, execution, {**source, "validation": own}, arguments.data_dir)
