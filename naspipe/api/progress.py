@@ -223,3 +223,27 @@ class SearchProgress(Bar):
         if self.busy is not None:
             numbers += f"  busy {self.busy:.2f}"
         self.update(candidate.sequence_id + 1, numbers)
+
+
+class RatingProgress(Bar):
+    """Shows paths, speed and the best score of the block that is rated; see ``SearchObserver``."""
+
+    def __init__(self, title: str, num_paths: int, is_quiet: bool = False) -> None:
+        super().__init__(title, num_paths, is_quiet, _LINE_EVERY_SECONDS)
+        self._done, self._block = 0, -1
+        self._start = time.monotonic()
+
+    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
+        """The next path is rated; the first one of a block has number 0."""
+        self._block += candidate.sequence_id == 0
+        if not self.is_shown:
+            self._start = time.monotonic()
+            self.show()
+        seconds = time.monotonic() - self._start
+        numbers = f"block {self._block}"
+        if seconds > 0 and self._done:
+            numbers += f"  {self._done / seconds:.2f} paths/s"
+        if best is not None:
+            numbers += f"  best {best.scores.loss:.4f}"
+        self._done += 1
+        self.update(self._done, numbers)

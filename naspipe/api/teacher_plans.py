@@ -233,7 +233,7 @@ class TaughtPlan:
 
 def taught_plans(
     define: Callable[[str], Workload],
-    teacher: Callable[[], MakesTeacher],
+    teacher: Callable[[], MakesTeacher | None],
     kinds: Sequence[str],
     devices: Sequence[int],
     execution: Execution,

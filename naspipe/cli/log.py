@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from naspipe.cli.options import add_options
 from naspipe.cli.output import add_json, as_json
 from naspipe.config.errors import ConfigError, LogError
 from naspipe.config.ids import LayerId
@@ -37,17 +38,14 @@ Long orders are shortened on a terminal, but not in a file or a pipe.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("run", metavar="RUN", help="run directory")
-    parser.add_argument(
-        "--layer",
-        metavar="LAYER",
-        help="layer to print: BLOCK.CANDIDATE, the name of a shared layer, or LABEL=VALUE of an "
-        "NNI label; 1:3.1 is layer 3.1 of stream 1",
-    )
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="print complete lines even if the terminal is too narrow for them",
+    add_options(
+        parser,
+        """
+        run RUN        run directory
+        --layer LAYER  layer to print: BLOCK.CANDIDATE, the name of a shared layer, or LABEL=VALUE
+            of an NNI label; 1:3.1 is layer 3.1 of stream 1
+        --full         print complete lines even if the terminal is too narrow for them
+        """,
     )
     add_json(parser, "lines")
     parser.add_argument(

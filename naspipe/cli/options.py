@@ -6,8 +6,11 @@ The lists are those of ``naspipe train --help`` and of ``docs/settings.md``.
 from __future__ import annotations
 
 import argparse
+import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from naspipe.config.definition import DATA_SIZES, MOMENTUM, Definition, Execution, Recipe
@@ -22,6 +25,66 @@ class Options(Protocol):
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Declare an option."""
+
+
+_ENTRY = re.compile(r"(\S+(?: -\S+)*)(?: (?!\[)(\S+?)([?+!]|\.\.\.)?)?(?: \[(.*?)\])? {2,}(.*)")
+_KINDS: dict[str, Callable[[str], Any]] = (
+    dict.fromkeys(("N", "K", "C", "V", "D", "STEPS"), int)
+    | dict.fromkeys(("DIR", "FILE", "RUN", "PATH", "RUN|DIR"), Path)
+    | dict.fromkeys(("SECONDS", "MS"), float)
+)
+"""The kind of an argument without a default, by its metavar; any other is a text."""
+
+
+def add_options(parser: Options, table: str, **kinds: Callable[[str], Any]) -> None:
+    """Declare the arguments of a table.
+
+    Args:
+        parser: what they are added to.
+        table: a line for each argument, and indented lines that continue its help, as in ::
+
+                run RUN         run directory
+                -o --output DIR  directory to write
+                --budget N [100]  number of subnets to evaluate
+                --set KEY=VALUE...  any setting
+                --quiet         do not show progress
+
+            Two spaces or more precede the help. An option without a metavar and a default is a
+            flag; ``...`` collects a list, ``!`` marks an option as required, and ``?`` and ``+``
+            are those of argparse. A default in brackets is appended to the help unless it is empty.
+        kinds: what makes a value of a text, by destination, if neither the type of the default nor
+            the metavar says it.
+    """
+    entries: list[str] = []
+    for line in inspect.cleandoc(table).splitlines():
+        if line.startswith(" "):
+            entries[-1] += " " + line.strip()
+        else:
+            entries.append(line)
+    for entry in entries:
+        found = _ENTRY.fullmatch(entry)
+        assert found is not None, entry
+        names, metavar, count, default, text = found.groups()
+        options: dict[str, Any] = {"help": text.replace("%", "%%")}
+        if default:
+            options["help"] += f" (default: {default})"
+        kind = kinds.get(names.split()[-1].lstrip("-").replace("-", "_"))
+        if metavar is None and default is None:
+            options["action"] = "store_true"
+        else:
+            if kind is None and default and re.fullmatch("[0-9]+", default):
+                kind = int
+            kind = kind or (str if default else _KINDS.get(metavar, str))
+            options |= {"type": kind, "metavar": metavar}
+            if default is not None:
+                options["default"] = kind(default)
+        if count == "...":
+            options |= {"action": "append", "default": []}
+        elif count == "!":
+            options["required"] = True
+        elif count:
+            options["nargs"] = count
+        parser.add_argument(*names.split(), **options)
 
 
 def flags(node: type, *keys: str) -> list[Setting]:

@@ -12,16 +12,18 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from naspipe.config.errors import reason
 from naspipe.store.files import STORAGE, cannot_write
 from naspipe.store.run_directory import read_heartbeat
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from naspipe.cli.options import Options
     from naspipe.store.run_directory import RunDirectory
 
@@ -69,6 +71,73 @@ def silence(stream: TextIO | None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
         os.close(nowhere)
+
+
+# Tables
+
+
+WIDTH = 120
+"""Columns of a table in a file or a pipe."""
+
+
+def table_console(width: int | None = WIDTH) -> Console:
+    """A console on stdout for tables; without a terminal it has this width."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if width is not None and not console.is_terminal:
+        console.width = width
+    return console
+
+
+def print_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Collection[str] = (),
+    fold: Collection[str] = (),
+    overflow: Literal["ellipsis", "crop"] = "ellipsis",
+    has_lines: bool = True,
+    width: int | None = WIDTH,
+) -> Console:
+    """Print a table; returns the console.
+
+    Args:
+        heads: of the columns, which are aligned to the right and in one line.
+        rows: of cells.
+        left: heads of the columns that are aligned to the left.
+        fold: heads of the columns that are folded if there is no room.
+        overflow: of the other columns.
+        has_lines: whether there is a line below the heads, and space between the columns.
+        width: without a terminal; None for that of rich.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD if has_lines else None, pad_edge=False)
+    for head in heads:
+        table.add_column(
+            head,
+            justify="left" if head in left else "right",
+            no_wrap=head not in fold,
+            overflow="fold" if head in fold or overflow == "crop" else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = table_console(width)
+    console.print(table)
+    return console
+
+
+def cost_figures(flops: float, params: float, latency_ms: float) -> list[tuple[float, str]]:
+    """MFLOPs, parameters and milliseconds, each with its format."""
+    return [(flops / 1e6, ".2f"), (params, ",.0f"), (latency_ms, ".2f")]
+
+
+def in_cells(figures: Iterable[tuple[float, str]]) -> list[str]:
+    """Numbers in their formats; one that is not known (NaN) has an empty cell."""
+    return ["" if math.isnan(value) else format(value, form) for value, form in figures]
 
 
 # Results as JSON

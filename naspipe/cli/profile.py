@@ -15,7 +15,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.data import add_data_place
-from naspipe.cli.options import add_flags, flags, given
+from naspipe.cli.options import add_flags, add_options, flags, given
+from naspipe.cli.output import print_table
 from naspipe.config.definition import Execution, first_gpu
 from naspipe.config.space import Block, Space
 from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable, first_of_kind
@@ -48,43 +49,45 @@ _NOTES = {
 
 _EXPECTED = "expected layers, data and a loss that compute, found"
 
+_HEADS = (
+    "kind", "measured", "forward\nms", "backward\nms", "inputs'\nms", "weights'\nms", "write\nms",
+    "state\nMiB", "activations\nMiB",
+)  # fmt: skip
+
 _MOST_NAMED = 3
 """Candidates in a line that says why they cannot be split."""
-
-_WIDTH = 120
-"""Columns of the table in a file or a pipe."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("space", metavar="SPACE", help="name of a space, or MODULE:ATTRIBUTE")
-    parser.add_argument(
-        "--scale",
-        default="tiny",
-        help="scale of a named space: tiny, small or paper (default: tiny)",
+    add_options(
+        parser,
+        """
+        space SPACE     name of a space, or MODULE:ATTRIBUTE
+        --scale [tiny]  scale of a named space: tiny, small or paper
+        --data NAME     name of a data set, or MODULE:FUNCTION
+        """,
     )
-    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
     add_data_place(parser)
     add_flags(parser, flags(Execution, "device", "recompute"), {})
-    parser.add_argument(
-        "--fresh", action="store_true", help="measure again instead of using cached costs"
-    )
-    parser.add_argument("--json", action="store_true", help="print every candidate as JSON")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any setting, as for naspipe train",
+    add_options(
+        parser,
+        """
+        --fresh             measure again instead of using cached costs
+        --json              print every candidate as JSON
+        --set KEY=VALUE...  any setting, as for naspipe train
+        """,
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print it; returns the exit status."""
+    from naspipe.checks.machine import check_device
     from naspipe.checks.sketched import measure_sizes
     from naspipe.config.user_code import users_code
     from naspipe.inputs.named import find_measurable
+    from naspipe.machine.gpus import NO_GPUS, find_gpus
     from naspipe.profiling.profiles import ProfileCache
 
     workload, execution = find_measurable(
@@ -95,30 +98,22 @@ def run(arguments: argparse.Namespace) -> int:
         Execution(**given(Execution, arguments)),
         arguments.set,
     )
-    named_device = _device_name(execution.hardware.device)
+    device = execution.hardware.device
+    gpus = NO_GPUS if device == "cpu" else find_gpus()
+    check_device(device, len(gpus))
     with users_code(f"space {workload.space.name}: {_EXPECTED}"):
-        cache = ProfileCache(workload, device=named_device)
+        cache = ProfileCache(workload, device=gpus.name_of(first_gpu(device)))
         costs, state = _costs(workload, cache, arguments.fresh, execution)
         sizes = measure_sizes(workload)
     kinds = summarize_kinds(workload.space, costs, sizes)
     if arguments.json:
         print(json.dumps(_as_json(workload, kinds, cache.path, state), indent=1))
     else:
-        _print_table(kinds)
+        print_table(_HEADS, list(map(_cells, kinds)), left=("kind",), fold=("kind",))
         for line in whole_lines(workload.space, kinds):
             print(line)
         print(_NOTES[state].format(cache.path))
     return 0
-
-
-def _device_name(device: str) -> str:
-    """What the device is called in the cache; it must be on this machine."""
-    from naspipe.checks.machine import check_device
-    from naspipe.machine.gpus import NO_GPUS, find_gpus
-
-    gpus = NO_GPUS if device == "cpu" else find_gpus()
-    check_device(device, len(gpus))
-    return gpus.name_of(first_gpu(device))
 
 
 def _costs(
@@ -212,27 +207,6 @@ def _as_json(
             for kind in kinds
         ],
     }
-
-
-def _print_table(kinds: Sequence[KindCosts]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kind", overflow="fold")
-    for name in (
-        "measured", "forward\nms", "backward\nms", "inputs'\nms", "weights'\nms", "write\nms",
-        "state\nMiB", "activations\nMiB",
-    ):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    for kind in kinds:
-        table.add_row(*map(Text, _cells(kind)))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
-    console.print(table)
 
 
 def _cells(kind: KindCosts) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from naspipe.cli.options import add_options
 from naspipe.config.errors import ConfigError
 
 _EXAMPLE = """\
@@ -32,13 +33,13 @@ and --to to show others.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run directory")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="page to write; an existing file is replaced (default: report.html in the first RUN)",
+    add_options(
+        parser,
+        """
+        runs RUN+         run directory
+        -o --output FILE  page to write; an existing file is replaced (default: report.html in the
+            first RUN)
+        """,
     )
     parser.add_argument(
         "--from",
@@ -51,9 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", dest="last", type=int, metavar="STEP", help="last step whose records are shown"
     )
-    parser.add_argument(
-        "--trace", action="store_true", help="also write trace.json to each run directory"
-    )
+    add_options(parser, "--trace  also write trace.json to each run directory")
 
 
 def run(arguments: argparse.Namespace) -> int:

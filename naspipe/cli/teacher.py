@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from naspipe.cli.options import Options, add_options
+from naspipe.config.definition import Settings, apply_settings
+from naspipe.config.errors import ConfigError
+
 if TYPE_CHECKING:
-    from naspipe.cli.options import Options
     from naspipe.config.definition import Settings
     from naspipe.distill.momentum import Momentum
     from naspipe.distill.teachers import MakesTeacher, Teacher
@@ -18,42 +21,22 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Options) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "--teacher",
-        type=Path,
-        metavar="RUN|DIR",
-        help="finished run, or exported subnet, from whose output the student learns",
-    )
-    parser.add_argument(
-        "--teacher-subnet",
-        metavar="CHOICES",
-        help="subnet of the teacher's supernet: best, first, last, a step number, or choices "
-        "such as 0,1,3 (default: last)",
-    )
-    parser.add_argument(
-        "--teacher-top",
-        type=int,
-        metavar="K",
-        help="learn only from the teacher's K highest scores, normalised to sum to one; this "
-        "defines a different teacher",
-    )
-    parser.add_argument(
-        "--momentum",
-        metavar="TAU[:END]",
-        help="train with a momentum teacher that keeps the fraction TAU of its weights in each "
-        "step; END is the fraction at the last step",
+    add_options(
+        parser,
+        """
+        --teacher RUN|DIR  finished run, or exported subnet, from whose output the student learns
+        --teacher-subnet CHOICES  subnet of the teacher's supernet: best, first, last, a step
+            number, or choices such as 0,1,3 (default: last)
+        --teacher-top K  learn only from the teacher's K highest scores, normalised to sum to one;
+            this defines a different teacher
+        --momentum TAU[:END]  train with a momentum teacher that keeps the fraction TAU of its
+            weights in each step; END is the fraction at the last step
+        """,
     )
 
 
 def with_momentum(settings: Settings, text: str | None) -> Settings:
-    """Settings with what ``--momentum`` says.
-
-    Raises:
-        ConfigError: for a text that is no number or two.
-    """
-    from naspipe.config.definition import apply_settings
-    from naspipe.config.errors import ConfigError
-
+    """The settings with what ``--momentum`` says."""
     if text is None:
         return settings
     tau, colon, end = text.partition(":")
@@ -75,7 +58,6 @@ def with_teacher(
     Raises:
         ConfigError: for a teacher that cannot be used.
     """
-    from naspipe.config.errors import ConfigError
     from naspipe.losses.top_target import TopTarget
 
     if arguments.resume and (arguments.teacher or arguments.momentum):
@@ -105,8 +87,6 @@ def teacher_of(arguments: argparse.Namespace, momentum: Mapping[str, Any]) -> Ma
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, str] | None:
-    from naspipe.config.errors import ConfigError
-
     if arguments.teacher is not None:
         top = {} if arguments.teacher_top is None else {"top": str(arguments.teacher_top)}
         return {"run": str(arguments.teacher), "subnet": arguments.teacher_subnet or "last", **top}
@@ -119,8 +99,6 @@ def _asked(arguments: argparse.Namespace) -> dict[str, str] | None:
 def _made(
     asked: Mapping[str, str] | None, momentum: Mapping[str, Any], data_dir: Path | None
 ) -> MakesTeacher | None:
-    from naspipe.config.errors import ConfigError
-
     if asked is not None and momentum:
         raise ConfigError("--teacher: expected no momentum teacher beside it, found one; choose")
     if asked is not None:
@@ -135,7 +113,6 @@ def momentum_of(said: Mapping[str, Any]) -> Momentum:
     Raises:
         ConfigError: where they do not say how much of it stays.
     """
-    from naspipe.config.errors import ConfigError
     from naspipe.distill.momentum import Momentum
 
     if "tau" not in said:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from naspipe.cli import teacher
 from naspipe.cli.data import add_data_place
-from naspipe.cli.options import Options, add_flags, flags, given, key_list
+from naspipe.cli.options import Options, add_flags, add_options, flags, given, key_list
 from naspipe.cli.output import add_json, as_json, tell, trained
 from naspipe.cli.teacher import with_momentum, with_teacher
 from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
@@ -56,8 +56,8 @@ def parse_streams(text: str, arguments: argparse.Namespace) -> list[StreamOption
     and ``sampler``; the others are the command's.
 
     Raises:
-        ConfigError: for a number below 1 or too large, a file that cannot be read, or a line
-            that is not such an object.
+        ConfigError: for a number below 1 or too large, a file that cannot be read, or a line that
+            is not such an object.
     """
     given = StreamOptions(
         **{field.name: getattr(arguments, field.name) for field in fields(StreamOptions)}
@@ -74,33 +74,30 @@ def parse_streams(text: str, arguments: argparse.Namespace) -> list[StreamOption
             f"--streams: expected a number or a file with a JSON object a line, found {text!r:.80}"
             f" ({error})"
         ) from None
-    streams = [
-        _parse_line(line, f"{text}:{number}", given)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    kinds = {"seed": int, "steps": int}
+    known = [field.name for field in fields(StreamOptions)]
+    streams = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found: Any = parse_json(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or any(
+            key not in known or type(value) is not kinds.get(key, str)
+            for key, value in found.items()
+        ):
+            raise ConfigError(
+                f"{text}:{number}: expected a JSON object with some of {', '.join(known)}, found "
+                f"{line!r:.80}"
+            )
+        streams.append(replace(given, **found))
     if not 1 <= len(streams) <= MAX_STREAMS:
         raise ConfigError(
             f"--streams {text}: expected 1 to {MAX_STREAMS} streams, found {len(streams)}"
         )
     return streams
-
-
-def _parse_line(line: str, place: str, given: StreamOptions) -> StreamOptions:
-    known: dict[str, type] = {
-        "space": str, "scale": str, "data": str, "seed": int, "steps": int, "sampler": str
-    }  # fmt: skip
-    try:
-        found: Any = parse_json(line)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or any(
-        type(value) is not known.get(key) for key, value in found.items()
-    ):
-        raise ConfigError(
-            f"{place}: expected a JSON object with some of {', '.join(known)}, found {line!r:.80}"
-        )
-    return replace(given, **found)
 
 
 # The arguments
@@ -140,58 +137,46 @@ DEFAULTS: dict[str, Any] = {each.key: each.usual for each in flags(Definition)} 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE + key_list(Execution)
-    parser.add_argument(
-        "space", metavar="SPACE", nargs="?", help="name of a space, or MODULE:ATTRIBUTE"
+    add_options(parser, "space SPACE?  name of a space, or MODULE:ATTRIBUTE")
+    definition = parser.add_argument_group("training")
+    add_flags(definition, flags(Definition))
+    add_options(
+        definition,
+        """
+        --streams K|FILE  runs that share the pipeline: K seeds, or a file with one JSON object per
+            line
+        --data NAME       name of a data set, or MODULE:FUNCTION
+        """,
     )
-    _add_definition(parser.add_argument_group("training"))
+    add_data_place(definition)
+    add_options(
+        definition,
+        "--recipe NAME|FILE  training recipe: name of a recipe of naspipe, or a TOML file",
+    )
+    teacher.add_arguments(definition)
+    add_options(definition, "--set KEY=VALUE...  any setting listed below")
     execution = parser.add_argument_group("execution, which changes no bit of the result")
     add_flags(execution, flags(Execution), words={"stages": AUTO})
-    execution.add_argument(
-        "--validation",
-        metavar="MODULE:FUNCTION",
-        help="function that returns your own held-out batches (default: the valid split of the "
-        "data)",
+    add_options(
+        execution,
+        """
+        --validation MODULE:FUNCTION  function that returns your own held-out batches (default: the
+            valid split of the data)
+        """,
     )
     add_run(parser.add_argument_group("run directory and output"))
 
 
-def _add_definition(parser: Options) -> None:
-    """What the bits of the result depend on."""
-    add_flags(parser, flags(Definition))
-    parser.add_argument(
-        "--streams",
-        metavar="K|FILE",
-        help="runs that share the pipeline: K seeds, or a file with one JSON object per line",
-    )
-    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
-    add_data_place(parser)
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME|FILE",
-        help="training recipe: name of a recipe of naspipe, or a TOML file",
-    )
-    teacher.add_arguments(parser)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting listed below"
-    )
-
-
 def add_run(parser: Options, name: str = "SPACE") -> None:
-    """Where the run is, and its progress; ``name`` is what its folder is called after."""
-    parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help=f"run directory (default: runs/{name}-TIME)"
-    )
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RUN",
-        help="resume a run from its newest checkpoint, on any number of stages",
-    )
-    parser.add_argument(
-        "--resume-if-exists",
-        action="store_true",
-        help="resume the run in --run-dir, or start it if it does not exist yet: one command for "
-        "the first start and for every restart",
+    """Declare where the run is, and its progress; ``name`` is what its folder is called after."""
+    add_options(
+        parser,
+        f"""
+        --run-dir DIR       run directory (default: runs/{name}-TIME)
+        --resume RUN        resume a run from its newest checkpoint, on any number of stages
+        --resume-if-exists  resume the run in --run-dir, or start it if it does not exist yet: one
+            command for the first start and for every restart
+        """,
     )
     parser.add_argument(
         "--log-every",
@@ -200,16 +185,12 @@ def add_run(parser: Options, name: str = "SPACE") -> None:
         metavar="SECONDS",
         help="interval between progress lines when there is no terminal (default: 10)",
     )
-    parser.add_argument("--quiet", action="store_true", help="do not show progress")
+    add_options(parser, "--quiet  do not show progress")
     add_json(parser, "the run directory: status, steps, loss and measurements")
 
 
 def resume_of(arguments: argparse.Namespace) -> bool | str:
-    """Whether a command line goes on with a run; as ``resume=`` of :func:`naspipe.train`.
-
-    Raises:
-        ConfigError: for options that do not go together.
-    """
+    """The ``resume=`` of :func:`naspipe.train` that a command line stands for."""
     if not arguments.resume_if_exists:
         return arguments.resume is not None
     if arguments.resume or not arguments.run_dir:
@@ -381,18 +362,12 @@ def read_resumed(
     """The execution, the workloads and their sources; options that are given change the execution.
 
     Raises:
-        ConfigError: when it is no run directory, was not started from the command line, or an
-            option is given that the run defines.
+        ConfigError: if it is no run directory, was not started from the command line, or an option
+            is given that the run defines.
     """
     from naspipe.store.run_directory import RunDirectory
 
-    for name in ("space", *DEFINING, "run_dir"):
-        if getattr(arguments, name) is not None:
-            option = "SPACE" if name == "space" else f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"{option}: expected nothing beside --resume, which takes it from {path}; leave "
-                f"it out"
-            )
+    refuse_beside_resume(arguments, ("space", *DEFINING, "run_dir"), path)
     if (path / "stream-0").is_dir():
         manifests = [RunDirectory(path / "stream-0").read_manifest()]
         count = int(manifests[0].get("execution", {}).get("streams", 1))
@@ -405,15 +380,35 @@ def read_resumed(
     return execution, workloads, [each["source"] for each in manifests]
 
 
+def refuse_beside_resume(arguments: argparse.Namespace, names: Iterable[str], path: Path) -> None:
+    """Refuse options that define the run, if one is resumed."""
+    for name in names:
+        if getattr(arguments, name) is not None:
+            is_word = name in ("space", "teacher", "student")
+            option = name.upper() if is_word else f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option}: expected nothing beside --resume, which takes it from {path}; leave "
+                f"it out"
+            )
+
+
 def resumed_execution(
     manifest: dict[str, Any], path: Path, arguments: argparse.Namespace
 ) -> Execution:
-    """How a run goes on: as it was carried out, but for the options that are given.
+    """How a run goes on: as it was carried out, except for the options that are given.
+
+    Settings that are newer than the manifest have their defaults.
 
     Raises:
         ConfigError: for a manifest of another version, or a setting that defines the run.
     """
-    execution = _execution(manifest.get("requested"), path)
+    requested = manifest.get("requested")
+    if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
+        raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
+    try:
+        execution = Execution(**requested)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
     recipe_free = Settings(execution=execution)
     settings = apply_settings(recipe_free, arguments.set)
     if replace(settings, execution=execution) != recipe_free:
@@ -421,22 +416,8 @@ def resumed_execution(
     return settings.execution.changed(**given(Execution, arguments))
 
 
-def _execution(requested: Any, path: Path) -> Execution:
-    """By their keys; settings that are newer than the manifest have their defaults."""
-    if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
-        raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
-    try:
-        return Execution(**requested)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
-
-
 def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
-    """The recipe of a run.
-
-    Raises:
-        ConfigError: for a manifest that is damaged.
-    """
+    """The recipe of a run."""
     try:
         return Recipe(**definition["recipe"])
     except ConfigError as error:

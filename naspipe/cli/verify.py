@@ -8,10 +8,10 @@ end at a checkpoint that the run has kept, every parameter, buffer and optimizer
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from naspipe.cli.data import add_data_place
+from naspipe.cli.options import add_options
 from naspipe.cli.output import add_json, as_json
 from naspipe.config.errors import ConfigError
 
@@ -31,17 +31,15 @@ exit status: 0 identical; 1 different; 2 nothing could be compared
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    add_options(parser, "run RUN  run directory")
     parser.add_argument(
         "--from",
         dest="checkpoint",
         metavar="STEP|CHECKPOINT",
         help="start from a checkpoint that the run has kept, given by its step or its name",
     )
-    parser.add_argument(
-        "--steps",
-        metavar="N|all",
-        help="number of steps (default: 4, or 3 more than the longest lag)",
+    add_options(
+        parser, "--steps N|all  number of steps (default: 4, or 3 more than the longest lag)"
     )
     add_data_place(parser)
     add_json(parser, "a line")
