@@ -110,7 +110,6 @@ class Generations:
                 raise
 
     def _launch(self) -> Launched:
-        """Carry the job out, and verify the first steps of this attempt."""
         verifier = verifier_of(self.job)
         self.job = replace(self.job, verified_until=verifier.end if verifier else 0)
         if verifier is None:
@@ -122,14 +121,13 @@ class Generations:
 
     @property
     def lives(self) -> list[dict[str, Any]]:
-        """What each stream's manifest says of the last life, and of the steps that are recorded."""
+        """The manifest entries of each stream for the last attempt and the recorded steps."""
         firsts = [each.first for each in self.job.streams]
         life = {"generation": self.job.generation, "first": firsts}
         return [{"life": life, RECORDED_STEPS: as_listed(spans)} for spans in self.recorded]
 
     @property
     def has_whole_logs(self) -> bool:
-        """Return True if the access logs of all streams hold every step."""
         return all(map(is_complete, self.recorded))
 
     def _begin(self) -> None:
@@ -162,7 +160,7 @@ class Generations:
             stream.directory.write_manifest({**manifest, **life})
 
     def _resumed(self) -> tuple[StreamJob, ...]:
-        """Every stream behind its newest whole checkpoint; joined ones behind the same cut."""
+        """Every stream at its newest whole checkpoint; joined streams at the same step."""
         streams = self.job.streams
         found = [self._behind(StreamId(n), each) for n, each in enumerate(streams)]
         for together in self.job.wiring.joined(len(streams)):
@@ -181,7 +179,7 @@ class Generations:
         return tuple(found)
 
     def _behind(self, number: StreamId, stream: StreamJob, up_to: int | None = None) -> StreamJob:
-        """A stream behind its newest whole checkpoint, or the newest up to a cut."""
+        """A stream at its newest whole checkpoint, or at the newest one up to a step."""
         folder = stream.directory.checkpoints
         folder.sweep()
         self._leave_doubtful(stream)
@@ -201,7 +199,7 @@ class Generations:
         return replace(stream, restored=restored, kept=kept)
 
     def _leave_doubtful(self, stream: StreamJob) -> None:
-        """Remove the checkpoints that rest on labels which two teachers did not agree on."""
+        """Remove the checkpoints that depend on labels about which two teachers disagreed."""
         directory, steps = stream.directory, stream.workload.recipe.steps
         batch = first_in_doubt(directory.path)
         if batch is None:
@@ -218,7 +216,7 @@ class Generations:
         )
 
     def note(self, status: str, error: BaseException) -> None:
-        """Leave the end of a life in the manifests; where that fails too, the cause stays."""
+        """Record the end of an attempt in the manifests; the error stays if that fails, too."""
         streams = self.job.streams
         for stream, manifest, life in zip(streams, self.manifests, self.lives, strict=True):
             failure = {"status": status, "failure": str(error), **life}

@@ -115,7 +115,7 @@ def rate_blocks(
 
 
 def _of_block(space: Space, definition: SearchDefinition) -> SearchDefinition:
-    """All paths, where they are not more than the budget."""
+    """All paths, if they are no more than the budget."""
     count = math.prod(space.drawn_counts)
     if count > definition.budget:
         return definition
@@ -166,11 +166,11 @@ class Lessons:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Those that the block is called with, beside its own."""
+        """The fields with which the block is called, in addition to its own."""
         return tuple(name for name in self(0, 0) if name.startswith(_TAUGHT))
 
     def __call__(self, seed: int, number: int) -> dict[str, Any]:
-        """The batch of a number. Its tensors share nothing, whatever the teacher does in place."""
+        """A batch. Its tensors share no memory, whatever the teacher does in place."""
         batch = {**self._data(seed, number)}
         casts = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._is_bf16)
         with kept_draws(), torch.no_grad(), casts:
@@ -197,7 +197,6 @@ def _judges(found: Blockwise, measure: str | Loss, last_measure: str | Loss) -> 
 
 
 def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
-    """What rates a block."""
     if measure == OWN:
         own = found.losses[number]
         if loss_layer_of(found.blocks[number].manifest) is not None:
@@ -225,16 +224,12 @@ def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
 
 
 def _of_first(measure: Loss) -> Loss:
-    """Of an output's first tensor."""
+    """Apply a measure to the first tensor of an output."""
     return lambda *given: measure(given[0], given[-1])
 
 
 def _asking(space: Space, lessons: Lessons) -> Space:
-    """The same layers, the first of which is called with fields of the lessons.
-
-    Raises:
-        ConfigError: for a layer that is called with the field that holds the lesson.
-    """
+    """The same layers, the first of which is called with fields of the lessons."""
     for position in range(len(space)):
         if "target" in space.fields(position):
             raise ConfigError(
@@ -254,7 +249,7 @@ def _asking(space: Space, lessons: Lessons) -> Space:
 
 
 def _free_name(found: Blockwise, name: str) -> str:
-    """A name that no block's search has."""
+    """A name that no search of any block has."""
     paths = [run.directory.path for run in found.blocks]
     if not name:
         taken = {each.name for path in paths for each in path.glob(f"{PREFIX}*")}

@@ -53,7 +53,6 @@ class Choice:
 
     @property
     def note(self) -> str:
-        """What a run says of it."""
         chosen = Shape(self.execution.pipeline.groups, self.execution.pipeline.stages)
         if len(self.speeds) < 2:
             return f"stages={AUTO}: {_named(chosen)}, the only way that can be had here"
@@ -123,7 +122,7 @@ def choose_stages(
 def _simulated(
     possible: Sequence[Shape], speed: Callable[[Shape], float], end: float
 ) -> tuple[dict[Shape, float], int]:
-    """Speeds of what could be simulated up to then, of two at least; how many were left out."""
+    """The speeds of at least two, as time allows, and how many were left out."""
     speeds: dict[Shape, float] = {}
     for done, shape in enumerate(possible, start=1):
         try:
@@ -143,7 +142,7 @@ def _best(speeds: dict[Shape, float]) -> Shape:
 
 
 def _first(number: StreamId, workload: Workload) -> list[Subnet]:
-    """The first subnets of a stream, or what stands for them: whole steps."""
+    """The first subnets of a stream, or those that stand for them, in whole steps."""
     passes = workload.recipe.steps.passes
     shown = min(max(1, PREVIEW_SUBNETS // passes) * passes, workload.definition.num_passes)
     return list(draw_stream(number, workload, is_drawn_beside=True))[:shown]
@@ -211,7 +210,7 @@ def _speed(
     costs: Sequence[CostTable],
     wiring: Wiring,
 ) -> float:
-    """Passes of all streams per second, with the lags that they have later on."""
+    """Passes of all streams per second, with the lags that they have later in the run."""
     pipeline = with_grown_lags(make_pipeline(workloads, execution, subnets, costs, wiring))
     plan = make_plan(workloads, _in_one_order(workloads, execution), subnets, costs, wiring)
     timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
@@ -241,7 +240,7 @@ ENOUGH = 0.99
 
 
 def late_layers(space: Space) -> tuple[str, ...]:
-    """Names of the shared layers whose readers may be behind."""
+    """Names of the shared layers whose readers may lag behind."""
     return tuple(
         block.name
         for block in space.blocks
@@ -250,7 +249,7 @@ def late_layers(space: Space) -> tuple[str, ...]:
 
 
 def with_late(scenario: Scenario, rule: Rule) -> Scenario:
-    """The same with another rule for every such layer; a matter of time and memory here."""
+    """The scenario with another rule for each of these layers; only time and memory change."""
     space = scenario.space.with_rules(dict.fromkeys(late_layers(scenario.space), rule))
     sizes = scenario.sizes and replace(scenario.sizes, rules=space.rules)
     return replace(scenario, space=space, sizes=sizes)

@@ -67,7 +67,6 @@ class Keyed:
         self.info = getattr(data, "info", {})
 
     def __call__(self, seed: int, number: int) -> Mapping[str, Any]:
-        """The batch of a number."""
         return self._data(self._seed, number)
 
 
@@ -128,7 +127,7 @@ class Blockwise:
 
     @property
     def seed(self) -> int:
-        """Of the data."""
+        """The seed of the data."""
         return int(self.blocks[0].manifest["definition"]["seed"])
 
     def network(self, choices: Choices | None = None) -> nn.Sequential:
@@ -194,7 +193,7 @@ class Blockwise:
         return tuple(find_search(run.directory.path, name) for run in self.blocks)
 
     def _chosen(self, choices: Choices | None) -> Iterator[tuple[Run, int, int]]:
-        """Run, place in its chain and option of every layer of a network."""
+        """The run, the position in its chain and the option of every layer of a network."""
         for run, own in zip(self.blocks, self.checked(choices), strict=True):
             for position, option in enumerate(run.space.chain(own)):
                 yield run, position, option
@@ -224,7 +223,6 @@ def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run,
 
 
 def _first(block: Elastic, option: int) -> nn.Module:
-    """An option with first weights."""
     module: nn.Module = block.cut_of(block.factory(), option)
     return module
 
@@ -332,9 +330,6 @@ def start_blockwise(
         watch: as of :func:`naspipe.api.training.start`, and so are ``name``, ``worker`` and
             ``carry_out``.
         how: goes to :func:`naspipe.workload`.
-
-    Raises:
-        ConfigError: for input that cannot be used.
     """
     with refusal_told(worker):
         check_is_data(data)
@@ -393,11 +388,7 @@ def blockwise_streams(
     window: int = WINDOW,
     **how: Any,
 ) -> Taught:
-    """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`.
-
-    Raises:
-        ConfigError: for input that cannot be used.
-    """
+    """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`."""
 
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
         return workload(space, batches, chosen, seed=seed + number, **how)

@@ -64,7 +64,7 @@ def _refuse(broken: Iterator[str], policy: str) -> None:
 
 
 def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
-    """Of a stream that shares its pipeline with none."""
+    """Check a stream that has the pipeline to itself."""
     rules, log = stream.rules, RunLog(stream.directory.path)
     buffered = job.buffered
     chains, numbers = _chains(stream)
@@ -91,7 +91,7 @@ def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
 
 
 def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
-    """Of each subnet that is not empty, the candidates that it uses, and its sequence ID."""
+    """The candidates and the sequence ID of each subnet that is not empty."""
     blocks = len(stream.workload.space.rules)
     dtype: Any = np.dtype((np.int32, blocks))
     used = ((each.candidates or each.chain) for each in stream.so_far if each.chain)
@@ -144,7 +144,7 @@ def _is_right_frozen(users: NDArray[np.int64], columns: AccessColumns) -> bool:
 def _together(
     number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob
 ) -> Iterator[str]:
-    """Of a stream among others, or of steps whose passes wait for one another."""
+    """Check a stream among others, or steps whose passes wait for one another."""
     stream = job.streams[number]
     accesses = logs[number]
     rules, policy = stream.rules, stream.workload.definition.policy

@@ -233,7 +233,7 @@ def _check_names(found: _Found, known: set[str], needed: Mapping[str, set[str]])
 
 
 def _sketched(space: Space) -> dict[tuple[int, int], nn.Module]:
-    """Every layer without its values, those of one kind made once."""
+    """Every layer without its values; layers of one kind are made once."""
     made: dict[tuple[int, int], nn.Module] = {}
     for position, twin in enumerate(first_of_kind(space)):
         for candidate in range(len(space.blocks[position].candidates)):
@@ -244,13 +244,13 @@ def _sketched(space: Space) -> dict[tuple[int, int], nn.Module]:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, by all the names that each has."""
+    """Parameters and buffers, under all their names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 
 def _has_grown(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether forwards may have made a buffer so long: a cache, or an observer of channels."""
+    """Return True if forwards may have made a buffer longer, such as a cache."""
     return not isinstance(tensor, nn.Parameter) and tensor.dim() == value.dim()
 
 

@@ -30,7 +30,6 @@ _KINDS: Mapping[str, type[Synflow] | type[Naswot]] = {"synflow": Synflow, "naswo
 
 
 def proxies_in(score: str) -> tuple[str, ...]:
-    """The proxies that a score is, or is a sum of."""
     return tuple(part for part in parts_of(score) if part in PROXIES)
 
 
@@ -178,7 +177,6 @@ class Judging:
         return []
 
     def choices_of(self, source: StrategySource) -> Callable[[int], tuple[int, ...]]:
-        """The choices of a source's subnets by their numbers."""
         return partial(self._choices, source)
 
     def _choices(self, source: StrategySource, number: int) -> tuple[int, ...]:
@@ -239,7 +237,6 @@ class FirstAndBest:
             self._verifier.poll()
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage says how busy it is."""
         self._recorder.on_busy(stage, busy_ns, elapsed_ns)
 
     def finish(self, score: str) -> VerifiedScores:

@@ -101,13 +101,13 @@ class Stated(NamedTuple):
 
     @property
     def defining(self) -> dict[str, Any]:
-        """All but the execution, by their keys."""
+        """All settings except those of the execution, by their keys."""
         rules = {f"rule.{name}": rule for name, rule in self.rules.items()}
         return {**self.recipe, **rules, **{f"optimizer.{k}": v for k, v in self.options.items()}}
 
 
 def tells_settings(*keys: str) -> Callable[[Call], Call]:
-    """Add the first sentence of what some settings are declared to be to a call's help."""
+    """Append the first sentence of the help of some settings to the docstring of a function."""
 
     def told(call: Call) -> Call:
         known = {**declared(Recipe), **declared(Execution)}
@@ -193,7 +193,6 @@ def _unknown(
 
 
 def _options_of_optimizers() -> set[str]:
-    """Of all that train per layer."""
     from naspipe.worker.layers.optimizers import PER_LAYER, options_of
 
     return {option for name in PER_LAYER for option in options_of(name)}
@@ -207,7 +206,7 @@ def _rule(key: str, value: Any) -> Rule:
 
 
 def _plain(node: type, key: str, value: Any) -> Any:
-    """A whole number where the setting is a text; of passes, so many micro-batches."""
+    """The text for a whole number if the setting is a text; ``passes=N`` are N micro-batches."""
     setting = declared(node).get(key)
     if setting is None or setting.kind is not str or type(value) is not int:
         return value

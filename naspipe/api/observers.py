@@ -71,31 +71,24 @@ class Told:
         self._observers = list(observers)
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_begin", lambda each: each.on_begin(generation, firsts))
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_loss", lambda each: each.on_loss(stream, sequence_id, loss))
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_metrics", lambda each: each.on_metrics(stream, sequence_id, metrics))
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_busy", lambda each: each.on_busy(stage, busy_ns, elapsed_ns))
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_hits", lambda each: each.on_hits(stage, hits, reads))
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_validation", lambda each: each.on_validation(stream, sequence_id, scores))
 
     def on_note(self, text: str) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_note", lambda each: each.on_note(in_python(text)))
 
     def _tell(self, what: str, call: Callable[[LaunchObserver], None]) -> None:
@@ -168,28 +161,23 @@ class Tracking(Observer):
         self._has_several = False
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """See :class:`LaunchObserver`."""
         self._metrics, self._busy = {}, {}
         self._has_several = len(firsts) > 1
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         named = {f"metrics/{name}": value for name, value in metrics.items()}
         self._metrics[stream, sequence_id] = named
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`LaunchObserver`."""
         values = {"loss": loss, **self._metrics.pop((stream, sequence_id), {})}
         if elapsed := sum(each[1] for each in self._busy.values()):
             values["bubble_ratio"] = 1.0 - sum(each[0] for each in self._busy.values()) / elapsed
         self._tell(stream, sequence_id, values)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._busy[stage] = busy_ns, elapsed_ns
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         named = {f"validation/{name}": score for name, score in scores.items()}
         self._tell(stream, sequence_id, named)
 

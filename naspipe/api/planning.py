@@ -116,7 +116,7 @@ def _buffered(workload: Workload) -> frozenset[tuple[int, int]]:
 
 
 def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes | None:
-    """Of the layers of all streams; None where there is no budget to plan."""
+    """The sizes of the layers of all streams; None if there is no budget to plan."""
     if not execution.memory.budget:
         return None
     known: dict[object, DeviceSizes] = {}
@@ -149,14 +149,14 @@ def measured_costs(
 
 
 def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | None:
-    """What every layer takes on a device; None where there is no budget to plan."""
+    """The bytes of every layer on a device; None if there is no budget to plan."""
     if not execution.memory.budget:
         return None
     return DeviceSizes(measure_sizes(workload), workload.space.rules)
 
 
 def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
-    """How many of these workers compute at once on this machine's cores; 1 for GPUs."""
+    """How many of these workers compute concurrently on this machine's cores; 1 for GPUs."""
     if first_gpu(execution.hardware.device) != "cpu":
         return 1
     return max(1, min(workers, len(os.sched_getaffinity(0)) // workload.recipe.threads))
@@ -165,7 +165,6 @@ def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
 def _cost(
     workload: Workload, execution: Execution, copies: int, say: Callable[[str], None] | None
 ) -> CostTable:
-    """On the run's kind of device."""
     device = first_gpu(execution.hardware.device)
     name = device if device == "cpu" else find_gpus().name_of(device)
     return cached_profile(
@@ -212,7 +211,7 @@ def _chain(space: Space) -> Chain:
 
 
 def _spacing(workload: Workload) -> str | None:
-    """Of a sampler that cannot space as far as it says."""
+    """A note on a sampler that cannot space subnets as far as its name says."""
     match = re.fullmatch("spaced:([0-9]+)", workload.definition.sampler)
     counts = [each for each in workload.space.drawn_counts if each > 1]
     if match is None or not counts or int(match[1]) < min(counts):
@@ -227,7 +226,7 @@ def _spacing(workload: Workload) -> str | None:
 
 
 def _growing(workload: Workload) -> str | None:
-    """Of a layer whose lag has hardly grown when the run ends."""
+    """A note on a layer whose lag has hardly grown when the run ends."""
     definition = workload.definition
     if definition.policy != "csp":
         return None
@@ -291,7 +290,7 @@ def _layer(workload: Workload, block: int, workers: int) -> str:
 
 
 def _late(workload: Workload, block: int, workers: int) -> Lag:
-    """What docs/rules.md recommends for a layer in front."""
+    """The rule that docs/rules.md recommends for a layer near the input."""
     parts = sketch(workload.space, block, 0).modules()
     if any(isinstance(part, Embedding) for part in parts):
         return Lag(8)
@@ -300,6 +299,5 @@ def _late(workload: Workload, block: int, workers: int) -> Lag:
 
 
 def _norm(space: Space, block: int) -> str | None:
-    """The kind of norm in a layer that keeps running statistics."""
     parts = sketch(space, block, 0).modules()
     return next((type(part).__name__ for part in parts if keeps_statistics(part)), None)

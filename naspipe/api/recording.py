@@ -115,7 +115,7 @@ class TensorBoardFile:
 
 
 def _tagged(values: Values) -> Iterator[tuple[str, float]]:
-    """Names and numbers; of probes and later passes of a step the losses and metrics alone."""
+    """Names and numbers; for probes and later passes of a step, the losses and metrics only."""
     kind = "probe" if "probe" in values else "pass"
     number = values.get(kind)
     for name, value in values.items():
@@ -130,7 +130,7 @@ def _tagged(values: Values) -> Iterator[tuple[str, float]]:
 
 
 def _single(value: float) -> float:
-    """What single precision holds of it."""
+    """The value in single precision, in which infinity stands for anything larger."""
     return math.copysign(math.inf, value) if abs(value) > 3.4e38 else value
 
 
@@ -148,7 +148,7 @@ class ResidentMemory:
         self._bytes, self._looked = 0, -_LOOK_SECONDS
 
     def bytes(self) -> int | None:
-        """In bytes; None where the system does not say."""
+        """None if the system does not say."""
         now = time.monotonic()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
@@ -263,11 +263,6 @@ class Recording:
         self._open.close()
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """See :class:`LaunchObserver`.
-
-        Raises:
-            StorageError: when a file cannot be written.
-        """
         self._open.close()
         self._files = []
         for stream, (directory, sequence_id) in enumerate(
@@ -288,11 +283,6 @@ class Recording:
         self._observer.on_begin(generation, firsts)
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`LaunchObserver`.
-
-        Raises:
-            StorageError: when a file cannot be written.
-        """
         self._done += 1
         self._step_time[stream] = time.time()
         self._waiting[stream, sequence_id] = self._values(stream, sequence_id, loss)
@@ -304,27 +294,24 @@ class Recording:
         self._observer.on_loss(stream, sequence_id, loss)
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         named = {f"{METRICS}{name}": value for name, value in metrics.items()}
         self._metrics[stream, sequence_id] = named
         self._observer.on_metrics(stream, sequence_id, metrics)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._use[stage] = busy_ns, elapsed_ns
         self._observer.on_busy(stage, busy_ns, elapsed_ns)
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._hits[stage] = hits, reads
         self._observer.on_hits(stage, hits, reads)
 
     def on_pending(self, stage: int, subnets: int) -> None:
-        """See :class:`RunObserver`; nobody else is told."""
+        """Not passed on to the other observer."""
         self._pending[stage] = subnets
 
     def vitals(self, stream: int) -> dict[str, Any]:
-        """What a heartbeat says of a stream; called on another thread, too."""
+        """What a heartbeat says of a stream; called on another thread as well."""
         steps, definition = self._steps(stream), self._definitions[stream]
         done = self._next[stream] if self._next else 0
         seconds = time.monotonic() - self._start
@@ -341,17 +328,11 @@ class Recording:
         }
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`.
-
-        Raises:
-            StorageError: when a file cannot be written.
-        """
         named = {f"validation/{name}": score for name, score in scores.items()}
         self._write(stream, sequence_id, named)
         self._observer.on_validation(stream, sequence_id, scores)
 
     def on_note(self, text: str) -> None:
-        """See :class:`LaunchObserver`."""
         self._observer.on_note(text)
 
     def _values(self, stream: int, sequence_id: int, loss: float) -> Values:
@@ -383,7 +364,7 @@ class Recording:
 
 
 def _share(pairs: Mapping[int, tuple[int, int]]) -> float | None:
-    """The first numbers of all stages over the second ones; None where there are none."""
+    """The sum of the first numbers over the sum of the second ones; None if there are none."""
     found = list(pairs.values())
     whole = sum(pair[1] for pair in found)
     return sum(pair[0] for pair in found) / whole if whole else None
@@ -429,7 +410,7 @@ def recorded(
     observer: LaunchObserver,
     records: RecordSettings,
 ) -> Iterator[Recording]:
-    """What records a run as it goes, tells an observer of it, and answers Prometheus."""
+    """Record a run while it goes on, report to an observer, and answer Prometheus."""
     definitions = [workload.definition for workload in workloads]
     names = [str(directory.path) for directory in directories]
     with (
@@ -476,7 +457,7 @@ class MetricsServer:
             self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """What the client asks for at every scrape: a gauge for each number that is known."""
+        """Called at every scrape: a gauge for each number that is known."""
         gauge = import_module("prometheus_client.core").GaugeMetricFamily
         found = [self._vitals(stream) for stream in range(len(self._names))]
         for name, text in _GAUGES.items():

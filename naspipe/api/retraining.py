@@ -261,7 +261,7 @@ class Retraining:
 
 
 def held_out_name(held_out: Batches) -> str:
-    """What held-out batches are told apart by: what their record says, or the function's name."""
+    """What tells held-out batches apart: their record, or the name of the function."""
     record = getattr(held_out, "record", {})
     known = [str(record[key]) for key in ("name", "split") if key in record]
     sizes = [f"{key} {record[key]}" for key in DATA_SIZES if key in record]
@@ -269,7 +269,7 @@ def held_out_name(held_out: Batches) -> str:
 
 
 def status_of(directory: RunDirectory) -> str | None:
-    """What a run's manifest says; None where there is none."""
+    """The status in a run's manifest; None if there is none."""
     if not directory.manifest.exists():
         return None
     return str(directory.read_manifest().get("status"))

@@ -54,7 +54,7 @@ def find_weights(run: Run) -> Checkpoint:
 
 
 def forward_costs(costs: CostTable) -> CostTable:
-    """What layers cost that are not trained."""
+    """The costs of layers that are not trained."""
     return CostTable(
         {key: LayerCost(cost.forward_ns, 0, 0, 0, 0) for key, cost in costs.costs.items()}
     )
@@ -75,7 +75,7 @@ class Pricer:
         self._costs = costs
 
     def of(self, choices: Sequence[int]) -> Cost:
-        """Of one subnet: one choice per choice block."""
+        """The cost of one subnet, given by one choice per choice block."""
         counts = self.counter.of(choices)
         chain = enumerate(self._space.chain(choices))
         forward_ns = sum(self._costs.of(block, candidate).forward_ns for block, candidate in chain)
@@ -83,7 +83,7 @@ class Pricer:
 
 
 def title_of(run: Path, definition: SearchDefinition, held_out: Batches) -> str:
-    """What progress calls a search: by what, and on what subnets are judged."""
+    """The title of the progress: the strategy, and what subnets are judged on."""
     proxies = set(parts_of(definition.score)) <= set(PROXIES)
     part = "first weights" if proxies else part_of(held_out, definition.validation)
     return f"search of {run} by {definition.strategy} on {part}"
@@ -132,7 +132,7 @@ def _found(
     is_allowed: Callable[[Sequence[int]], bool],
     strategy: Any,
 ) -> Callable[[], ExplorationStrategy]:
-    """A strategy of NNI's, which may keep limits, or of the user's own."""
+    """A strategy of NNI's, which may keep limits, or one of the user's own."""
     name, limits = definition.strategy, definition.limits
     is_limited = limits != Limits()
     asked = Asked(
@@ -154,7 +154,7 @@ def _found(
 def _listed(
     definition: SearchDefinition, space: Space, is_allowed: Callable[[Sequence[int]], bool]
 ) -> Callable[[], ExplorationStrategy]:
-    """The first subnets of a file, one after the other."""
+    """The first subnets of a file, in their order."""
     path = Path(definition.strategy.removeprefix("file:"))
     decisions = space.decisions
     choices_of = decisions.choices_of if decisions else None

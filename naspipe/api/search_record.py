@@ -22,7 +22,7 @@ class SearchObserver(Protocol):
         ...
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's compute time so far, of the time since it began."""
+        """The compute time of a stage so far, and the time since the start."""
         ...
 
 
@@ -37,11 +37,9 @@ class Prices(Protocol):
 class SilentSearchObserver:
     """An observer that wants to know nothing."""
 
-    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
-        """See :class:`SearchObserver`."""
+    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None: ...
 
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`SearchObserver`."""
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None: ...
 
 
 class Recorder:
@@ -117,7 +115,7 @@ class Recorder:
         self._directory.write_manifest({**self._manifest, "status": "running"})
 
     def _vitals(self, stream: int) -> dict[str, Any]:
-        """What the heartbeat says, as of a run: its steps are subnets."""
+        """What the heartbeat says, as for a run whose steps are subnets."""
         seconds = (time.monotonic_ns() - self._start_ns) / 1e9
         return {
             "step": len(self.candidates),
@@ -129,7 +127,6 @@ class Recorder:
         }
 
     def on_scores(self, subnet: int, scores: Scores) -> None:
-        """A subnet is judged."""
         self._waiting[subnet] = scores
         while (number := len(self.candidates)) in self._waiting:
             choices = self._choices_of(number)
@@ -142,11 +139,10 @@ class Recorder:
             self._observer.on_candidate(candidate, self.best)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage says how busy it is."""
         self._observer.on_busy(stage, busy_ns, elapsed_ns)
 
     def _found(self) -> dict[str, Any]:
-        """The ranking's beginning, and the front against each cost, as numbers of subnets."""
+        """The start of the ranking, and the front against each cost, as numbers of subnets."""
         ranked = rank(self.candidates, self._score)
         fronts = {
             name: [each.sequence_id for each in front(self.candidates, self._score, name)]

@@ -137,7 +137,7 @@ class Scenario:
     def run(
         self, pipeline: Pipeline, execution: Execution, plan: Plan | None = None
     ) -> SimulatedRun:
-        """Simulate streams, under the plan they would have unless another is given."""
+        """Simulate streams, by default under the plan that they would have."""
         plan = plan or self.plan(pipeline, execution)
         costs = self.costs.split(plan.streams[0].split)
         return simulate_run(pipeline, plan, execution, self.timing(costs, execution, plan.memory))
@@ -185,7 +185,6 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
 
 
 def _buffered(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:
-    """Needs torch, so only where it is asked for."""
     from naspipe.checks.sketched import buffered_layers
 
     return buffered_layers(space, defers_norms)
@@ -245,7 +244,7 @@ def simulate_again(path: Path) -> Fidelity:
 
 
 def _planned_costs(recorded: RecordedRun) -> CostTable | None:
-    """What the run's plan took layers to cost; None where it followed no costs."""
+    """The costs that the run's plan followed; None if it followed none."""
     path = recorded.directory.costs
     rows = read_costs(path, COLUMNS)
     if rows is None:
@@ -276,7 +275,7 @@ def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
 
 
 def _by_option(access: Access, subnet: Subnet) -> Access:
-    """An access as costs have it: by its option, unless it is a WRITE, which all have in common."""
+    """An access by its option, as costs have it, unless it is a WRITE, which options share."""
     if access.kind is AccessKind.WRITE:
         return access
     option = subnet.chain[access.layer.block]
@@ -284,7 +283,7 @@ def _by_option(access: Access, subnet: Subnet) -> Access:
 
 
 def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -> Fidelity:
-    """Compare a recorded run to its simulation under other costs: see :func:`simulated_again`."""
+    """Compare a recorded run with its simulation under other costs."""
     simulated = simulated_again(recorded, costs, table)
     return compare_to_real(recorded.accesses, simulated.accesses, recorded.num_stages)
 

@@ -49,9 +49,6 @@ def check_stream(
         workload: its space, data and definition.
         execution: how it is carried out.
         is_drawn_beside: whether the stream is drawn beside the training.
-
-    Raises:
-        ConfigError: for what cannot be used.
     """
     space, definition = workload.space, workload.definition
     check_optimizer(definition.recipe)
@@ -168,7 +165,7 @@ def begin_record(stream: StreamJob, manifest: Mapping[str, Any], costs: CostTabl
 
 
 def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
-    """Of every subnet, the candidate of each choice block; of an empty one, those before it."""
+    """The choices of every subnet; an empty subnet has those of the one before."""
     is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
     found: list[tuple[int, ...]] = []
     for subnet in subnets:
@@ -178,7 +175,7 @@ def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int,
 
 
 def comes_new(directory: RunDirectory, workload: Workload) -> bool:
-    """Whether it is a teacher's, whose labels came from elsewhere in earlier lives."""
+    """Return True for a teacher whose labels came from elsewhere in earlier attempts."""
     return not workload.is_written and not directory.path.exists()
 
 
@@ -261,9 +258,6 @@ def _check_stateless(
     The access log holds no versions of stateless layers, so all attempts have to agree on them.
     Another version of torch may fail to make a layer on its meta device, which then counts as one
     with state.
-
-    Raises:
-        ConfigError: when the layers differ.
     """
     recorded = earlier.get("stateless", [])
     own = described(workload.space, stateless_layers(workload.space))["stateless"]
@@ -279,7 +273,7 @@ def _check_stateless(
 def _check_settings(
     directory: RunDirectory, workload: Workload, earlier: Mapping[str, Any]
 ) -> None:
-    """Options are recorded by their numbers, which mean something with the same settings only."""
+    """Options are recorded by their numbers, which depend on the settings of elastic layers."""
     recorded, own = (
         settings_of(earlier.get("space", {})),
         settings_of(describe_space(workload.space)),
@@ -319,7 +313,7 @@ def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Itera
 def new_records(
     directories: Sequence[RunDirectory], workloads: Sequence[Workload], execution: Execution
 ) -> list[tuple[RunDirectory, dict[str, Any]]]:
-    """Each stream's directory, and what is known of it before it is planned."""
+    """The directory of each stream, and its manifest before it is planned."""
     return [
         (
             directory,
@@ -336,13 +330,13 @@ def new_records(
 
 
 def _parents(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> list[Path]:
-    """Of all directories, the deepest first."""
+    """The folders above all directories, the deepest first."""
     found = {parent for directory, _ in records for parent in directory.path.absolute().parents}
     return sorted(found, key=lambda path: -len(path.parts))
 
 
 def _remove(directories: Sequence[RunDirectory], above: Sequence[Path]) -> None:
-    """Remove directories, and those above that were made for them alone."""
+    """Remove directories, and the folders above that were made only for them."""
     for directory in directories:
         if _status(directory) in (None, PLANNING):
             shutil.rmtree(directory.path, ignore_errors=True)

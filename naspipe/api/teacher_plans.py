@@ -87,7 +87,7 @@ def blockwise_plans(
 
 
 def _possible_blockwise(taught: Taught, stages: int) -> Iterator[str]:
-    """The placements that make a difference on so many stages."""
+    """The placements that make a difference on this many stages."""
     if stages == 1:
         yield "free"
         return
@@ -144,7 +144,7 @@ def _memory(
     placed: Sequence[Sequence[Partition]],
     stage: StageId,
 ) -> int:
-    """All candidates of the layers on a stage, and what waits of the teacher's outputs there."""
+    """The bytes of all candidates on a stage, and of the teacher's outputs that wait there."""
     total = 0
     for workload, table, own in zip(workloads, sizes, placed, strict=True):
         blocks = {block for each in own for block in each.blocks(stage)}
@@ -278,7 +278,7 @@ def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload])
 
 
 def _possible_taught(taught: Taught, stages: int) -> Iterator[str]:
-    """The cuts that make a difference on so many stages."""
+    """The cuts that make a difference on this many stages."""
     student, teacher = taught.workloads
     if stages > len(student.space):
         return
@@ -291,7 +291,7 @@ def _possible_taught(taught: Taught, stages: int) -> Iterator[str]:
 def _teachers(
     workloads: Sequence[Workload], costs: Sequence[CostTable], execution: Execution
 ) -> int | None:
-    """By the rate of the student alone on so many stages, and of one teacher alone."""
+    """The teachers needed, from the rates of the student alone and of one teacher alone."""
     student, teacher = workloads
     label_ns = forward_ns(teacher, costs[1])
     if teacher.follows is not None or execution.pipeline.stages > len(student.space):
@@ -343,7 +343,7 @@ def _simulated_taught(
 
 
 def with_passes(workload: Workload, passes: str, steps: int, seed: int) -> Workload:
-    """A workload of about so many passes in all, in steps of such passes."""
+    """The workload in steps of such passes, with about this many passes in all."""
     recipe = replace(workload.recipe, passes=passes)
     count = recipe.settled(workload.space.drawn_counts).steps.passes
     return workload.redefined(recipe=recipe, steps=max(1, steps // count), seed=seed)

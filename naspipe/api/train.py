@@ -46,7 +46,7 @@ Rate = float | Callable[[int], float] | Mapping[int, float]
 
 
 def read_file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
-    """A recipe file, where one is meant, and the settings that it gives."""
+    """The recipe file, if one is meant, and the settings that it gives."""
     file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
     return file, file.applied_to(Settings())
 
@@ -56,9 +56,6 @@ def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, st
 
     Another optimizer than the recipe's has options of its own. ``steps`` are those of the run, for
     each of which a function of the rate is asked.
-
-    Raises:
-        ConfigError: for what cannot be used.
     """
     file, settings = read_file(recipe)
     base = settings.recipe
@@ -90,7 +87,7 @@ def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, st
 
 
 def _rated(rate: Any, steps: int) -> dict[str, Any]:
-    """The settings that stand for a rate; one by step is a schedule that multiplies 1."""
+    """The settings that a rate stands for; rates by step are a schedule that multiplies 1."""
     _check_schedule(rate, "lr")
     if isinstance(rate, Mapping):
         return {"lr": 1.0, "schedule": table_text(rate)}
@@ -101,7 +98,7 @@ def _rated(rate: Any, steps: int) -> dict[str, Any]:
 
 
 def _check_schedule(given: Any, what: str) -> None:
-    """Raises ConfigError for a scheduler of torch's, and a function in the place of a name."""
+    """Refuse a scheduler of torch, and a function in the place of a name."""
     kind = given if isinstance(given, type) else type(given)
     todo = "write schedule='cosine' or another name, or lr=FUNCTION, which returns a step's rate"
     if issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
@@ -114,7 +111,7 @@ def _check_schedule(given: Any, what: str) -> None:
 
 
 def _check_one_schedule(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for rates by step beside a schedule, which says them, too."""
+    """Refuse rates by step together with a schedule, which also gives them."""
     rate, schedule = given.get("lr"), given.get("schedule")
     if schedule is not None and (callable(rate) or isinstance(rate, Mapping)):
         kind = "a function" if callable(rate) else "a table"
@@ -125,7 +122,7 @@ def _check_one_schedule(given: Mapping[str, Any]) -> None:
 
 
 def _own_rate(recipe: Recipe) -> float:
-    """What a user's own optimizer has for a rate where nothing is said; the recipe's otherwise."""
+    """The rate that a user's own optimizer has by default; otherwise the recipe's."""
     if isinstance(recipe.optimizer, GivenCode):
         with suppress(Exception):  # whatever is wrong with it is said by its check
             made = recipe.optimizer.code(
@@ -136,7 +133,7 @@ def _own_rate(recipe: Recipe) -> float:
 
 
 def _named(optimizer: Any) -> Any:
-    """What the recipe calls an optimizer; torch's own go by their names."""
+    """What the recipe calls an optimizer; those of torch go by their names."""
     if isinstance(optimizer, str):
         return optimizer
     kind = type(optimizer).__name__
@@ -156,7 +153,7 @@ def _named(optimizer: Any) -> Any:
 
 
 def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The fields that a caller gives in place of a file."""
+    """The fields that a caller gives instead of a file."""
     further = {} if isinstance(recipe, str | Path) else recipe or {}
     known = Recipe.__dataclass_fields__
     if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
@@ -342,5 +339,5 @@ def train_together(
 
 
 def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: Any) -> Execution:
-    """How a run is carried out, by its recipe and further settings."""
+    """The execution that a recipe gives, with further settings."""
     return read_file(recipe)[1].execution.changed(**settings)

@@ -57,11 +57,7 @@ def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan 
 
 
 def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | None, Workload]:
-    """How features are judged, and the network as far as it makes them.
-
-    Raises:
-        ConfigError: when the space has no such block, or nothing but losses with a teacher.
-    """
+    """How features are judged, and the network as far as it makes them."""
     settings, space = execution.validation, workload.space
     if settings.probe == "none":
         if needs_teacher(workload.loss) or is_joined(workload.loss):
@@ -91,7 +87,7 @@ def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | Non
 
 
 def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
-    """The subnets that a setting names; those of a number are drawn apart from the stream."""
+    """The subnets that a setting names; a number of them is drawn independently of the stream."""
     if text.startswith("file:"):
         choices_of = space.decisions.choices_of if space.decisions else None
         path = Path(text.removeprefix("file:"))
@@ -137,7 +133,7 @@ def check_validation(workload: Workload, execution: Execution) -> str:
 
 
 def describe(validation: ValidationPlan | None) -> dict[str, Any]:
-    """What the manifest says of it, beside the settings."""
+    """What the manifest says of it, in addition to the settings."""
     if validation is None:
         return {}
     record = getattr(validation.evaluation.held_out, "record", None)

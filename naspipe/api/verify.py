@@ -201,13 +201,13 @@ def _without_left_out(workload: Workload, choices: Sequence[Choices]) -> list[Ch
 
 
 def _kept_at(folder: CheckpointFolder, cut: int, end: int) -> Checkpoint | None:
-    """The checkpoint that the run has kept at a cut; the final one if that is its end."""
+    """The checkpoint that the run has kept at a step; the final one at its end."""
     path = folder.path / (FINAL if cut == end else cut_name(cut))
     return read_checkpoint(path) if path.is_dir() else None
 
 
 def _difference(loop: PlainLoop, number: int, checkpoint: Checkpoint) -> str:
-    """The first tensor of a stream that a checkpoint has otherwise than the loop."""
+    """The first tensor of a stream that differs from the loop's in a checkpoint."""
     plain = {
         f"{label}/{name}": tensor_digest(value)
         for stream, label, name, value in loop.tensors()

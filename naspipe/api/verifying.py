@@ -93,7 +93,6 @@ def _states(stream: StreamJob, passes: int) -> Mapping[str, Any]:
 
 
 def _as_dict(record: StepRecord, count: int) -> Mapping[str, Any]:
-    """The record of the run's own streams."""
     streams = [
         {
             "losses": each.losses,

@@ -197,7 +197,7 @@ def _restored(
 
 
 def plan_digest(job: TrainingJob) -> str:
-    """Of everything that stages must agree about."""
+    """A digest of everything that stages must agree about."""
     digest = hashlib.blake2b(digest_size=8)
     for stream in job.streams:
         known = stream.planned, sorted(stream.cuts), sorted(stream.stateless)
@@ -290,7 +290,7 @@ def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> N
 
 @contextmanager
 def _introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
-    """Where nothing is shown, a line at the start says where it is, and one that all went well."""
+    """On a host where no progress is shown, report the start and the end in a line."""
     worker, first = hosts.worker, hosts.places[0].on(0)
     who = f"rank {worker.rank} of {worker.world_size} on {hosts.names[worker.rank]}"
     is_one_of_its_host = worker.local_rank == 0
@@ -303,7 +303,7 @@ def _introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def _told(hosts: Hosts) -> Iterator[None]:
-    """Whatever happens here, the other workers hear of the end."""
+    """Tell the other workers of the end, whatever happens here."""
     problem, signal_number = "rank 0 failed", 0
     try:
         yield

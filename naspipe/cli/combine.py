@@ -87,11 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_limits(arguments: argparse.Namespace) -> dict[str, float]:
-    """The limits that are given, by the names of costs.
-
-    Raises:
-        ConfigError: for an invalid limit, or options that do not go together.
-    """
+    """The limits that are given, by the names of costs."""
     from naspipe.cli.search import cost_limits
     from naspipe.config.errors import ConfigError
 

@@ -90,7 +90,7 @@ def compare_groups(groups: Sequence[Sequence[str]], *, is_json: bool = False) ->
 def _described(
     rows: Sequence[tuple[str, ...]], comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """The table, and of each run but a reference what differs, and why it cannot be compared."""
+    """The table, and for each run but a reference, what differs or why it cannot be compared."""
     numbers = ("stages", "passes", "seconds", "passes_per_second", "bubble_ratio")
     return {
         "runs": [
@@ -119,7 +119,7 @@ def _described(
 
 
 def _shortened(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The rows with runs named from the folder that they all share, which is printed above."""
+    """The rows with runs named from their common folder, which is printed above."""
     paths = [Path(row[0]).absolute() for row in rows]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     print(f"runs in {os.path.relpath(base)}:")

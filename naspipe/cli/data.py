@@ -27,7 +27,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``naspipe data`` to ``parser``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Fetch and prepare data sets. Each one is fetched once and kept in a cache."
@@ -67,7 +66,6 @@ def _add_data_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry the command out; errors are raised, the exit status is 0."""
     root = None if arguments.data_dir is None else arguments.data_dir.expanduser().absolute()
     if arguments.data_action == "list":
         _list(root)
@@ -123,9 +121,6 @@ def run_with_data(run: Callable[[Namespace], int], arguments: Namespace) -> int:
     """Run a command; it begins again when a data set that it asked for has been prepared.
 
     Data are opened before anything is written.
-
-    Raises:
-        NotPreparedError: for a command that prepares nothing.
     """
     prepared: set[str] = set()
     while True:

@@ -40,11 +40,7 @@ class Found(NamedTuple):
 
 
 def find(source: Source, data_dir: Path | None) -> Found:
-    """The teacher's blocks, the students and the data.
-
-    Raises:
-        ConfigError: for a name that cannot be found, or a teacher that nobody knows how to cut.
-    """
+    """The teacher's blocks, the students and the data."""
     import search_spaces
     from naspipe.cli.teacher import find_teacher
     from naspipe.config.rules import parse_rule
@@ -76,11 +72,7 @@ class Distilled(NamedTuple):
     source: Source
 
     def held_out(self, split: str, own: str | None, data_dir: Path | None) -> Batches:
-        """Held-out batches of the same data, or a user's own.
-
-        Raises:
-            ConfigError: when there are none.
-        """
+        """Held-out batches of the same data, or a user's own."""
         import search_spaces
         from naspipe.inputs.held_out import find_held_out
 
@@ -93,7 +85,7 @@ class Distilled(NamedTuple):
 
     @property
     def loss(self) -> Any:
-        """Of the network that the teacher is, where that has a name."""
+        """The loss of the network that the teacher is, if it has a name."""
         import search_spaces
 
         named = _source_of_teacher(self.source)
@@ -102,11 +94,7 @@ class Distilled(NamedTuple):
 
 
 def read_distilled(path: Path, data_dir: Path | None) -> Distilled:
-    """A distillation, with the teacher, students and data that its command line named.
-
-    Raises:
-        ConfigError: when ``naspipe distill`` has left none there.
-    """
+    """A distillation, with the teacher, students and data that its command line named."""
     from naspipe.api.distill import Blockwise
     from naspipe.store.run_directory import RunDirectory
 
@@ -123,11 +111,7 @@ def read_distilled(path: Path, data_dir: Path | None) -> Distilled:
 
 
 def _check_layers(found: Space, expected: Space, source: Source) -> None:
-    """Refuse an exported network that has other layers than the one that it is said to be.
-
-    Raises:
-        ConfigError: naming the first layer that differs.
-    """
+    """Refuse an exported network that has other layers than the one that it is said to be."""
     from naspipe.checks.sketched import sketch
 
     def shapes(space: Space, position: int) -> list[tuple[int, ...]]:
@@ -152,7 +136,7 @@ def _check_layers(found: Space, expected: Space, source: Source) -> None:
 
 
 def _source_of_teacher(source: Source) -> RunSource:
-    """What the teacher was trained on, and what is said in place of that."""
+    """What the teacher was trained on, or what the command line says instead."""
     from naspipe.cli.sources import RunSource, run_source
     from naspipe.store.run_directory import RunDirectory
 
@@ -172,7 +156,7 @@ def _source_of_teacher(source: Source) -> RunSource:
 
 
 def _data(named: RunSource, data_dir: Path | None) -> Any:
-    """Of the teacher's batch sizes, unless others are given."""
+    """The data, with the teacher's batch sizes unless others are given."""
     import search_spaces
     from naspipe.inputs.named import find_data, find_workload
 
@@ -291,11 +275,7 @@ class Asked:
 
 
 def read_asked(arguments: argparse.Namespace) -> Asked:
-    """From the command line.
-
-    Raises:
-        ConfigError: for a value that does not fit, or a setting that means nothing here.
-    """
+    """From the command line."""
     import search_spaces
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
 
@@ -347,12 +327,7 @@ def _check_settings(settings: Settings, execution: Execution) -> None:
 
 
 def read_resumed(arguments: argparse.Namespace) -> Asked:
-    """From a run; options that are given change the execution.
-
-    Raises:
-        ConfigError: when it is no distillation from the command line, or for an option that it
-            defines.
-    """
+    """From a run; options that are given change the execution."""
     from naspipe.store.run_directory import RunDirectory
 
     path = arguments.resume

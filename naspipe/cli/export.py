@@ -135,7 +135,7 @@ def _finish(done: Exported) -> int:
 def _workload(
     arguments: argparse.Namespace, directory: RunDirectory
 ) -> tuple[Space, Batches | None, Loss | None]:
-    """The run's space, its data where they are known, and its loss where that is needed."""
+    """The run's space, its data if they are known, and its loss if it is needed."""
     from naspipe.cli.sources import run_source
     from naspipe.config.rules import parse_rule
     from naspipe.inputs.named import as_trained, find_space, find_workload, run_loss

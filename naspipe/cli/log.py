@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _unused(recorded: RecordedRun, layer: LayerId) -> str:
-    """That no subnet used a layer, and which ones of its block were used."""
+    """Report that no subnet used a layer, and which layers of its block were used."""
     labels = recorded.labels
     used = sorted(each for each in recorded.log.layers if each[:2] == layer[:2])
     said = f"naspipe: no subnet of {recorded.path} used {labels.full_label(layer)}"
@@ -86,7 +86,7 @@ def _unused(recorded: RecordedRun, layer: LayerId) -> str:
 
 
 def folded(order: str, width: int) -> str:
-    """An order's beginning and end, where it does not fit a line; how many are left out."""
+    """The beginning and the end of an order that does not fit a line."""
     if len(order) <= width:
         return order
     steps = order.split("-")
@@ -100,11 +100,7 @@ def folded(order: str, width: int) -> str:
 
 
 def print_rows(path: Path) -> None:
-    """All rows of a file of lines, those of long ago included.
-
-    Raises:
-        ConfigError: when they cannot be read.
-    """
+    """All rows of a file of lines, those of long ago included."""
     try:
         for _, row in read_rows(path):
             sys.stdout.write(line_of(row).decode())
@@ -129,7 +125,7 @@ def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
 
 
 def _orders(recorded: RecordedRun, layers: Iterable[LayerId]) -> Iterator[tuple[LayerId, str]]:
-    """The orders of these layers, in chain order; of those that were used."""
+    """The orders of those layers that were used, in chain order."""
     wanted, labels = Wanted(layers=frozenset(layers), backwards=False), recorded.labels
     stream = read_stream(recorded.directory.stream) if labels.has_settings else []
     for layer, order in orders_of_parts(recorded.log.parts(wanted)):
@@ -139,7 +135,7 @@ def _orders(recorded: RecordedRun, layers: Iterable[LayerId]) -> Iterator[tuple[
 
 
 def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]:
-    """Of each layer, or of one: label, rule, number of WRITEs and order."""
+    """Label, rule, number of WRITEs and order of each layer, or of one."""
     labels = recorded.labels
     groups: list[frozenset[LayerId]] = [*groups_of_layers(recorded.log.layers)]
     orders: dict[LayerId, str] = {}
@@ -160,5 +156,4 @@ def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]
 
 
 def _width() -> int | None:
-    """Columns of the terminal, or None where there is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -23,8 +23,7 @@ from naspipe.config.settings import Setting, declared, groups
 class Options(Protocol):
     """A parser, or a part of one with a title of its own."""
 
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Declare an option."""
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
 
 
 _ENTRY = re.compile(r"(\S+(?: -\S+)*)(?: (?!\[)(\S+?)([?+!]|\.\.\.)?)?(?: \[(.*?)\])? {2,}(.*)")
@@ -187,7 +186,7 @@ def key_list(execution: type = Execution) -> str:
 
 
 def page(execution: type = Execution) -> str:
-    """The whole of ``docs/settings.md``."""
+    """The text of ``docs/settings.md``."""
     parts = [
         "# Settings\n\n",
         textwrap.fill(_INTRODUCTION, _PAGE_WIDTH, break_on_hyphens=False),
@@ -240,7 +239,7 @@ def _entry(setting: Setting) -> str:
 
 
 def _usual(setting: Setting) -> str:
-    """What is taken where nothing is said, if that is one value."""
+    """The default value, if there is one."""
     value = setting.usual
     if value is None:
         return ""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def tell(line: str) -> None:
-    """Print a result that is on disk already: where stdout takes it not, a note says it."""
+    """Print a result that is on disk already, on stderr if stdout cannot be written."""
     try:
         print(line, flush=True)
     except (OSError, ValueError) as error:
@@ -41,7 +41,7 @@ def tell(line: str) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, with the prefix that all of them have; or nothing, where that is gone."""
+    """Print one line on stderr, with the prefix of all of them, if stderr can be written."""
     try:
         print(f"naspipe: {text}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -49,11 +49,7 @@ def complain(text: str) -> None:
 
 
 def systems_line(error: OSError | MemoryError | ImportError) -> str:
-    """One line on what the system refused.
-
-    Raises:
-        OSError, ImportError: the error itself, where it is something else.
-    """
+    """One line on what the system refused."""
     if isinstance(error, OSError) and error.errno in STORAGE:
         return str(cannot_write(Path(error.filename or "stdout"), error))
     is_short = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
@@ -66,7 +62,7 @@ def systems_line(error: OSError | MemoryError | ImportError) -> str:
 
 
 def silence(stream: TextIO | None) -> None:
-    """Keep the interpreter from failing as it flushes a stream at its exit."""
+    """Keep the interpreter from failing when it flushes a stream at exit."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
@@ -144,17 +140,16 @@ def in_cells(figures: Iterable[tuple[float, str]]) -> list[str]:
 
 
 def add_json(parser: Options, in_place_of: str) -> None:
-    """Declare ``--json``."""
     parser.add_argument("--json", action="store_true", help=f"print JSON instead of {in_place_of}")
 
 
 def as_json(value: Any) -> str:
-    """JSON that every reader accepts: what is infinite or no number is null."""
+    """JSON that every reader accepts: infinity and NaN become null."""
     return json.dumps(_plain(value), indent=1, allow_nan=False)
 
 
 def trained(directories: Iterable[RunDirectory]) -> list[dict[str, Any]]:
-    """Of runs that are over: path, status, steps, the last loss and what was measured."""
+    """For each finished run: path, status, steps, the last loss and what was measured."""
     found = []
     for directory in directories:
         manifest = directory.read_manifest()

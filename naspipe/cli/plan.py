@@ -49,7 +49,6 @@ class Row(NamedTuple):
 
 
 def as_json(row: Row) -> dict[str, object]:
-    """One row's plain values."""
     return {
         "sampler": row.sampler,
         "passes": row.passes,
@@ -231,7 +230,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _ways(
     devices: int, scenario: Scenario, partitions: Sequence[str], budgets: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Settings of the execution."""
     steps = scenario.steps
     passes = 1 if steps.distills or steps.probes else steps.passes
     for groups, stages in shapes(devices, len(scenario.space), passes):
@@ -268,7 +266,7 @@ class _Choice(NamedTuple):
     def simulated(
         self, scenario: Scenario, execution: Execution, passes: int
     ) -> tuple[Pipeline, SimulatedRun]:
-        """Of so many passes, once lags have grown."""
+        """Simulate this many passes, once lags have grown."""
         from naspipe.plan.pipeline import with_grown_lags
 
         sampler, _, streams = self.stream
@@ -277,7 +275,7 @@ class _Choice(NamedTuple):
         return pipeline, scenario.run(pipeline, execution)
 
     def row(self) -> Row:
-        """The figures, without the lag that is enough."""
+        """The row without the lag that is enough."""
         from naspipe.plan.bottlenecks import bottlenecks
         from naspipe.plan.pipeline import as_planned
         from naspipe.plan.simulation import backward_bounds, bound_of, outcome_of
@@ -298,7 +296,7 @@ class _Choice(NamedTuple):
         )
 
     def lag(self, row: Row) -> int | None:
-        """The least K that is enough, on the first of the passes, in the order that was found."""
+        """The least K that is enough, on the first passes, in the order that was found."""
         from naspipe.api.chosen_stages import lag_needed
         from naspipe.plan.simulation import PREVIEW_SUBNETS
 

@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _costs(
     workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
 ) -> tuple[CostTable, str]:
-    """The costs, and where they are from or went to."""
+    """The costs, and where they are from or are kept."""
     from naspipe.machine.determinism import deterministic_torch
     from naspipe.machine.forking import calm_collector, kept_heap, may_compute_here
     from naspipe.profiling.probes import refusing
@@ -225,7 +225,7 @@ def _cells(kind: KindCosts) -> tuple[str, ...]:
 
 
 def _parts(costs: Collection[LayerCost]) -> tuple[str, str]:
-    """What the parts of a split backward take, and how many candidates cannot be split."""
+    """The times of the parts of a split backward, and how many candidates cannot be split."""
     split = [cost for cost in costs if cost.split != cost]
     if not split:
         return "whole", "whole"
@@ -235,7 +235,7 @@ def _parts(costs: Collection[LayerCost]) -> tuple[str, str]:
 
 
 def whole_lines(space: Space, kinds: Sequence[KindCosts]) -> list[str]:
-    """Why backwards cannot be split: a line for each reason, which names a few candidates."""
+    """A line for each reason why backwards cannot be split, which names a few candidates."""
     found: dict[str, list[str]] = {}
     for kind in kinds:
         block = space.labels.index(kind.blocks[0])
@@ -249,12 +249,12 @@ def whole_lines(space: Space, kinds: Sequence[KindCosts]) -> list[str]:
 
 
 def _spread(values: Sequence[int], unit: float) -> str:
-    """The median and, on a second line, the range where there is one."""
+    """The median and, on a second line, the range if there is one."""
     least, greatest = _short(min(values) / unit), _short(max(values) / unit)
     middle = _short(median(values) / unit)
     return middle if len(values) == 1 else f"{middle}\n{least} - {greatest}"
 
 
 def _short(value: float) -> str:
-    """Two decimals, or fewer, so that a large number takes no more room than a small one."""
+    """Two decimals, or fewer for a large number."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"

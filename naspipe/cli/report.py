@@ -98,7 +98,7 @@ def _check_output(output: Path) -> None:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What the page calls each run: its path from the folder that all share."""
+    """The name of each run on the page: its path from the folder that all share."""
     absolute = [path.resolve() for path in paths]
     for place, path in enumerate(absolute):
         if path in absolute[:place]:

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _runs(place: Path, depth: int) -> Iterator[RunDirectory]:
-    """Every run directory below a place, and itself; streams and blocks are runs of their own."""
+    """Every run directory below a place, or itself; streams and blocks are runs of their own."""
     directory = RunDirectory(place)
     if (place / _MANIFEST).is_file():
         try:

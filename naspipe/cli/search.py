@@ -209,7 +209,7 @@ def _table(
     decided: Decided,
     width: int,
 ) -> Table:
-    """Numbers in full; choices and labels as far as there is room, else with an ellipsis."""
+    """Numbers are shown in full; choices and labels are cut if there is no room."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)

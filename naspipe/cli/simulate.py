@@ -184,7 +184,7 @@ def _print(outcome: Outcome) -> None:
 
 
 def _imitate(arguments: argparse.Namespace) -> int:
-    """A recorded run beside its simulation, with what each of its accesses took."""
+    """Print a recorded run next to its simulation."""
     from naspipe.api.simulate import simulate_again
 
     fidelity = simulate_again(arguments.like)

@@ -35,7 +35,6 @@ class JudgedRun(NamedTuple):
 
 
 def add_held_out(parser: Options) -> None:
-    """Declare the options that say what judges."""
     add_options(
         parser,
         """
@@ -100,11 +99,7 @@ class RunSource(NamedTuple):
 
 
 def run_source(arguments: argparse.Namespace, manifest: Mapping[str, Any]) -> RunSource:
-    """From the run's manifest, unless ``--space`` or ``--data`` say otherwise.
-
-    Raises:
-        ConfigError: for a run of a user's own space that was not started from the command line.
-    """
+    """From the run's manifest, unless ``--space`` or ``--data`` say otherwise."""
     import search_spaces
 
     definition, source = manifest["definition"], manifest.get("source") or {}

@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write, or serve; says on stderr what goes on."""
+    """Write a file, or serve."""
     if (arguments.to is None) == (arguments.registry is None):
         raise ConfigError("naspipe teach: expected either --to FILE or --registry URL")
     _check(arguments)
@@ -185,7 +185,7 @@ def _teacher(arguments: argparse.Namespace) -> Teacher:
 
 
 def _own_record(path: Path) -> Mapping[str, Any]:
-    """Of the data that the teacher was trained on, where that is known."""
+    """The record of the data that the teacher was trained on, if it is known."""
     from naspipe.store.run_directory import RunDirectory
 
     if (path / "model.json").is_file():
@@ -194,11 +194,7 @@ def _own_record(path: Path) -> Mapping[str, Any]:
 
 
 def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
-    """The data that the command names, or those that a record tells of; sizes are the record's.
-
-    Raises:
-        ConfigError: where neither says which, or for data that cannot be opened.
-    """
+    """The data that the command names, or those that a record tells of; sizes are the record's."""
     from naspipe.inputs.named import find_data
 
     name = arguments.data or record.get("name")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: Options) -> None:
-    """Declare the arguments."""
     add_options(
         parser,
         """
@@ -54,9 +53,6 @@ def with_teacher(
     """The workloads, the sources, and the teacher of the command line or of the run to resume.
 
     With a teacher there are two sources, because its stream has one as well.
-
-    Raises:
-        ConfigError: for a teacher that cannot be used.
     """
     from naspipe.losses.top_target import TopTarget
 
@@ -76,11 +72,7 @@ def with_teacher(
 
 
 def teacher_of(arguments: argparse.Namespace, momentum: Mapping[str, Any]) -> MakesTeacher | None:
-    """The teacher that the command line asks for, and the settings of one that follows.
-
-    Raises:
-        ConfigError: for a teacher that cannot be used.
-    """
+    """The teacher that the command line asks for, and the settings of one that follows."""
     asked = _asked(arguments) or {}
     asked.pop("top", None)  # no matter of what it costs
     return _made(asked or None, momentum, arguments.data_dir)
@@ -108,11 +100,7 @@ def _made(
 
 
 def momentum_of(said: Mapping[str, Any]) -> Momentum:
-    """The teacher that settings ask for.
-
-    Raises:
-        ConfigError: where they do not say how much of it stays.
-    """
+    """The teacher that settings ask for."""
     from naspipe.distill.momentum import Momentum
 
     if "tau" not in said:
@@ -125,11 +113,7 @@ def momentum_of(said: Mapping[str, Any]) -> Momentum:
 
 
 def find_teacher(path: Path, subnet: str, data_dir: Path | None, top: int = 0) -> Teacher:
-    """A subnet of a run that was started from the command line, or one that was exported.
-
-    Raises:
-        ConfigError: for a run or a subnet that is not there.
-    """
+    """A subnet of a run that was started from the command line, or one that was exported."""
     from naspipe.cli.sources import run_source
     from naspipe.distill.teachers import Teacher
     from naspipe.export.assembly import find_choices

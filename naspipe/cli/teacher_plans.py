@@ -31,11 +31,7 @@ _UNUSED = {
 
 
 def refuse_unused(arguments: argparse.Namespace, beside: str, *without: str) -> None:
-    """Options that say nothing here must not be given; ``without`` names others.
-
-    Raises:
-        ConfigError: naming the first that is.
-    """
+    """Options that say nothing here must not be given; ``without`` names others."""
     for name, usual in (_UNUSED | dict.fromkeys(without)).items():
         if getattr(arguments, name) != usual:
             option = f"--{name.replace('_', '-')}"
@@ -57,9 +53,6 @@ def show_taught(
     """Simulate every choice for a student and its teacher, and print them, the fastest first.
 
     ``kinds`` are those of steps; by default the recipe's. ``devices`` are numbers of stages.
-
-    Raises:
-        ConfigError: for whatever cannot be used.
     """
     from naspipe.api.teacher_plans import for_passes, taught_plans, with_passes
     from naspipe.inputs.named import find_workload
@@ -122,7 +115,6 @@ def show_taught(
 
 
 def is_student(name: str) -> bool:
-    """Whether a name is that of a student whose blocks have teachers."""
     import search_spaces
 
     return name in search_spaces.student_names()
@@ -134,9 +126,6 @@ def show_blocks(
     """Simulate every placement of blocks and print them, the fastest first.
 
     The arguments are those of :func:`show_taught`.
-
-    Raises:
-        ConfigError: for whatever cannot be used.
     """
     from naspipe.api.distill import blockwise_streams
     from naspipe.api.teacher_plans import blockwise_plans

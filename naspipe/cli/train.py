@@ -54,10 +54,6 @@ def parse_streams(text: str, arguments: argparse.Namespace) -> list[StreamOption
 
     Each line is a JSON object with some of ``space``, ``scale``, ``data``, ``seed``, ``steps``
     and ``sampler``; the others are the command's.
-
-    Raises:
-        ConfigError: for a number below 1 or too large, a file that cannot be read, or a line that
-            is not such an object.
     """
     given = StreamOptions(
         **{field.name: getattr(arguments, field.name) for field in fields(StreamOptions)}
@@ -271,11 +267,7 @@ def carry_out(
 def _defined(
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """The execution, what each stream trains, and its source; from the run if one is resumed.
-
-    Raises:
-        ConfigError: for a name that cannot be found or a value that does not fit.
-    """
+    """The execution, what each stream trains, and its source; from the run if one is resumed."""
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
     from naspipe.inputs.named import find_workload
     from naspipe.inputs.strategies import check_draws
@@ -359,12 +351,7 @@ DEFINING = (*(each.key for each in flags(Definition)), "streams", "data", "recip
 def read_resumed(
     path: Path, arguments: argparse.Namespace
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """The execution, the workloads and their sources; options that are given change the execution.
-
-    Raises:
-        ConfigError: if it is no run directory, was not started from the command line, or an option
-            is given that the run defines.
-    """
+    """The execution, the workloads and their sources; options given change the execution."""
     from naspipe.store.run_directory import RunDirectory
 
     refuse_beside_resume(arguments, ("space", *DEFINING, "run_dir"), path)
@@ -398,9 +385,6 @@ def resumed_execution(
     """How a run goes on: as it was carried out, except for the options that are given.
 
     Settings that are newer than the manifest have their defaults.
-
-    Raises:
-        ConfigError: for a manifest of another version, or a setting that defines the run.
     """
     requested = manifest.get("requested")
     if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
@@ -417,7 +401,6 @@ def resumed_execution(
 
 
 def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
-    """The recipe of a run."""
     try:
         return Recipe(**definition["recipe"])
     except ConfigError as error:
