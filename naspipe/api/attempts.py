@@ -44,15 +44,10 @@ from naspipe.worker.job import StreamJob, TrainingJob
 
 @dataclass(slots=True)
 class Generations:
-    """Carries a job out, as often as it takes and is allowed.
+    """Carries out a job, restarting it as often as is necessary and allowed.
 
-    Args:
-        job: with run directories that exist.
-        manifests: of each stream, but for what the lives themselves record.
-        observer: told of restarts.
-        path: where the run directories are: what a user names to go on.
-        generation: of the next life.
-        others: the other hosts, where there are any.
+    ``manifests`` hold all but what the attempts themselves record; ``path`` is what a user names to
+    resume, and ``generation`` the number of the next attempt.
     """
 
     job: TrainingJob
@@ -72,13 +67,13 @@ class Generations:
         self.recorded = [recorded_spans(each.directory.read_manifest()) for each in streams]
 
     def run(self) -> Launched:
-        """Live until the run is complete; returns what the last life left.
+        """Run attempts until the run is complete; returns what the last attempt left.
 
         Raises:
-            StageFailedError, TransportError: when the last life that was allowed failed.
-            RunInterruptedError: when it was asked to end.
-            LogError: when no checkpoint is whole, or the losses that belong to it are damaged.
-            StorageError: when a file cannot be written.
+            StageFailedError, TransportError: if the last attempt that was allowed failed.
+            RunInterruptedError: if the run was asked to end.
+            LogError: if no checkpoint is whole, or the losses that belong to it are damaged.
+            StorageError: if a file cannot be written.
         """
         left = self.job.execution.watch.max_restarts
         while True:
@@ -131,9 +126,8 @@ class Generations:
         return all(map(is_complete, self.recorded))
 
     def _begin(self) -> None:
-        """Put the job behind the newest whole checkpoint of each stream.
-
-        What cannot go on is left as it is; where the storage fails, that is noted.
+        """Put the job at the newest whole checkpoint of each stream, and note a failure of the
+        storage.
         """
         try:
             with named_storage(self.job.streams[0].directory.path):
@@ -232,11 +226,8 @@ RETRAIN = "retrain"
 
 
 def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """What to do with a run that has ended before its end: as it was started.
-
-    Args:
-        sources: of each stream, what the command line called it; empty where none started it.
-        path: of the run.
+    """How to resume a run that has ended early; ``sources`` are empty unless a command line started
+    it.
     """
     commands = {source.get("command") for source in sources}
     if RETRAIN in commands:
@@ -254,12 +245,12 @@ def _first_line(error: BaseException) -> str:
 def check_resumable(
     directory: RunDirectory, definition: Definition, choices: Sequence[Sequence[int]] | None
 ) -> dict[str, Any]:
-    """The manifest of a run that can go on: it has this definition and this stream.
+    """The manifest of a run that can be resumed: it has this definition and this stream.
 
     ``choices`` is None for a stream that a strategy proposes: it is compared as it comes.
 
     Raises:
-        ConfigError: when it is no run directory, or another run's.
+        ConfigError: if it is no run directory, or another run's.
     """
     manifest = directory.read_manifest()
     found, expected = manifest.get("definition"), json.loads(json.dumps(definition.as_dict()))

@@ -147,14 +147,11 @@ def combine_blocks(
 
 
 class Lessons:
-    """A student block's batches: with what it is called with, and the lesson as ``target``.
+    """The batches of a student block: with its inputs, and the teacher's output as ``target``.
 
-    Of a lesson of several tensors it is the first one.
-
-    Args:
-        found: whose teacher; it runs on the CPU, with the precision of the run.
-        number: of the block.
-        data: (seed, number) -> named tensors; asked for with the seed of the distillation.
+    If the teacher's block returns several tensors, the target is the first one. The teacher runs on
+    the CPU, with the precision of the run. ``data`` are asked for with the seed of the
+    distillation.
     """
 
     def __init__(self, found: Blockwise, number: int, data: Batches) -> None:

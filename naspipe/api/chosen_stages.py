@@ -75,16 +75,10 @@ def choose_stages(
 ) -> Choice:
     """Simulate the beginning of all streams on 1, 2, 4, ... of this machine's devices, and on all.
 
-    A device is a GPU, or as many cores as a stage has threads. The fewest of which no more are
-    :data:`WORTH` the trouble are chosen. The layers' costs are measured before, once. Where that
-    fails it is one stage: the run itself says what is wrong, as it always does.
-
-    Args:
-        workloads: of each stream; one synchronisation policy for all.
-        execution: what else the user asked for.
-        wiring: how the streams are joined.
-        say: told what is chosen, and of long measurements.
-        seconds: how long to simulate.
+    A device is a GPU, or as many cores as a stage has threads. The smallest number is chosen unless
+    more devices are :data:`WORTH` times as fast. The costs of the layers are measured before, once.
+    If that fails, one stage is chosen: the run itself then reports what is wrong. ``say`` is told
+    what is chosen, and of long measurements; ``seconds`` limit the simulations.
 
     Raises:
         ConfigError: for a policy whose results depend on the stages, and for steps that cannot be
@@ -183,9 +177,9 @@ def _slower(
     costs: Sequence[CostTable],
     say: Callable[[str], None],
 ) -> float:
-    """How many times as long layers take where every core computes some, as they share memory.
+    """How many times as long layers take if every core computes some, because they share memory.
 
-    One number for all layers, so that the noise of two measurements does not matter.
+    It is one number for all layers, so that the noise of two measurements does not matter.
     """
     most = max(shape.workers for shape in possible)
     copies = cores_for(workloads[0], execution, most)
@@ -256,15 +250,11 @@ def with_late(scenario: Scenario, rule: Rule) -> Scenario:
 
 
 def lag_needed(scenario: Scenario, stages: int, rate: Callable[[Scenario], float]) -> int | None:
-    """The least K of ``lag(K)`` with which a pipeline is about as fast as with any.
+    """The least K of ``lag(K)`` with which a pipeline is about as fast as with any; None without
+    lags.
 
-    Args:
-        scenario: with whatever rules; the longer the lag, the faster it is.
-        stages: of the pipeline; twice as many steps behind are always enough.
-        rate: passes per second of a scenario on that pipeline, simulated.
-
-    Returns:
-        K, or None where no layer is read late.
+    ``rate`` simulates the passes per second of a scenario. Twice as many steps as ``stages`` always
+    suffice.
     """
     if not late_layers(scenario.space):
         return None

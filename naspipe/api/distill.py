@@ -53,12 +53,7 @@ NETWORK = "students"
 
 
 class Keyed:
-    """Data that all blocks see alike, whatever their seeds.
-
-    Args:
-        data: pure; (seed, number) -> named tensors.
-        seed: of all of them.
-    """
+    """Data that all blocks see alike, whatever their seeds."""
 
     def __init__(self, data: Batches, seed: int) -> None:
         self._data, self._seed = data, seed
@@ -94,10 +89,10 @@ class Blockwise:
         loss: Any = None,
         last_loss: Any = None,
     ) -> Blockwise:
-        """Read one back; the arguments are those of :func:`naspipe.distill_blockwise`.
+        """Read a distillation; the arguments are those of :func:`naspipe.distill_blockwise`.
 
         Raises:
-            ConfigError: when the directory holds no such distillation, or one of another teacher,
+            ConfigError: if the directory holds no such distillation, or one of another teacher,
                 other students or other losses.
         """
         blocks = tuple(deepcopy(each).eval().requires_grad_(False) for each in teachers)
@@ -131,10 +126,11 @@ class Blockwise:
         return int(self.blocks[0].manifest["definition"]["seed"])
 
     def network(self, choices: Choices | None = None) -> nn.Sequential:
-        """The student blocks as one network, with the weights that they have, in evaluation mode.
+        """The student blocks as one network with their weights, in evaluation mode.
 
         Args:
-            choices: of each block, one per choice block; nothing where there is nothing to choose.
+            choices: one list for each block, with one choice per choice block; not needed if there
+                is nothing to choose.
 
         Raises:
             ConfigError: for choices that do not fit.
@@ -146,7 +142,7 @@ class Blockwise:
 
         Args:
             choices: as of :meth:`network`.
-            anew: layers begin with first weights, drawn for the seed of the run to come; otherwise
+            anew: layers begin with initial weights, drawn from the seed of the new run; otherwise
                 with those that they have.
         """
         blocks, modules = [], []
@@ -162,11 +158,7 @@ class Blockwise:
         return Space(NETWORK, blocks, weights=modules_digest(modules) if modules else "")
 
     def checked(self, choices: Choices | None) -> tuple[tuple[int, ...], ...]:
-        """Choices of every block, filled in where none are given and there is nothing to choose.
-
-        Raises:
-            ConfigError: for choices that do not fit.
-        """
+        """The choices of every block, filled in for blocks without anything to choose."""
         counts = [run.space.candidate_counts for run in self.blocks]
         is_fixed = [set(each) <= {1} for each in counts]
         if choices is None and all(is_fixed):
@@ -200,11 +192,7 @@ class Blockwise:
 
 
 def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run, ...]:
-    """The runs of student blocks below a run directory.
-
-    Raises:
-        ConfigError: when they are not there, or of other students.
-    """
+    """The runs of student blocks below a run directory."""
     there = 0
     while (path / folder(there) / "manifest.json").is_file():
         there += 1

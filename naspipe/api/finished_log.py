@@ -33,7 +33,7 @@ def check_and_measure(job: TrainingJob) -> dict[str, float]:
     """Check the logs of all streams of a job; returns the figures of the whole pipeline.
 
     Raises:
-        InvariantError: when one is not what its policy allows: a bug, never bad luck.
+        InvariantError: if one is not what its policy allows, which is always a bug.
     """
     _check_orders(job)
     directories = [stream.directory.path for stream in job.streams]
@@ -101,10 +101,11 @@ def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
 
 
 def _is_right(rule: Rule, users: NDArray[np.int64], columns: AccessColumns) -> bool:
-    """Whether an exact layer's accesses are the plain loop's; False also where it is not said.
+    """Return True if the accesses of an exact layer are the plain loop's; False if that is not
+    certain.
 
     Each user reads what the one before wrote, its READ, backward and WRITE follow one another, and
-    the next READ follows the WRITE. Of a frozen one, each reads the first version.
+    the next READ follows the WRITE. Each user of a frozen layer reads the first version.
     """
     if isinstance(rule, Frozen):
         return _is_right_frozen(users, columns)
@@ -182,13 +183,9 @@ class WholeBackwards(NamedTuple):
 def take_whole_backwards(
     streams: Sequence[StreamJob], stages: Sequence[dict[str, Any]]
 ) -> list[WholeBackwards]:
-    """Sum up what the stages report of each stream, and take it out of their reports.
+    """Sum up what the stages report of each stream, and remove it from their reports.
 
-    Candidates of blocks of the same kind count once, as the test of one of them holds for all.
-
-    Args:
-        streams: as the stages got them.
-        stages: what each of them has measured.
+    Candidates of blocks of the same kind count once, because the test of one of them holds for all.
     """
     reported = [entry for stage in stages for entry in stage.pop(_KEY, ())]
     return [_of_stream(number, stream, reported) for number, stream in enumerate(streams)]

@@ -43,11 +43,11 @@ def begin_with(space: Space, source: Weights) -> tuple[Space, Mapping[str, Any]]
     """The space with layers that start from given weights, and what a manifest says of them.
 
     Args:
-        space: whose layers; random draws of their factories happen as ever, before.
+        space: whose layers; the random draws of their factories happen before, as always.
         source: a run, or its directory: layers that it never trained start as drawn. A state dict,
             or a safetensors or ``.pt`` file with one, whose names are ``LABEL.NAME``, as in
-            ``3.1.linear.weight``; where every block has one candidate also ``POSITION.NAME``, as of
-            a Sequential. A module or a list of modules with such names. A mapping from labels to
+            ``3.1.linear.weight``; if every block has one candidate, also ``POSITION.NAME``, as of a
+            Sequential. A module or a list of modules with such names. A mapping from labels to
             modules: other layers start as drawn.
 
     Raises:

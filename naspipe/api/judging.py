@@ -34,15 +34,7 @@ def proxies_in(score: str) -> tuple[str, ...]:
 
 
 class Estimates:
-    """The proxies of one search; each subnet is estimated once.
-
-    Args:
-        score: of the search.
-        space: whose subnets.
-        seed: of the run.
-        threads: of the compute.
-        batch: the run's first.
-    """
+    """The proxies of one search on the first batch of its run; each subnet is estimated once."""
 
     def __init__(
         self,
@@ -59,11 +51,7 @@ class Estimates:
         self._known: dict[tuple[int, ...], dict[str, float]] = {}
 
     def check(self) -> None:
-        """The proxies must be able to tell something of the space.
-
-        Raises:
-            ConfigError: when they cannot.
-        """
+        """Refuse proxies that give the same estimate for every subnet of the space."""
         for proxy in self._proxies.values():
             if isinstance(proxy, Synflow):
                 proxy.check(sample_stream(self._space)[0])
@@ -88,14 +76,9 @@ def score_here(
     told: Callable[[Scores], float],
     observer: ScoreObserver,
 ) -> None:
-    """Score every subnet that a source proposes.
+    """Score every subnet that a source proposes, in this process.
 
-    Args:
-        source: of subnets.
-        budget: subnets in all.
-        judge: the scores of a subnet by its number.
-        told: what the source is told of them: more is better.
-        observer: told of each.
+    ``judge`` returns the scores of a subnet by its number, ``told`` what the source learns of them.
     """
     try:
         source.begin(0, ())
@@ -112,10 +95,7 @@ _UNKNOWN = Scores(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """Judges subnets by one score.
-
-    What proxies say, and BLEU, is found in this process. The rest is found by the stages.
-    """
+    """Judges subnets by one score: proxies and BLEU in this process, and the rest on the stages."""
 
     score: str
     space: Space
@@ -127,14 +107,11 @@ class Judging:
     def standard(
         self, job: EvaluationJob, sample: Callable[[], StrategySource]
     ) -> StandardScores | None:
-        """What a sum of scores is measured by; None for a single score.
-
-        Args:
-            job: of the search.
-            sample: makes what proposes the subnets to compare with.
+        """What a sum of scores is measured by, from the subnets of ``sample``; None for a single
+        score.
 
         Raises:
-            ConfigError: when a part of the sum is the same for all of them.
+            ConfigError: if a part of the sum is the same for all of them.
         """
         if len(parts_of(self.score)) == 1:
             return None
@@ -150,16 +127,9 @@ class Judging:
         observer: ScoreObserver,
         standard: StandardScores | None = None,
     ) -> list[dict[str, Any]]:
-        """Judge every subnet that a source proposes; returns what stages measured.
+        """Judge every subnet that a source proposes; returns what the stages measured.
 
-        Args:
-            job: what stages are told, but for the source.
-            source: proposes the subnets.
-            observer: told of each subnet.
-            standard: adds up a sum of scores.
-
-        Raises:
-            ConfigError, StageFailedError: as :func:`evaluate`.
+        ``standard`` adds up a sum of scores.
         """
 
         def completed(number: int, scores: Scores) -> Scores:
@@ -206,13 +176,7 @@ def _judged_by_stages(score: str) -> bool:
 
 
 class FirstAndBest:
-    """Hands scores to a search's recorder, and has the first and the best one verified.
-
-    Args:
-        recorder: of the search; see :class:`naspipe.evaluation.evaluation.ScoreObserver`.
-        verifier: computes scores again.
-        choices_of: the choices of a subnet by its number.
-    """
+    """Hands scores to the recorder of a search, and has the first and the best one verified."""
 
     def __init__(
         self,
@@ -227,7 +191,7 @@ class FirstAndBest:
         """A subnet is judged.
 
         Raises:
-            VerificationError: when an earlier score has other bits than the plain network's.
+            VerificationError: if an earlier score has other bits than the plain network's.
         """
         self._recorder.on_scores(subnet, scores)
         if self._verifier is not None:
@@ -243,7 +207,7 @@ class FirstAndBest:
         """Verify the best subnet; returns how many scores are verified.
 
         Raises:
-            VerificationError: when a score has other bits than the plain network's.
+            VerificationError: if a score has other bits than the plain network's.
         """
         if self._verifier is None:
             return VerifiedScores(0, f"because no plain network computes the score {score}")

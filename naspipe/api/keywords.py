@@ -78,10 +78,10 @@ class Stated(NamedTuple):
 
     @classmethod
     def of(cls, call: Callable[..., Any], **said: Mapping[str, Any] | None) -> Stated:
-        """Settings from keywords and mappings, each by its name; None says nothing.
+        """Settings from keywords and mappings, each by the name of its argument; None says nothing.
 
         Raises:
-            ConfigError: for a key that no setting has, or one that is said twice.
+            ConfigError: for an unknown key, or one that is given twice.
         """
         of_recipe, of_execution = declared(Recipe), {*declared(Execution), *groups(Execution)}
         of_optimizer = ["optimizer_options", "parameter_groups"]
@@ -124,15 +124,15 @@ def tells_settings(*keys: str) -> Callable[[Call], Call]:
 def gathered(
     call: Callable[..., Any], known: Iterable[str], **said: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What keywords and mappings say together, by its keys.
+    """What keywords and mappings give together, by its keys.
 
     Args:
         call: whose keywords they are.
-        known: keys that may be said, beside ``optimizer.OPTION`` and ``rule.LAYER``.
+        known: keys that are allowed, in addition to ``optimizer.OPTION`` and ``rule.LAYER``.
         said: ``keywords``, and mappings by the names of their arguments.
 
     Raises:
-        ConfigError: for what is no mapping, is not known, or is said twice in two ways.
+        ConfigError: for what is no mapping or not known, or is given twice with two values.
     """
     known = list(known)
     found: dict[str, Any] = {}

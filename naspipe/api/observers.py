@@ -26,13 +26,9 @@ def watching(
     observer: LaunchObserver | None = None,
     progress: bool | None = None,
 ) -> Iterator[LaunchObserver]:
-    """What a run that Python started tells; without observer and progress, notes go to stderr.
+    """The observer of a run that Python started; without observer and progress, notes go to stderr.
 
-    Args:
-        workloads: of all streams; those that are trained are counted.
-        stages: of the pipeline.
-        observer: of the caller's.
-        progress: whether it is shown; by default where there is no observer.
+    Progress is shown by default if there is no ``observer``.
     """
     if not (observer is None if progress is None else progress):
         yield Told(observer or NotesToStderr())
@@ -64,7 +60,7 @@ class Told:
     An observer that has failed is told nothing more.
 
     Raises:
-        ObserverError: from every method, once, when an observer raises.
+        ObserverError: from every method, once, if an observer raises.
     """
 
     def __init__(self, *observers: LaunchObserver) -> None:
@@ -148,10 +144,10 @@ def to_mlflow(run_id: str | None = None) -> Tracking:
 
 
 class Tracking(Observer):
-    """A :class:`LaunchObserver` that hands on numbers; passes that are done again come again.
+    """A :class:`LaunchObserver` that hands numbers by their names, and their sequence ID, to
+    ``log``.
 
-    Args:
-        log: called with numbers by their names, and the sequence ID they belong to.
+    Passes that are repeated after a restart are handed on again.
     """
 
     def __init__(self, log: Callable[[Mapping[str, float], int], None]) -> None:

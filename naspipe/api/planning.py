@@ -32,12 +32,12 @@ from naspipe.profiling.profiles import cached_profile, profile_apart
 def planning_costs(
     workloads: Sequence[Workload], execution: Execution, say: Callable[[str], None] | None = None
 ) -> tuple[CostTable | None, ...]:
-    """What the plan of each stream is made from; None where no plan needs to know.
+    """What the plan of each stream is made from; None if no plan needs costs.
 
-    A profile that takes more than a second is told of through ``say``.
+    ``say`` is told of a profile that takes more than a second.
 
     Raises:
-        StageFailedError: when a layer, the loss or the data raises in the profile.
+        StageFailedError: if a layer, the loss or the data raises in the profile.
     """
     if execution.pipeline.stages > 1 or execution.memory.activations:
         return measured_costs(workloads, execution, say=say)
@@ -90,16 +90,16 @@ def make_plan(
     """Balance the stages, give them memory, choose the order; the same for the same costs.
 
     Args:
-        workloads: of each stream; one synchronisation policy for all.
+        workloads: one for each stream, with one synchronisation policy for all.
         execution: what the user asked for.
-        subnets: of each stream; of one that a strategy proposes, some that stand for it.
-        costs: of each stream; measured here where they are not given.
+        subnets: of each stream; if a strategy proposes them, some that stand for them.
+        costs: of each stream; by default they are measured here.
         wiring: how the streams are joined; by default, as each says of itself.
-        samples: of each stream, whether its subnets stand for more, which are drawn as it goes.
+        samples: for each stream, whether its subnets stand for more, which are drawn as it goes.
 
     Raises:
-        ConfigError: when the memory budget is below the least that works.
-        StageFailedError: when a layer, the loss or the data raises in the profile.
+        ConfigError: if the memory budget is below the least that works.
+        StageFailedError: if a layer, the loss or the data raises in the profile.
     """
     if costs is None:
         costs = planning_costs(workloads, execution)
@@ -137,9 +137,9 @@ def measured_costs(
     copies: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> tuple[CostTable, ...]:
-    """What every layer costs on this machine, measured once per space and kept.
+    """The cost of every layer on this machine, measured once per space and cached.
 
-    With several ``copies``, where so many processes compute at once.
+    With several ``copies``, this many processes compute concurrently.
     """
     known: dict[int, CostTable] = {}
     for workload in workloads:
@@ -180,13 +180,9 @@ def gain_notes(
     subnets: Sequence[Sequence[Subnet]],
     costs: Sequence[CostTable | None],
 ) -> list[str]:
-    """A line each; none for one worker, for policies that are no plain loop's, and for teachers.
+    """Notes on what keeps a run from gaining by its workers.
 
-    Args:
-        workloads: of each stream.
-        execution: how many stages and groups there are.
-        subnets: of each stream; of one that a strategy proposes, some that stand for it.
-        costs: of each stream, where they are known.
+    There are none for one worker, for policies that are no plain loop's, and for teachers.
     """
     first, workers = workloads[0], execution.workers
     if workers == 1:

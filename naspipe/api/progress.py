@@ -49,13 +49,8 @@ class LastingStream:
 class Bar:
     """Counts to a total, on stderr; a context manager.
 
-    It appears with the first call of :meth:`show`: input that is refused leaves no trace of it.
-
-    Args:
-        title: of the work.
-        total: to count to.
-        is_quiet: show nothing.
-        every_seconds: from one line to the next, where there is no terminal.
+    It appears with the first call of :meth:`show`, so that input that is refused leaves no trace of
+    it. Without a terminal, lines are printed every ``every_seconds``.
     """
 
     def __init__(self, title: str, total: int, is_quiet: bool, every_seconds: float) -> None:
@@ -126,12 +121,7 @@ class Bar:
 class TrainingProgress(Bar):
     """Shows passes, speed, loss, bubble and time left while a run goes; see ``LaunchObserver``.
 
-    Args:
-        title: of the run.
-        num_passes: of all streams.
-        is_quiet: show nothing.
-        every_seconds: from one line to the next, where there is no terminal.
-        unit: what passes are called: steps, where each step has one.
+    ``unit`` is what passes are called: steps, if each step has one.
     """
 
     def __init__(

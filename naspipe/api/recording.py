@@ -44,11 +44,7 @@ class ScalarFile(Protocol):
 
 
 def check_tensorboard() -> None:
-    """TensorBoard must be there before a run that asks for it begins.
-
-    Raises:
-        ConfigError: naming the extra.
-    """
+    """Refuse ``--tensorboard`` if the package is missing."""
     try:
         _modules()
     except ImportError as error:
@@ -66,13 +62,13 @@ def _modules() -> tuple[Any, Any]:
 
 
 class TensorBoardFile:
-    """One life's event file in ``directory``; ``first`` is the step that it begins with.
+    """The event file of one attempt in ``directory``; ``first`` is the step that it begins with.
 
-    TensorBoard then drops what earlier lives said of that step and later ones. Files are written
-    on the caller's thread, each step at once: an error is its caller's.
+    TensorBoard then drops what earlier attempts wrote about that step and later ones. Files are
+    written on the caller's thread, each step at once, so that the caller gets the error.
 
     Raises:
-        StorageError: when the file cannot be written.
+        StorageError: if the file cannot be written.
     """
 
     def __init__(self, directory: Path, generation: int, first: int) -> None:
@@ -90,9 +86,6 @@ class TensorBoardFile:
 
         The losses of a step with several passes are ``loss/pass-0``, ``loss/pass-1``, ..., those of
         its probes ``loss/probe-0``, ...
-
-        Raises:
-            StorageError: when they cannot be written.
         """
         event = self._event(step)
         for name, value in _tagged(values):
@@ -139,9 +132,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ResidentMemory:
-    """Of this process and all that it has started on this host, looked at once a second at most.
+    """The memory of this process and all that it has started on this host, read at most once a
+    second.
 
-    Pages that several of them share count for each.
+    Pages that several processes share count for each of them.
     """
 
     def __init__(self) -> None:
@@ -174,9 +168,7 @@ def _resident(pid: int) -> int:
 class Pulse:
     """Leaves a heartbeat in each run directory, at once and every 2 s; a context manager.
 
-    Args:
-        directories: of each stream.
-        vitals: what is known of a stream, by its number; called on another thread.
+    ``vitals`` returns what is known of a stream by its number; it is called on another thread.
     """
 
     def __init__(
@@ -209,21 +201,14 @@ class Pulse:
 class Recording:
     """A :class:`LaunchObserver` that writes metrics, and tells another one everything.
 
-    While it is entered, each run directory has a heartbeat.
+    While it is entered, each run directory has a heartbeat. The steps of each stream are written in
+    sequence order: a step waits until all earlier ones are there, and what waits when an attempt
+    ends is left out. If a step has several passes, each of them is written, with its number.
 
-    Each stream's steps are written in sequence order: a step waits until all earlier ones are
-    there. What waits when a life ends is left out. Where a step has several passes, each of them
-    is written, with its number. ``bubble_ratio`` (1 - busy time / time of
-    all stages) and ``hit_rate`` are those of the whole pipeline so far in this life, warm-up
-    included, as of the stages' last words; ``steps_per_second`` counts this life's steps. ``time``
-    is in seconds since 1970, ``resident_bytes`` of the processes of this ``host``, and ``pending``
-    the most subnets under way on a stage.
-
-    Args:
-        directories: of each stream.
-        definitions: of each stream.
-        observer: the other one.
-        tensorboard: write TensorBoard's files, too.
+    ``bubble_ratio`` (1 - busy time / time of all stages) and ``hit_rate`` are those of the whole
+    pipeline so far in this attempt, warm-up included; ``steps_per_second`` counts the steps of this
+    attempt. ``time`` is in seconds since 1970, ``resident_bytes`` of the processes of this
+    ``host``, and ``pending`` the largest number of subnets under way on a stage.
     """
 
     def __init__(
@@ -385,11 +370,7 @@ _GAUGES = {
 
 
 def check_metrics_server(records: RecordSettings) -> None:
-    """Where metrics are asked for, the package must be there, the address ours, the port free.
-
-    Raises:
-        ConfigError: when it is not.
-    """
+    """Refuse ``metrics_port`` without its package, a foreign address, or a port that is taken."""
     if not records.metrics_port:
         return
     try:
@@ -423,12 +404,7 @@ def recorded(
 class MetricsServer:
     """Answers ``http://ADDRESS:PORT/metrics`` on threads of its own; a context manager.
 
-    Without a port it does nothing.
-
-    Args:
-        records: which port and address.
-        names: of the runs, by stream: the label ``run``.
-        vitals: what is known of a stream, by its number.
+    Without a port it does nothing. ``names`` are the labels ``run`` of the streams.
     """
 
     def __init__(

@@ -51,21 +51,11 @@ def workload_alone(
     seed: int | None = None,
     **recipe: Any,
 ) -> Workload:
-    """A subnet from its first weights, with a run's recipe.
+    """A subnet from its initial weights, with a run's recipe, in which ``recipe`` replaces fields.
 
-    Where each pass of the run's steps had a subnet of its own, or learnt from a larger one, steps
-    have one pass; nothing is probed. There are no other subnets to learn with.
-
-    Args:
-        run: whose subnet.
-        choices: one per choice block.
-        data, loss: those of the run.
-        steps: of the subnet.
-        seed: of first weights and batches; the run's by default.
-        recipe: what is otherwise than in the run's recipe.
-
-    Raises:
-        ConfigError: for steps that end before the warm-up does, and for what a recipe cannot be.
+    If each pass of the run's steps had a subnet of its own, or learned from a larger one, steps
+    have one pass; nothing is probed. There are no other subnets to learn with. The ``seed`` is the
+    run's by default.
     """
     definition = run.manifest["definition"]
     own = Recipe(**{**definition["recipe"], **recipe})

@@ -37,11 +37,7 @@ _MOST = 1_000_000
 
 
 def find_weights(run: Run) -> Checkpoint:
-    """What the run left, or its newest checkpoint while it goes on.
-
-    Raises:
-        ConfigError: when it left none.
-    """
+    """The final checkpoint of a run, or its newest one while it goes on."""
     if run.directory.checkpoint("final").is_dir():
         return read_checkpoint(run.directory.checkpoint("final"))
     latest = run.directory.checkpoints.latest().checkpoint
@@ -61,13 +57,7 @@ def forward_costs(costs: CostTable) -> CostTable:
 
 
 class Pricer:
-    """What subnets cost.
-
-    Args:
-        space: whose subnets.
-        batch: whose shapes the layers see.
-        costs: of every layer's forward.
-    """
+    """The costs of subnets whose layers see the shapes of a batch."""
 
     def __init__(self, space: Space, batch: Mapping[str, torch.Tensor], costs: CostTable) -> None:
         self.counter = SubnetCounter(space, batch)
@@ -92,16 +82,10 @@ def title_of(run: Path, definition: SearchDefinition, held_out: Batches) -> str:
 def find_strategy(
     definition: SearchDefinition, space: Space, pricer: Pricer, given: Any = None
 ) -> Callable[[], ExplorationStrategy]:
-    """What proposes subnets within the limits.
-
-    Args:
-        definition: names the strategy.
-        space: whose subnets.
-        pricer: knows what they cost.
-        given: the strategy itself, where it is an object.
+    """What proposes subnets within the limits; ``given`` is the strategy itself if it is an object.
 
     Raises:
-        ConfigError: for an unknown name or option, for limits that nothing keeps, or where the
+        ConfigError: for an unknown name or option, for limits that no subnet keeps, or if the
             strategy cannot keep limits.
     """
     name, limits = definition.strategy, definition.limits
@@ -195,10 +179,10 @@ def _every(
 
 
 def run_workload(run: Run, data: Batches, loss: Loss) -> Workload:
-    """A run's workload, as far as its layers' costs and weights depend on it.
+    """A run's workload, as far as the costs and weights of its layers depend on it.
 
     Raises:
-        ConfigError: when the data are not the run's.
+        ConfigError: if the data are not the run's.
     """
     recorded = run.manifest["definition"]
     fields = {**recorded, "recipe": Recipe(**recorded["recipe"])}

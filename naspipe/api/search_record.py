@@ -43,14 +43,9 @@ class SilentSearchObserver:
 
 
 class Recorder:
-    """Takes scores in any order and writes candidates in theirs.
+    """Takes scores in any order and writes candidates in sequence order.
 
-    Args:
-        directory: of the search; it exists.
-        score: what subnets are ranked by.
-        prices: what they cost.
-        observer: told of each.
-        manifest: what is known before the search.
+    ``manifest`` is what is known before the search; the ``directory`` exists.
     """
 
     def __init__(
@@ -80,7 +75,7 @@ class Recorder:
     def recording(self, choices_of: Callable[[int], tuple[int, ...]]) -> Iterator[None]:
         """The time of the search: leaves a manifest that says how it ended.
 
-        ``choices_of`` names the choices of a subnet by its number.
+        ``choices_of`` returns the choices of a subnet by its number.
         """
         self._choices_of = choices_of
         self._directory.candidates.touch()

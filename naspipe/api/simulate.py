@@ -71,18 +71,14 @@ class Scenario:
     """What changes where so many workers compute at once; None where nothing does."""
 
     def on_workers(self, count: int) -> Scenario:
-        """The same with what layers cost where so many workers compute at once.
+        """The scenario with the costs of layers if this many workers compute concurrently.
 
-        Processes on one machine share caches and memory's bandwidth, so each is slower than alone.
+        Processes on one machine share caches and memory bandwidth, so each is slower than alone.
         """
         return self if self.beside is None else replace(self, **self.beside(count))
 
     def stepping(self, passes: str, probes: str = NO_PROBES) -> Scenario:
-        """The same with other steps.
-
-        Raises:
-            ConfigError: for texts that no recipe has as ``passes`` and ``probes``.
-        """
+        """The scenario with other steps."""
         recipe = Recipe(passes=passes, probes=probes).settled(self.space.drawn_counts)
         return replace(self, steps=recipe.steps)
 
@@ -97,8 +93,6 @@ class Scenario:
         bulk: int = 1,
     ) -> Pipeline:
         """Streams of this space with the seeds ``seed``, ``seed`` + 1, ...
-
-        Where steps have several passes it is looked up which layers have buffers.
 
         Raises:
             ConfigError: for a sampler that does not exist or holds fewer subnets.
@@ -123,7 +117,7 @@ class Scenario:
         )
 
     def plan(self, pipeline: Pipeline, execution: Execution) -> Plan:
-        """The plan that a real run of these streams would follow, had it these costs.
+        """The plan that a real run of these streams would follow if it had these costs.
 
         Raises:
             ConfigError: for more stages than blocks, or a budget below the least that works.
@@ -152,11 +146,7 @@ class Scenario:
 
 
 def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
-    """A workload with the costs that its layers have on this machine, measured once and kept.
-
-    Raises:
-        StageFailedError: when a layer, the loss or the data raises in the profile.
-    """
+    """A workload with the costs of its layers on this machine, measured once and cached."""
     from naspipe.api.planning import cores_for, measured_costs, measured_sizes
     from naspipe.inputs.subnet_sources import parameter_counts
     from naspipe.profiling.counts import stateless_layers
@@ -205,10 +195,10 @@ def table5_scenario(
         with_shared: keep the embeddings, the stem and the head; the paper freezes them.
         recompute: count each forward twice, as the paper does.
         recipe: says how passes form steps.
-        rules: of shared layers, in place of the space's.
+        rules: of shared layers, instead of the space's.
 
     Raises:
-        ConfigError: for a space that the table knows nothing of, or a layer that it does not have.
+        ConfigError: for a space or a layer that the table does not have.
     """
     if ":" in name:
         raise ConfigError(
@@ -232,11 +222,11 @@ def table5_scenario(
 
 
 def simulate_again(path: Path) -> Fidelity:
-    """Simulate a recorded run with what each of its accesses took, and compare the two.
+    """Simulate a recorded run with the time of each of its accesses, and compare the two.
 
     Raises:
-        ConfigError: when the path is no run directory, or not one that can be imitated.
-        LogError: when its log is damaged.
+        ConfigError: if the path is no run directory, or not one that can be imitated.
+        LogError: if its log is damaged.
     """
     recorded = RecordedRun(path)
     costs = logged_costs_of(recorded)
@@ -259,11 +249,7 @@ def _planned_costs(recorded: RecordedRun) -> CostTable | None:
 
 
 def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
-    """What each access of a recorded run took.
-
-    Raises:
-        ConfigError: when there is no log.
-    """
+    """The time of each access of a recorded run."""
     if not recorded.accesses:
         raise ConfigError(f"{recorded.path}: expected an access log to simulate again, found none")
     recipe = recorded.manifest.get("definition", {}).get("recipe", {})
@@ -291,13 +277,11 @@ def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -
 def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> SimulatedRun:
     """The run's stream, partitions, order and window under other costs.
 
-    Args:
-        recorded: a run without a memory budget; its log says which stage ran what.
-        costs: what everything takes.
-        table: the costs that its priorities followed, where its order has any.
+    The log of the run says which stage ran what. ``table`` are the costs that the priorities of its
+    order followed, if it has any.
 
     Raises:
-        ConfigError: for a run of several streams, with a memory budget, or of no accesses.
+        ConfigError: for a run of several streams, with a memory budget, or without accesses.
     """
     manifest, labels = recorded.manifest, recorded.labels
     execution = _execution(manifest.get("execution", {}), recorded.path)
@@ -323,7 +307,7 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
 
 
 def ordered_in(accesses: Sequence[Access], steps: Steps) -> frozenset[tuple[int, int]]:
-    """Layers that the passes of every step went through one after the other, in their order.
+    """The layers that the passes of every step went through one after the other, in their order.
 
     Those whose forwards leave something for the next one are among them.
     """
@@ -399,9 +383,6 @@ def write_simulated(
     """Write one stream's subnets, its access log and the manifest.
 
     Several streams have a directory each, in which each is the only one, as real runs have.
-
-    Raises:
-        ConfigError: when something is in the directory already.
     """
     directory.create()
     choice_blocks = [block for block, one in enumerate(space.blocks) if not isinstance(one, Shared)]

@@ -42,14 +42,7 @@ from naspipe.worker.job import StreamJob
 def check_stream(
     number: StreamId, workload: Workload, execution: Execution, is_drawn_beside: bool = False
 ) -> tuple[Subnet, ...]:
-    """The subnets of a stream, or what stands for them; checks everything else of it too.
-
-    Args:
-        number: of the stream.
-        workload: its space, data and definition.
-        execution: how it is carried out.
-        is_drawn_beside: whether the stream is drawn beside the training.
-    """
+    """Check everything of a stream; returns its subnets, or some that stand for them."""
     space, definition = workload.space, workload.definition
     check_optimizer(definition.recipe)
     order = execution.pipeline.order
@@ -100,14 +93,9 @@ def stream_job(
     directory: RunDirectory,
     unit: int = 0,
 ) -> StreamJob:
-    """A stream that is known, or one that is proposed or drawn as it goes.
+    """A stream that is known, or one that is proposed or drawn while the training goes on.
 
-    Args:
-        number: of the stream.
-        workload: its space, data and definition.
-        plan: how it is carried out.
-        directory: where it is recorded.
-        unit: of one that is drawn beside the training: sequence IDs that become known together.
+    ``unit`` is not 0 for one that is drawn: the sequence IDs that become known together.
     """
     job = StreamJob(
         workload=workload, planned=(), directory=directory, stateless=plan.stateless,
@@ -134,16 +122,12 @@ def stream_job(
 
 
 def begin_record(stream: StreamJob, manifest: Mapping[str, Any], costs: CostTable | None) -> None:
-    """What is known of a new stream, in its directory.
-
-    Args:
-        stream: with its subnets.
-        manifest: of the run.
-        costs: that the plan followed, if any.
+    """Write what is known of a new stream into its directory; ``costs`` are those that the plan
+    followed.
 
     Raises:
-        ConfigError: when the directory cannot be made.
-        StorageError: when it cannot be written; nothing is left of it then.
+        ConfigError: if the directory cannot be made.
+        StorageError: if it cannot be written; nothing is left of it then.
     """
     if not stream.directory.path.exists():
         stream.directory.create()
@@ -185,11 +169,7 @@ IF_EXISTS = "if_exists"
 
 
 def asked_resume(resume: bool | str, run_dir: str | Path | None) -> dict[str, Any]:
-    """What a user's ``resume`` makes of a training: its ``resumes`` and ``may_resume``.
-
-    Raises:
-        ConfigError: for another value, or without a directory to look into.
-    """
+    """The ``resumes`` and ``may_resume`` of a training that a user's ``resume`` stands for."""
     if resume not in (True, False, IF_EXISTS):
         raise ConfigError(f"resume: expected True, False or {IF_EXISTS!r}, found {resume!r:.80}")
     if resume and run_dir is None:
@@ -198,19 +178,16 @@ def asked_resume(resume: bool | str, run_dir: str | Path | None) -> dict[str, An
 
 
 def is_begun(statuses: Iterable[str | None]) -> bool:
-    """Whether there is something to go on with.
-
-    Args:
-        statuses: those of the manifests that are there; None for a run that has none.
-    """
+    """Return True if there is something to resume; a status is None without a manifest."""
     return any(status not in (None, PLANNING) for status in statuses)
 
 
 def goes_on(directories: Sequence[RunDirectory]) -> bool:
-    """Whether directories hold a run to go on with; what was ended while it was planned goes.
+    """Return True if directories hold a run to resume; one that ended while it was planned is
+    removed.
 
     Raises:
-        ConfigError: when somebody plans a run there just now, or something else is there.
+        ConfigError: if another process plans a run there, or something else is there.
     """
     found = {each: each.read_manifest() for each in directories if each.manifest.exists()}
     statuses = [str(manifest.get("status")) for manifest in found.values()]
@@ -225,15 +202,13 @@ def goes_on(directories: Sequence[RunDirectory]) -> bool:
 def take_over(
     stack: ExitStack, streams: Iterable[tuple[RunDirectory, Workload, tuple[Subnet, ...], bool]]
 ) -> list[dict[str, Any]]:
-    """Hold the directories of a run that goes on; returns what their manifests say.
+    """Claim the directories of a run that is resumed; returns their manifests.
 
-    Args:
-        stack: holds them.
-        streams: of each its directory, what is trained, its subnets, and whether more are drawn
-            beside the training.
+    ``streams`` gives for each its directory, what is trained, its subnets, and whether more are
+    drawn while the training goes on.
 
     Raises:
-        ConfigError: for a directory that is another run's, or that somebody trains.
+        ConfigError: for a directory of another run, or one that another process trains.
     """
     earlier = []
     for directory, workload, subnets, is_drawn in streams:
@@ -291,11 +266,11 @@ def _check_settings(
 def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Iterator[None]:
     """Hold new directories, each with a manifest that says what is to be run.
 
-    When what is done meanwhile fails before another status is written, they are removed: nothing
-    is left of a run that never began.
+    If the planning fails before another status is written, they are removed: nothing is left of a
+    run that never began.
 
     Raises:
-        ConfigError: when one of them is there already, or cannot be made.
+        ConfigError: if one of them exists already, or cannot be made.
     """
     with ExitStack() as stack:
         above = [path for path in _parents(records) if not path.exists()]

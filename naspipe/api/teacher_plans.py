@@ -65,11 +65,7 @@ def blockwise_plans(
 ) -> list[BlockwisePlan]:
     """Every kind of steps on every number of devices, in every placement, the fastest first.
 
-    Args:
-        define: the streams by what their steps are made of.
-        kinds: of steps.
-        devices: numbers of stages.
-        execution: all else.
+    ``define`` makes the streams by what their steps are made of.
     """
     found: list[BlockwisePlan] = []
     for kind in kinds:
@@ -161,31 +157,19 @@ ROUNDING = 1e-9
 
 
 def teachers_needed(student_rate: float, teacher_rate: float) -> int:
-    """The fewest teachers, all alike, that never let the student wait: n = ceil(t_s / t_t).
-
-    Raises:
-        ConfigError: for a rate that is not above 0.
-    """
+    """The fewest teachers, all alike, that never let the student wait: n = ceil(t_s / t_t)."""
     _check(student_rate, teacher_rate)
     return max(1, math.ceil(student_rate / teacher_rate * (1 - ROUNDING)))
 
 
 def busy_share(teachers: int, student_rate: float, teacher_rate: float) -> float:
-    """The student's rate over its rate without a teacher: min(1, n * t_t / t_s).
-
-    Raises:
-        ConfigError: for a rate that is not above 0.
-    """
+    """The student's rate over its rate without a teacher: min(1, n * t_t / t_s)."""
     _check(student_rate, teacher_rate)
     return min(1.0, teachers * teacher_rate / student_rate)
 
 
 def online_rate(student_rate: float, forward_rate: float) -> float:
-    """Batches per second where the student's device runs the teacher's forwards as well.
-
-    Raises:
-        ConfigError: for a rate that is not above 0.
-    """
+    """Batches per second if the student's device runs the teacher's forwards as well."""
     _check(student_rate, forward_rate)
     return 1.0 / (1.0 / student_rate + 1.0 / forward_rate)
 
@@ -240,12 +224,7 @@ def taught_plans(
 ) -> list[TaughtPlan]:
     """Every kind of steps on every number of devices, with every cut, the fastest first.
 
-    Args:
-        define: the student by what its steps are made of.
-        teacher: made anew for each student.
-        kinds: of steps.
-        devices: numbers of stages.
-        execution: all else.
+    ``define`` makes the student by what its steps are made of, ``teacher`` a new teacher for each.
 
     Raises:
         ConfigError: for a teacher that does not fit, or steps that the data do not allow.
@@ -264,13 +243,7 @@ def taught_plans(
 
 
 def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload]) -> Workload:
-    """A workload whose data have as many micro-batches of each view as such steps need.
-
-    Args:
-        workload: of any data.
-        passes: of a step.
-        make: the workload by the micro-batches of a step.
-    """
+    """The workload, or one that ``make`` makes, with as many micro-batches as such steps need."""
     data, count = workload.data, parse_passes(passes).passes
     if not isinstance(data, Views) or count % (data.views + data.local) or count == data.passes:
         return workload

@@ -52,10 +52,10 @@ def read_file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile
 
 
 def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, steps: int) -> Recipe:
-    """The recipe; what ``said`` says goes before what a file or a mapping says.
+    """The recipe; what ``said`` says takes precedence over a file or a mapping.
 
     Another optimizer than the recipe's has options of its own. ``steps`` are those of the run, for
-    each of which a function of the rate is asked.
+    each of which a function of the rate is called.
     """
     file, settings = read_file(recipe)
     base = settings.recipe

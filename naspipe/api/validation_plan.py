@@ -26,11 +26,10 @@ PROJECTOR = "projector"
 
 
 def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan | None:
-    """How a stream is validated; None where it is not.
+    """How a stream is validated; None if it is not.
 
     Raises:
-        ConfigError: when there are no held-out batches, or a file of subnets does not fit the
-            space.
+        ConfigError: if there are no held-out batches, or a file of subnets does not fit the space.
     """
     if not execution.validation.every_steps or not workload.is_trained:
         return None
@@ -100,13 +99,12 @@ def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
 
 
 def check_validation(workload: Workload, execution: Execution) -> str:
-    """The first held-out batch must hold every field that the space names, and the loss's.
+    """Check that the first held-out batch has every field that the space and the loss need.
 
-    Returns:
-        A note where held-out data were given, and nothing looks at all of them; else nothing.
+    Returns a note if held-out data were given and some are not looked at; else nothing.
 
     Raises:
-        ConfigError: when it does not, or the data raise.
+        ConfigError: if it has not, or the data raise.
     """
     validation = plan_validation(workload, execution)
     if validation is None:

@@ -70,9 +70,9 @@ def verify_finished(
 
     Args:
         training: the definition of the run.
-        steps: how many steps; None for as many as ``verify=auto`` takes.
-        checkpoint: to go on from: a step, as in ``"100"``, or the name of a checkpoint; None to
-            begin with step 0.
+        steps: how many steps; by default as many as ``verify=auto`` takes.
+        checkpoint: where to start: a step, as in ``"100"``, or the name of a checkpoint; by default
+            step 0.
 
     Raises:
         ConfigError: if the directory holds another run, or has no such checkpoint.

@@ -75,8 +75,8 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
     """The job of rank 0, made here.
 
     Raises:
-        ConfigError: when this host has another run, other code or another run directory.
-        LogError: when the checkpoint to go on from cannot be read here.
+        ConfigError: if this host has another run, other code or another run directory.
+        LogError: if the checkpoint to resume from cannot be read here.
     """
     rank = hosts.worker.rank
     check_facts(rank, facts(training), assignment["facts"], hosts.names)
