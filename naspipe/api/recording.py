@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError
@@ -29,18 +29,6 @@ Values = Mapping[str, float | str | None]
 
 METRICS = "metrics/"
 """What the names of a user's own numbers begin with."""
-
-
-class ScalarFile(Protocol):
-    """Where the numbers of steps go."""
-
-    def write(self, step: int, values: Values) -> None:
-        """Take one step's numbers."""
-        ...
-
-    def close(self) -> None:
-        """No more will come."""
-        ...
 
 
 def check_tensorboard() -> None:
@@ -223,7 +211,7 @@ class Recording:
         self._observer = observer
         self._tensorboard = tensorboard
         self._open = ExitStack()
-        self._files: list[list[ScalarFile]] = []
+        self._files: list[list[MetricsFile | TensorBoardFile]] = []
         self._next: list[int] = []
         self._waiting: dict[tuple[int, int], Values] = {}
         self._metrics: dict[tuple[int, int], Values] = {}
@@ -254,7 +242,7 @@ class Recording:
             zip(self._directories, firsts, strict=True)
         ):
             first = self._steps(stream).step(sequence_id)
-            files: list[ScalarFile] = [MetricsFile(directory.metrics, first)]
+            files: list[MetricsFile | TensorBoardFile] = [MetricsFile(directory.metrics, first)]
             self._open.callback(files[-1].close)
             if self._tensorboard:
                 files.append(TensorBoardFile(directory.tensorboard, generation, first))

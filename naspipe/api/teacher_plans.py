@@ -1,21 +1,24 @@
-"""Where the blocks of a blockwise distillation could be: every placement, simulated."""
+"""Plans with teachers, by simulation: placements of distilled blocks, and a student's teacher.
+
+:func:`blockwise_plans` tries where the blocks of a blockwise distillation could be.
+:func:`taught_plans` tries how a student could be trained with one teacher, which may have devices
+of its own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from naspipe.api.planning import make_pipeline, make_plan, measured_costs
 from naspipe.checks.sketched import measure_sizes
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.config.ids import StageId, StreamId, Subnet
+from naspipe.config.ids import StageId, StreamId
 from naspipe.config.partition import Partition
 from naspipe.config.rules import Follows
 from naspipe.config.steps import parse_passes
-from naspipe.config.wiring import Wiring
 from naspipe.data.views import Views
 from naspipe.distill.joined import join
 from naspipe.distill.taught import Taught, carried_out, forward_ns, forward_ratio, passes_to_fill
@@ -27,10 +30,6 @@ from naspipe.plan.joint_placements import Pieces, moved_bytes
 from naspipe.plan.pipeline import Plan, as_planned
 from naspipe.plan.simulation import measured_timing, simulate_run
 from naspipe.store.metrics import Summary
-
-PLACEMENTS = ("free", "pairs", "packed", "layers")
-DEALING = ("hybrid", "shared")
-"""Those that deal the passes of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +51,6 @@ class BlockwisePlan:
     memory_bytes: int
     """The most that one stage's layers occupy, and outputs of the teacher that wait there."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 def blockwise_plans(
     define: Callable[[str], Taught],
@@ -72,8 +67,13 @@ def blockwise_plans(
         taught = define(kind)
         costs = measured_costs(taught.workloads, execution)
         sizes = [measure_sizes(each) for each in taught.workloads]
+        deals_passes = taught.workloads[0].recipe.steps.passes > 1
         for stages in devices:
-            for placement in _possible_blockwise(taught, stages):
+            placements = ["free"]
+            if stages > 1:
+                placements += ["pairs", "packed", "layers"]
+                placements += ["hybrid", "shared"] if deals_passes else []
+            for placement in placements:
                 how = execution.changed(stages=stages, partition=placement)
                 try:
                     found.append(_simulated_blockwise(taught, costs, sizes, how))
@@ -82,32 +82,18 @@ def blockwise_plans(
     return sorted(found, key=lambda each: (-each.steps_per_second, each.stages, each.moved_bytes))
 
 
-def _possible_blockwise(taught: Taught, stages: int) -> Iterator[str]:
-    """The placements that make a difference on this many stages."""
-    if stages == 1:
-        yield "free"
-        return
-    yield from PLACEMENTS
-    if taught.workloads[0].recipe.steps.passes > 1:
-        yield from DEALING
-
-
 def _simulated_blockwise(
     taught: Taught, costs: Sequence[CostTable], sizes: Sequence[SizeTable], execution: Execution
 ) -> BlockwisePlan:
     workloads = taught.workloads
-    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(workloads)]
-    wiring = wiring_of(workloads, taught.taps)
-    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
-    plan = make_plan(workloads, execution, subnets, costs, wiring)
-    timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
-    summary = simulate_run(pipeline, plan, execution, timing).summary
-    passes = pipeline.steps.passes
+    subnets, plan, summary = _run(taught, costs, execution)
+    passes = workloads[0].recipe.steps.passes
     placed = [[each.partition for each in own.planned[:passes]] for own in plan.streams]
     output_bytes = tuple(each.output_bytes for each in workloads)
+    wiring = wiring_of(workloads, taught.taps)
     pieces = Pieces(((),) * len(workloads), wiring, output_bytes, passes)
     stages = [StageId(number) for number in range(execution.pipeline.stages)]
-    steps = len(subnets[0]) / passes
+    steps = subnets / passes
     return BlockwisePlan(
         passes=workloads[0].recipe.passes,
         stages=len(stages),
@@ -158,30 +144,15 @@ ROUNDING = 1e-9
 
 def teachers_needed(student_rate: float, teacher_rate: float) -> int:
     """The fewest teachers, all alike, that never let the student wait: n = ceil(t_s / t_t)."""
-    _check(student_rate, teacher_rate)
+    check_rates(student_rate, teacher_rate)
     return max(1, math.ceil(student_rate / teacher_rate * (1 - ROUNDING)))
 
 
-def busy_share(teachers: int, student_rate: float, teacher_rate: float) -> float:
-    """The student's rate over its rate without a teacher: min(1, n * t_t / t_s)."""
-    _check(student_rate, teacher_rate)
-    return min(1.0, teachers * teacher_rate / student_rate)
-
-
-def online_rate(student_rate: float, forward_rate: float) -> float:
-    """Batches per second if the student's device runs the teacher's forwards as well."""
-    _check(student_rate, forward_rate)
-    return 1.0 / (1.0 / student_rate + 1.0 / forward_rate)
-
-
-def _check(student_rate: float, teacher_rate: float) -> None:
+def check_rates(student_rate: float, teacher_rate: float) -> None:
+    """Refuse a rate that is not above 0."""
     for name, rate in (("student", student_rate), ("teacher", teacher_rate)):
         if not 0 < rate < math.inf:
             raise ConfigError(f"{name}: expected a rate above 0, found {rate}")
-
-
-CUTS = ("own", "joint")
-"""Where a teacher may be cut: where it is balanced by itself, or where the student is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +165,7 @@ class TaughtPlan:
     """Of each sample."""
     stages: int
     cuts: str
-    """One of :data:`CUTS`."""
+    """``own``: the teacher is cut where it is balanced alone; ``joint``: where the student is."""
     ratio: float
     """The teacher's forward over the student's."""
     filled_from: int | None
@@ -209,10 +180,6 @@ class TaughtPlan:
     teachers: int | None
     """That make labels as fast as the student takes them if it is alone on its stages, each with a
     device of its own; None for one that follows, which makes no labels ahead of the student."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def taught_plans(
@@ -231,13 +198,18 @@ def taught_plans(
     """
     found: list[TaughtPlan] = []
     for kind in kinds:
-        student = define(kind)
-        taught = join([student], execution, teacher=teacher())
+        taught = join([define(kind)], execution, teacher=teacher())
         costs = measured_costs(taught.workloads, execution)
+        own, of_teacher = taught.workloads
         for stages in devices:
+            if stages > len(own.space):
+                continue
+            cuts = ["own"] if of_teacher.follows is None and stages <= len(of_teacher.space) else []
+            if of_teacher.follows is not None or stages > 1:
+                cuts.append("joint")
             needed = _teachers(taught.workloads, costs, execution.changed(stages=stages))
-            for cuts in _possible_taught(taught, stages):
-                how = execution.changed(stages=stages, teacher_cuts=cuts)
+            for cut in cuts:
+                how = execution.changed(stages=stages, teacher_cuts=cut)
                 found.append(_simulated_taught(carried_out(taught, how), costs, how, needed))
     return sorted(found, key=lambda each: (-each.passes_per_second, each.stages, each.cuts))
 
@@ -250,52 +222,39 @@ def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload])
     return make(count // (data.views + data.local))
 
 
-def _possible_taught(taught: Taught, stages: int) -> Iterator[str]:
-    """The cuts that make a difference on this many stages."""
-    student, teacher = taught.workloads
-    if stages > len(student.space):
-        return
-    if teacher.follows is None and stages <= len(teacher.space):
-        yield "own"
-    if teacher.follows is not None or stages > 1:
-        yield "joint"
-
-
 def _teachers(
     workloads: Sequence[Workload], costs: Sequence[CostTable], execution: Execution
 ) -> int | None:
     """The teachers needed, from the rates of the student alone and of one teacher alone."""
     student, teacher = workloads
     label_ns = forward_ns(teacher, costs[1])
-    if teacher.follows is not None or execution.pipeline.stages > len(student.space):
+    if teacher.follows is not None:
         return None
-    subnets = [draw_stream(StreamId(0), student)]
-    _, summary = _run([student], subnets, costs[:1], wiring_of([student], ()), execution)
+    subnets, _, summary = _run(Taught((student,)), costs[:1], execution)
     if not label_ns or not summary.seconds:
         return None
-    return teachers_needed(len(subnets[0]) / summary.seconds, 1e9 / label_ns)
+    return teachers_needed(subnets / summary.seconds, 1e9 / label_ns)
 
 
 def _run(
-    workloads: Sequence[Workload],
-    subnets: Sequence[Sequence[Subnet]],
-    costs: Sequence[CostTable],
-    wiring: Wiring,
-    execution: Execution,
-) -> tuple[Plan, Summary]:
+    taught: Taught, costs: Sequence[CostTable], execution: Execution
+) -> tuple[int, Plan, Summary]:
+    """Plan and simulate streams; the number of subnets of the first one, the plan, the figures."""
+    workloads = taught.workloads
+    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(workloads)]
+    wiring = wiring_of(workloads, taught.taps)
     pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
     plan = make_plan(workloads, execution, subnets, costs, wiring)
     timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
-    return plan, simulate_run(pipeline, plan, execution, timing).summary
+    summary = simulate_run(pipeline, plan, execution, timing).summary
+    return len(subnets[0]), plan, summary
 
 
 def _simulated_taught(
     taught: Taught, costs: Sequence[CostTable], execution: Execution, teachers: int | None
 ) -> TaughtPlan:
     student, teacher = taught.workloads
-    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(taught.workloads)]
-    wiring = wiring_of(taught.workloads, taught.taps)
-    plan, summary = _run(taught.workloads, subnets, costs, wiring, execution)
+    subnets, plan, summary = _run(taught, costs, execution)
     stages, passes = execution.pipeline.stages, student.recipe.steps.passes - len(teacher.left_out)
     ratio = forward_ratio(taught.workloads, costs) or 0.0
     is_ahead = not any(isinstance(r, Follows) and not r.steps for r in teacher.space.rules)
@@ -309,7 +268,7 @@ def _simulated_taught(
         filled_from=needed,
         is_filled=needed is not None and passes >= needed,
         order=plan.order,
-        passes_per_second=len(subnets[0]) / summary.seconds if summary.seconds else 0.0,
+        passes_per_second=subnets / summary.seconds if summary.seconds else 0.0,
         bubble_ratio=summary.bubble_ratio,
         teachers=teachers,
     )

@@ -57,21 +57,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Retrain; prints the table and how far the ranking holds on stdout."""
     from naspipe.api.observers import training_progress
-    from naspipe.api.retraining import Retraining
+    from naspipe.api.retraining import retrain
     from naspipe.cli.sources import judged_run
     from naspipe.search.search_directory import find_search
 
     search = find_search(arguments.run, arguments.search)
     found = judged_run(arguments)
-    retraining = Retraining(
-        **found._asdict(),
+    retrained = retrain(
         search=search,
+        **found._asdict(),
         steps=arguments.steps,
         seed=arguments.seed,
+        best=arguments.best,
+        others=arguments.others,
         execution=Execution(**given(Execution, arguments)),
         watch=partial(training_progress, is_quiet=arguments.quiet),
     )
-    retrained = retraining.start(arguments.best, arguments.others)
     print_retrained(search, retrained)
     tell(str(search.path))
     return 0
