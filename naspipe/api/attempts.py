@@ -1,4 +1,4 @@
-"""The lives of a run: each goes on from the newest checkpoints, until one reaches the end."""
+"""Attempts of a run: each resumes from the newest checkpoints, until one reaches the end."""
 
 from __future__ import annotations
 
@@ -76,43 +76,50 @@ class Generations:
             StorageError: if a file cannot be written.
         """
         left = self.job.execution.watch.max_restarts
+        storage = self.job.streams[0].directory.path
+        sources = [manifest.get("source") or {} for manifest in self.manifests]
+        hint = how_to_go_on(sources, self.path)
         while True:
-            self._begin()
             try:
-                with named_storage(self.job.streams[0].directory.path):
+                with named_storage(storage):
+                    self._resume()
+            except StorageError as error:
+                self.note("failed", error)
+                raise
+            try:
+                with named_storage(storage):
                     firsts = [stream.first for stream in self.job.streams]
                     self.observer.on_begin(self.job.generation, firsts)
-                    return self._launch()
+                    verifier = verifier_of(self.job)
+                    until = verifier.end if verifier else 0
+                    self.job = replace(self.job, verified_until=until)
+                    if verifier is None:
+                        return launch(self.job, self.observer, self.others)
+                    with verifier:
+                        launched = launch(self.job, self.observer, self.others, verifier)
+                    self.verified = verifier.result
+                    return launched
             except (StageFailedError, TransportError) as error:
                 if left == 0:
                     if self.job.is_causal and "\n" not in str(error):  # no code has to be mended
-                        error.args = (f"{error}; {self._how_to_go_on()}",)
+                        error.args = (f"{error}; {hint}",)
                     self.note("failed", error)
                     raise
                 left -= 1
+                said = (str(error).splitlines() or [type(error).__name__])[0]
                 where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
-                self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
+                self.observer.on_note(f"{said}; going on from {where} ({left} left)")
             except (RunInterruptedError, ObserverError) as error:
-                error.args = (f"{error}; {self._how_to_go_on()}",)
+                error.args = (f"{error}; {hint}",)
                 self.note("interrupted", error)
                 raise
             except KeyboardInterrupt as error:
-                error.args = (f"ended at once by a second signal; {self._how_to_go_on()}",)
+                error.args = (f"ended at once by a second signal; {hint}",)
                 self.note("interrupted", error)
                 raise
             except BaseException as error:
                 self.note("failed", error)
                 raise
-
-    def _launch(self) -> Launched:
-        verifier = verifier_of(self.job)
-        self.job = replace(self.job, verified_until=verifier.end if verifier else 0)
-        if verifier is None:
-            return launch(self.job, self.observer, self.others)
-        with verifier:
-            launched = launch(self.job, self.observer, self.others, verifier)
-        self.verified = verifier.result
-        return launched
 
     @property
     def lives(self) -> list[dict[str, Any]]:
@@ -125,18 +132,8 @@ class Generations:
     def has_whole_logs(self) -> bool:
         return all(map(is_complete, self.recorded))
 
-    def _begin(self) -> None:
-        """Put the job at the newest whole checkpoint of each stream, and note a failure of the
-        storage.
-        """
-        try:
-            with named_storage(self.job.streams[0].directory.path):
-                self._go_behind()
-        except StorageError as error:
-            self.note("failed", error)
-            raise
-
-    def _go_behind(self) -> None:
+    def _resume(self) -> None:
+        """Put the job at the newest whole checkpoint of each stream."""
         streams = self._resumed()
         for stream in streams:
             place = stream.directory.path
@@ -204,11 +201,6 @@ class Generations:
         settle(directory.path)
         self.observer.on_note(f"{directory.path}: going on before the labels in doubt, {batch} on")
 
-    def _how_to_go_on(self) -> str:
-        return how_to_go_on(
-            [manifest.get("source") or {} for manifest in self.manifests], self.path
-        )
-
     def note(self, status: str, error: BaseException) -> None:
         """Record the end of an attempt in the manifests; the error stays if that fails, too."""
         streams = self.job.streams
@@ -236,10 +228,6 @@ def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
         command = "distill" if "distill" in commands else "train"
         return f"go on with: naspipe {command} --resume {path}"
     return f"go on with the same call, with run_dir={str(path)!r} and resume=True"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_resumable(

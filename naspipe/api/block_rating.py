@@ -94,11 +94,17 @@ def rate_blocks(
     """
     chosen, count = judged_by(found.data, held_out, validate)
     definition = SearchDefinition(
-        strategy=strategy, options=dict(options or {}), budget=at_most, seed=seed,
-        calibration=calibrate, validation=count,
-    )  # fmt: skip
+        strategy=strategy,
+        options=dict(options or {}),
+        budget=at_most,
+        seed=seed,
+        calibration=calibrate,
+        validation=count,
+    )
     how = Execution(stages=stages, **(execution or {}))
-    judges, named = _judges(found, measure, last_measure), _free_name(found, name)
+    measures = [*[measure] * (len(found.blocks) - 1), last_measure]
+    judges = [_judge(number, each, found) for number, each in enumerate(measures)]
+    named = _free_name(found, name)
     return tuple(
         judge_subnets(
             Run(_asking(run.space, Lessons(found, number, found.data)), run.directory.path),
@@ -188,11 +194,6 @@ class _Judge(NamedTuple):
     name: str
 
 
-def _judges(found: Blockwise, measure: str | Loss, last_measure: str | Loss) -> list[_Judge]:
-    measures = [*[measure] * (len(found.blocks) - 1), last_measure]
-    return [_judge(number, each, found) for number, each in enumerate(measures)]
-
-
 def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
     if measure == OWN:
         own = found.losses[number]
@@ -217,12 +218,8 @@ def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
             f"measure: expected {', '.join(MEASURES)}, {OWN} or a function, found {measure!r:.80}"
         )
     space = found.blocks[number].space
-    return _Judge(_of_first(judge), define(space, found.data, judge, recipe=Recipe(), steps=1).loss)
-
-
-def _of_first(measure: Loss) -> Loss:
-    """Apply a measure to the first tensor of an output."""
-    return lambda *given: measure(given[0], given[-1])
+    name = define(space, found.data, judge, recipe=Recipe(), steps=1).loss
+    return _Judge(lambda *given: judge(given[0], given[-1]), name)  # of the first tensor
 
 
 def _asking(space: Space, lessons: Lessons) -> Space:

@@ -108,7 +108,10 @@ def choose_stages(
         start = time.monotonic()
         speeds, left_out = _simulated(possible, speed, start + seconds)
         took = time.monotonic() - start
-        choice = Choice(_in(execution, _best(speeds)), speeds, took, left_out)
+        fastest = max(speeds.values())
+        # The first that is about as fast as the fastest: those with fewer workers come first.
+        best = next(shape for shape, found in speeds.items() if found * WORTH >= fastest)
+        choice = Choice(_in(execution, best), speeds, took, left_out)
     say(choice.note)
     return choice
 
@@ -129,12 +132,6 @@ def _simulated(
     return speeds, 0
 
 
-def _best(speeds: dict[Shape, float]) -> Shape:
-    """The fastest, or the first that is about as fast: those with fewer workers come first."""
-    fastest = max(speeds.values())
-    return next(shape for shape, speed in speeds.items() if speed * WORTH >= fastest)
-
-
 def _first(number: StreamId, workload: Workload) -> list[Subnet]:
     """The first subnets of a stream, or those that stand for them, in whole steps."""
     passes = workload.recipe.steps.passes
@@ -143,31 +140,25 @@ def _first(number: StreamId, workload: Workload) -> list[Subnet]:
 
 
 def _possible(workloads: Sequence[Workload], execution: Execution) -> list[Shape]:
-    steps = common(workloads).steps
+    steps, device = common(workloads).steps, execution.hardware.device
     passes = 1 if steps.distills or steps.probes else steps.passes
     num_blocks = min(len(workload.space) for workload in workloads)
     asked = execution.pipeline.groups
-    found = [
-        shape
-        for shape in shapes(_devices(workloads, execution), num_blocks, passes)
-        if asked in (1, shape.groups) and all(_may_share(each, shape.groups) for each in workloads)
-    ]
-    return found or [Shape(asked, 1)]
-
-
-def _may_share(workload: Workload, groups: int) -> bool:
-    try:
-        check_grouping(workload, groups)
-    except ConfigError:
-        return False
-    return True
-
-
-def _devices(workloads: Sequence[Workload], execution: Execution) -> int:
-    device = execution.hardware.device
+    devices = len(find_gpus()) if device == "cuda" else 1
     if device == "cpu":
-        return min(cores_for(workload, execution, _MOST_CORES) for workload in workloads)
-    return len(find_gpus()) if device == "cuda" else 1
+        devices = min(cores_for(each, execution, _MOST_CORES) for each in workloads)
+
+    def may_share(groups: int) -> bool:
+        try:
+            for each in workloads:
+                check_grouping(each, groups)
+        except ConfigError:
+            return False
+        return True
+
+    found = shapes(devices, num_blocks, passes)
+    found = [each for each in found if asked in (1, each.groups) and may_share(each.groups)]
+    return found or [Shape(asked, 1)]
 
 
 def _slower(
@@ -181,16 +172,15 @@ def _slower(
 
     It is one number for all layers, so that the noise of two measurements does not matter.
     """
-    most = max(shape.workers for shape in possible)
-    copies = cores_for(workloads[0], execution, most)
+
+    def total(costs: CostTable) -> float:
+        return sum(cost.total_ns for cost in costs.costs.values())
+
+    copies = cores_for(workloads[0], execution, max(shape.workers for shape in possible))
     if copies == 1:
         return 1.0
     pairs = zip(costs, measured_costs(workloads, execution, copies, say), strict=True)
-    return max(1.0, *(_total(together) / _total(alone) for alone, together in pairs))
-
-
-def _total(costs: CostTable) -> float:
-    return sum(cost.total_ns for cost in costs.costs.values())
+    return max(1.0, *(total(together) / total(alone) for alone, together in pairs))
 
 
 def _in(execution: Execution, shape: Shape) -> Execution:

@@ -85,9 +85,15 @@ def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
                 continue
             is_ordered = buffered is None or layer in buffered
             yield from layer_violations(
-                layer, rule, users.tolist(), own.accesses(), job.policy, job.bulk, job.steps,
+                layer,
+                rule,
+                users.tolist(),
+                own.accesses(),
+                job.policy,
+                job.bulk,
+                job.steps,
                 is_ordered,
-            )  # fmt: skip
+            )
 
 
 def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from naspipe.checks.sketched import sketch
 from naspipe.config.errors import ConfigError, reason
-from naspipe.config.space import AnyBlock, Block, Factory, Space
+from naspipe.config.space import Block, Factory, Space
 from naspipe.inputs.run import Run, loss_layer_of
 from naspipe.machine.staging import tensor_bytes
 from naspipe.plan.costs import first_of_kind
@@ -62,11 +62,17 @@ def begin_with(space: Space, source: Weights) -> tuple[Space, Mapping[str, Any]]
             _Filled(factory, layers[position, number]) if (position, number) in layers else factory
             for number, factory in enumerate(block.candidates)
         ]
-        blocks.append(_with_factories(block, made))
+        is_choice = isinstance(block, Block)
+        own = {"candidates": tuple(made)} if is_choice else {"factory": made[0]}
+        blocks.append(replace(block, **own))
     begun = Space(
-        space.name, blocks, space.decisions, space.proof, takes_input=space.takes_input,
+        space.name,
+        blocks,
+        space.decisions,
+        space.proof,
+        takes_input=space.takes_input,
         weights=digest,
-    )  # fmt: skip
+    )
     return begun, {"from": found.where, "digest": digest, "layers": len(layers)}
 
 
@@ -101,12 +107,6 @@ class _Filled:
                     else:
                         fill_buffer(module, name, self.values[name])
         return module
-
-
-def _with_factories(block: AnyBlock, made: list[Factory]) -> AnyBlock:
-    if isinstance(block, Block):
-        return replace(block, candidates=tuple(made))
-    return replace(block, factory=made[0])
 
 
 def _find(source: Any) -> _Found:

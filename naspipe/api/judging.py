@@ -161,7 +161,7 @@ def verifier_of(
     compared or none can be.
     """
     asked = job.execution.verification
-    if asked.verify == "0" or not _judged_by_stages(score):
+    if asked.verify == "0" or score == "bleu" or len(proxies_in(score)) == len(parts_of(score)):
         return nullcontext()
     device = job.execution.hardware.device.partition(":")[0]
     make = partial(PlainScores, recipe, checkpoint, device, job.evaluation.calibration)
@@ -169,10 +169,6 @@ def verifier_of(
     because = f"without {proxies}" if proxies else ""
     patience = job.execution.watch.timeout_seconds if asked.waits else None
     return ScoreVerifier(make, job.threads, because, patience)
-
-
-def _judged_by_stages(score: str) -> bool:
-    return score != "bleu" and len(proxies_in(score)) < len(parts_of(score))
 
 
 class FirstAndBest:

@@ -92,7 +92,12 @@ class Stated(NamedTuple):
             if table == "optimizer" and inner:
                 found.options[inner] = value
             elif table == "rule":
-                found.rules[inner] = _rule(key, value)
+                rule = parse_rule(value) if isinstance(value, str) else value
+                if not isinstance(rule, Exact | Frozen | Lag | Every):
+                    raise ConfigError(
+                        f"{key}: expected a rule, as in naspipe.Lag(2), found {value!r:.80}"
+                    )
+                found.rules[inner] = rule
             elif key in of_execution:
                 found.execution[key] = _plain(Execution, key, value)
             else:
@@ -148,7 +153,9 @@ def gathered(
         for key, value in (mapping or {}).items():
             if value is None:
                 continue
-            if not _is_known(key, known):
+            table, _, inner = str(key).partition(".")
+            is_open = table in ("optimizer", "rule") and bool(inner) and "optimizer" in known
+            if key not in known and not is_open:
                 raise _unknown(key, where, call.__name__, arguments, known)
             if key in found and found[key] != value:
                 raise ConfigError(
@@ -157,13 +164,6 @@ def gathered(
                 )
             found[key], places[key] = value, where
     return found
-
-
-def _is_known(key: object, known: Sequence[str]) -> bool:
-    if key in known:
-        return True
-    table, _, inner = str(key).partition(".")
-    return table in ("optimizer", "rule") and bool(inner) and "optimizer" in known
 
 
 def _unknown(
@@ -180,7 +180,10 @@ def _unknown(
     meant = _MEANT if "steps" in arguments else _MEANT_IN_SEARCH
     if text in meant:
         return ConfigError(f"{text}: expected it {meant[text]}, found it in {where}")
-    if text in _options_of_optimizers() and "optimizer_options" in {*arguments, *known}:
+    from naspipe.worker.layers.optimizers import PER_LAYER, options_of
+
+    is_option = any(text in options_of(name) for name in PER_LAYER)
+    if is_option and "optimizer_options" in {*arguments, *known}:
         return ConfigError(
             f"{text}: expected it in optimizer_options={{{text!r}: ...}}, found it in {where}"
         )
@@ -190,19 +193,6 @@ def _unknown(
     few = ", ".join(known) if where != KEYWORDS and len({*known}) <= FEW else ""
     expected = few or f"{also}a setting that it takes, see docs/settings.md"
     return ConfigError(f"{text}: unknown key in {where}{hint}; expected {expected}")
-
-
-def _options_of_optimizers() -> set[str]:
-    from naspipe.worker.layers.optimizers import PER_LAYER, options_of
-
-    return {option for name in PER_LAYER for option in options_of(name)}
-
-
-def _rule(key: str, value: Any) -> Rule:
-    rule = parse_rule(value) if isinstance(value, str) else value
-    if not isinstance(rule, Exact | Frozen | Lag | Every):
-        raise ConfigError(f"{key}: expected a rule, as in naspipe.Lag(2), found {value!r:.80}")
-    return rule
 
 
 def _plain(node: type, key: str, value: Any) -> Any:

@@ -60,7 +60,9 @@ def make_pipeline(
             Stream(
                 Chain.of(
                     workload.space,
-                    _buffered(workload) if is_told else None,
+                    buffered_layers(workload.space, workload.recipe.norms == "deferred")
+                    if is_told
+                    else None,
                     stateless_layers(workload.space),
                 ),
                 tuple(drawn),
@@ -109,10 +111,6 @@ def make_plan(
         return measured_timing(pipeline, execution, memory)
 
     return chosen_plan(pipeline, execution, _sizes(workloads, execution), timing)
-
-
-def _buffered(workload: Workload) -> frozenset[tuple[int, int]]:
-    return buffered_layers(workload.space, workload.recipe.norms == "deferred")
 
 
 def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes | None:
@@ -193,17 +191,17 @@ def gain_notes(
     is_plain &= not any(each.recipe.steps.probes for each in workloads)
     if is_plain and first.definition.policy == "csp":
         streams = tuple(
-            Stream(_chain(workload.space), tuple(drawn), table)
+            Stream(
+                Chain.of(workload.space, stateless=stateless_layers(workload.space)),
+                tuple(drawn),
+                table,
+            )
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
         )
         pipeline = Pipeline(streams=streams, steps=common(workloads).steps)
         if (found := held_back(pipeline, workers)) is not None:
             notes.append(_held(first, execution, found))
     return notes
-
-
-def _chain(space: Space) -> Chain:
-    return Chain.of(space, stateless=stateless_layers(space))
 
 
 def _spacing(workload: Workload) -> str | None:

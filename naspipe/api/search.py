@@ -265,15 +265,29 @@ def _plan(
 
 
 def search_subnets(
-    run: Run, data: Batches, loss: Loss,
-    *, held_out: Batches | None = None, strategy: str | Any = "evolution",
-    options: Mapping[str, float] | None = None, budget: int = 100, seed: int = 0, delay: int = 8,
-    score: str = "loss", calibrate: int = 4, validate: int | None = None,
-    limits: Mapping[str, float] | None = None, ema: bool = False, stages: int | None = None,
-    name: str = "", settings: Mapping[str, Any] | None = None,
-    execution: Mapping[str, Any] | None = None, observer: SearchObserver | None = None,
-    progress: bool = True, **more: Any,
-) -> Search:  # fmt: skip
+    run: Run,
+    data: Batches,
+    loss: Loss,
+    *,
+    held_out: Batches | None = None,
+    strategy: str | Any = "evolution",
+    options: Mapping[str, float] | None = None,
+    budget: int = 100,
+    seed: int = 0,
+    delay: int = 8,
+    score: str = "loss",
+    calibrate: int = 4,
+    validate: int | None = None,
+    limits: Mapping[str, float] | None = None,
+    ema: bool = False,
+    stages: int | None = None,
+    name: str = "",
+    settings: Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any] | None = None,
+    observer: SearchObserver | None = None,
+    progress: bool = True,
+    **more: Any,
+) -> Search:
     """Judge subnets of a run with its weights; the same ones, bit for bit, on any number of stages.
 
     The search is written into the run's directory, as ``search-NAME``.

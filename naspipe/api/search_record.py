@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from naspipe.api.recording import Pulse, ResidentMemory
+from naspipe.api.search_parts import Pricer
 from naspipe.launch.claim import Claim
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, SearchDirectory, front, rank
-from naspipe.search.strategies import COSTS, Cost
+from naspipe.search.strategies import COSTS
 
 
 class SearchObserver(Protocol):
@@ -23,14 +24,6 @@ class SearchObserver(Protocol):
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """The compute time of a stage so far, and the time since the start."""
-        ...
-
-
-class Prices(Protocol):
-    """What subnets cost."""
-
-    def of(self, choices: Sequence[int]) -> Cost:
-        """Of one subnet."""
         ...
 
 
@@ -52,13 +45,13 @@ class Recorder:
         self,
         directory: SearchDirectory,
         score: str,
-        prices: Prices,
+        pricer: Pricer,
         observer: SearchObserver,
         manifest: Mapping[str, Any],
     ) -> None:
         self._directory = directory
         self._score = score
-        self._prices = prices
+        self._pricer = pricer
         self._observer = observer
         self._manifest = dict(manifest)
         self._waiting: dict[int, Scores] = {}
@@ -126,7 +119,7 @@ class Recorder:
         while (number := len(self.candidates)) in self._waiting:
             choices = self._choices_of(number)
             candidate = Candidate(
-                number, choices, self._waiting.pop(number), self._prices.of(choices)
+                number, choices, self._waiting.pop(number), self._pricer.of(choices)
             )
             self.candidates.append(candidate)
             self._directory.append(candidate)

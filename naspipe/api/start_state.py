@@ -98,9 +98,12 @@ def stream_job(
     ``unit`` is not 0 for one that is drawn: the sequence IDs that become known together.
     """
     job = StreamJob(
-        workload=workload, planned=(), directory=directory, stateless=plan.stateless,
+        workload=workload,
+        planned=(),
+        directory=directory,
+        stateless=plan.stateless,
         split=plan.split,
-    )  # fmt: skip
+    )
     if unit and plan.cut is not None:
         drawn = DrawnSource(workload, number, plan.cut, unit, directory.stream)
         return replace(job, cuts=plan.cuts, source=drawn)
@@ -273,7 +276,9 @@ def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Itera
         ConfigError: if one of them exists already, or cannot be made.
     """
     with ExitStack() as stack:
-        above = [path for path in _parents(records) if not path.exists()]
+        parents = {each for directory, _ in records for each in directory.path.absolute().parents}
+        deepest_first = sorted(parents, key=lambda path: -len(path.parts))
+        above = [path for path in deepest_first if not path.exists()]
         made: list[RunDirectory] = []
         stack.push(lambda kind, error, trace: _remove(made, above) if kind else None)
         for directory, manifest in records:
@@ -304,21 +309,13 @@ def new_records(
     ]
 
 
-def _parents(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> list[Path]:
-    """The folders above all directories, the deepest first."""
-    found = {parent for directory, _ in records for parent in directory.path.absolute().parents}
-    return sorted(found, key=lambda path: -len(path.parts))
-
-
 def _remove(directories: Sequence[RunDirectory], above: Sequence[Path]) -> None:
     """Remove directories, and the folders above that were made only for them."""
     for directory in directories:
-        if _status(directory) in (None, PLANNING):
+        is_there = directory.manifest.exists()
+        status = directory.read_manifest().get("status") if is_there else None
+        if status in (None, PLANNING):
             shutil.rmtree(directory.path, ignore_errors=True)
     for path in above:
         with suppress(OSError):  # somebody else has something in it by now
             path.rmdir()
-
-
-def _status(directory: RunDirectory) -> Any:
-    return directory.read_manifest().get("status") if directory.manifest.exists() else None

@@ -60,9 +60,10 @@ def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, st
     file, settings = read_file(recipe)
     base = settings.recipe
     before = {
-        "optimizer": base.optimizer, "optimizer_options": base.optimizer_options,
+        "optimizer": base.optimizer,
+        "optimizer_options": base.optimizer_options,
         **_further(recipe),
-    }  # fmt: skip
+    }
     fields = {**before, **said.recipe}
     fields["optimizer"] = _named(fields["optimizer"])
     if fields["optimizer"] != _named(before["optimizer"]):
@@ -173,18 +174,33 @@ def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]
     "memory_budget", "device", "threads",
 )  # fmt: skip
 def train(
-    space: Space, data: Batches, loss: Loss, *, steps: int | None = None,
-    optimizer: Optimizer | None = None, lr: Rate | None = None,
-    optimizer_options: Mapping[str, Any] | None = None, sampler: str | Any | None = None,
-    seed: int = 0, stages: int | Literal["auto"] | None = None, policy: str = "csp", bulk: int = 0,
-    run_dir: str | Path | None = None, resume: bool | str = False,
+    space: Space,
+    data: Batches,
+    loss: Loss,
+    *,
+    steps: int | None = None,
+    optimizer: Optimizer | None = None,
+    lr: Rate | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
+    sampler: str | Any | None = None,
+    seed: int = 0,
+    stages: int | Literal["auto"] | None = None,
+    policy: str = "csp",
+    bulk: int = 0,
+    run_dir: str | Path | None = None,
+    resume: bool | str = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None, execution: Mapping[str, Any] | None = None,
-    observer: LaunchObserver | None = None, held_out: Batches | None = None,
-    teacher: MakesTeacher | None = None, loss_fields: Sequence[str] | None = None,
-    metrics: Mapping[str, Metric] | None = None, init_from: Weights | None = None,
-    progress: bool | None = None, **more: Any,
-) -> Run:  # fmt: skip
+    settings: Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any] | None = None,
+    observer: LaunchObserver | None = None,
+    held_out: Batches | None = None,
+    teacher: MakesTeacher | None = None,
+    loss_fields: Sequence[str] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    init_from: Weights | None = None,
+    progress: bool | None = None,
+    **more: Any,
+) -> Run:
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
     Args:
@@ -225,14 +241,31 @@ def train(
     if steps is None:
         raise ConfigError("steps: expected how many to train, as in steps=1000, found none")
     what = workload(
-        space, data, loss, steps=steps, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
-        recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
-        init_from=init_from, **said.defining,
-    )  # fmt: skip
+        space,
+        data,
+        loss,
+        steps=steps,
+        sampler=sampler,
+        seed=seed,
+        policy=policy,
+        bulk=bulk,
+        recipe=recipe,
+        held_out=held_out,
+        loss_fields=loss_fields,
+        metrics=metrics,
+        init_from=init_from,
+        **said.defining,
+    )
     return train_together(
-        [what], recipe_execution(recipe, **said.execution), run_dir, observer, resume=resume,
-        teacher=teacher, progress=progress, chooses_stages=stages == AUTO,
-    )[0]  # fmt: skip
+        [what],
+        recipe_execution(recipe, **said.execution),
+        run_dir,
+        observer,
+        resume=resume,
+        teacher=teacher,
+        progress=progress,
+        chooses_stages=stages == AUTO,
+    )[0]
 
 
 def workload(
