@@ -140,13 +140,10 @@ def _first(number: StreamId, workload: Workload) -> list[Subnet]:
 
 
 def _possible(workloads: Sequence[Workload], execution: Execution) -> list[Shape]:
-    steps, device = common(workloads).steps, execution.hardware.device
+    steps = common(workloads).steps
     passes = 1 if steps.distills or steps.probes else steps.passes
     num_blocks = min(len(workload.space) for workload in workloads)
     asked = execution.pipeline.groups
-    devices = len(find_gpus()) if device == "cuda" else 1
-    if device == "cpu":
-        devices = min(cores_for(each, execution, _MOST_CORES) for each in workloads)
 
     def may_share(groups: int) -> bool:
         try:
@@ -156,9 +153,16 @@ def _possible(workloads: Sequence[Workload], execution: Execution) -> list[Shape
             return False
         return True
 
-    found = shapes(devices, num_blocks, passes)
+    found = shapes(_devices(workloads, execution), num_blocks, passes)
     found = [each for each in found if asked in (1, each.groups) and may_share(each.groups)]
     return found or [Shape(asked, 1)]
+
+
+def _devices(workloads: Sequence[Workload], execution: Execution) -> int:
+    device = execution.hardware.device
+    if device == "cpu":
+        return min(cores_for(workload, execution, _MOST_CORES) for workload in workloads)
+    return len(find_gpus()) if device == "cuda" else 1
 
 
 def _slower(

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from naspipe.config.errors import reason
 from naspipe.store.files import STORAGE, cannot_write
-from naspipe.store.run_directory import read_heartbeat
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,6 +149,8 @@ def as_json(value: Any) -> str:
 
 def trained(directories: Iterable[RunDirectory]) -> list[dict[str, Any]]:
     """For each finished run: path, status, steps, the last loss and what was measured."""
+    from naspipe.store.run_directory import read_heartbeat
+
     found = []
     for directory in directories:
         manifest = directory.read_manifest()
