@@ -12,19 +12,17 @@ from typing import Any
 
 import torch
 
-from naspipe.api.search_record import Recorder
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Shared, Space
 from naspipe.evaluation.evaluation import ScoreObserver, ScoreSheet
 from naspipe.evaluation.evaluation_stage import EvaluationJob
 from naspipe.evaluation.proxies import Naswot, Synflow
 from naspipe.inputs.subnet_sources import StrategySource, sample_stream
-from naspipe.jobs.ports import SubnetSource
 from naspipe.jobs.workload import EvaluationRecipe
 from naspipe.launch.evaluation import evaluate
 from naspipe.search.scores import PROXIES, SAMPLE, Scores, StandardScores, parts_of, told_merit
 from naspipe.store.checkpoints import Checkpoint
-from naspipe.verification.plain_scores import PlainScores, ScoreVerifier, VerifiedScores
+from naspipe.verification.plain_scores import PlainScores, ScoreVerifier
 
 _KINDS: Mapping[str, type[Synflow] | type[Naswot]] = {"synflow": Synflow, "naswot": Naswot}
 
@@ -69,27 +67,6 @@ class Estimates:
         return scores._replace(**self._known[key])
 
 
-def score_here(
-    source: SubnetSource,
-    budget: int,
-    judge: Callable[[int], Scores],
-    told: Callable[[Scores], float],
-    observer: ScoreObserver,
-) -> None:
-    """Score every subnet that a source proposes, in this process.
-
-    ``judge`` returns the scores of a subnet by its number, ``told`` what the source learns of them.
-    """
-    try:
-        source.begin(0, ())
-        for number in range(budget):
-            scores = judge(number)
-            observer.on_scores(number, scores)
-            source.take(number, told(scores))
-    finally:
-        source.close()
-
-
 _UNKNOWN = Scores(math.nan, math.nan, math.nan)
 
 
@@ -100,9 +77,9 @@ class Judging:
     score: str
     space: Space
     estimates: Estimates | None = None
-    """Where the score needs them."""
+    """If the score needs them."""
     bleu: Callable[[Sequence[int]], float] | None = None
-    """Decodes with a subnet of these choices, where that is the score."""
+    """Decodes with a subnet of these choices, if that is the score."""
 
     def standard(
         self, job: EvaluationJob, sample: Callable[[], StrategySource]
@@ -131,9 +108,10 @@ class Judging:
 
         ``standard`` adds up a sum of scores.
         """
+        choices_of = self.choices_of(source)
 
         def completed(number: int, scores: Scores) -> Scores:
-            choices = self._choices(source, number)
+            choices = choices_of(number)
             if self.bleu is not None:
                 scores = scores._replace(bleu=self.bleu(choices))
             if self.estimates is not None:
@@ -143,15 +121,20 @@ class Judging:
         told = partial(told_merit, score=self.score)
         if self.bleu is None and len(proxies_in(self.score)) < len(parts_of(self.score)):
             return evaluate(replace(job, source=source), observer, told, completed=completed)
-        score_here(source, job.budget, lambda n: completed(n, _UNKNOWN), told, observer)
+        try:
+            source.begin(0, ())
+            for number in range(job.budget):
+                scores = completed(number, _UNKNOWN)
+                observer.on_scores(number, scores)
+                source.take(number, told(scores))
+        finally:
+            source.close()
         return []
 
     def choices_of(self, source: StrategySource) -> Callable[[int], tuple[int, ...]]:
-        return partial(self._choices, source)
-
-    def _choices(self, source: StrategySource, number: int) -> tuple[int, ...]:
+        """The choices of a source's subnets by their numbers."""
         is_choice = [not isinstance(block, Shared) for block in self.space.blocks]
-        return tuple(compress(source.subnets[number].chain, is_choice))
+        return lambda number: tuple(compress(source.subnets[number].chain, is_choice))
 
 
 def verifier_of(
@@ -169,44 +152,3 @@ def verifier_of(
     because = f"without {proxies}" if proxies else ""
     patience = job.execution.watch.timeout_seconds if asked.waits else None
     return ScoreVerifier(make, job.threads, because, patience)
-
-
-class FirstAndBest:
-    """Hands scores to the recorder of a search, and has the first and the best one verified."""
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        verifier: ScoreVerifier | None,
-        choices_of: Callable[[int], tuple[int, ...]],
-    ) -> None:
-        self._recorder, self._verifier, self._choices_of = recorder, verifier, choices_of
-        self._has_first = False
-
-    def on_scores(self, subnet: int, scores: Scores) -> None:
-        """A subnet is judged.
-
-        Raises:
-            VerificationError: if an earlier score has other bits than the plain network's.
-        """
-        self._recorder.on_scores(subnet, scores)
-        if self._verifier is not None:
-            if not self._has_first:
-                self._has_first = True
-                self._verifier.ask(subnet, self._choices_of(subnet), scores)
-            self._verifier.poll()
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        self._recorder.on_busy(stage, busy_ns, elapsed_ns)
-
-    def finish(self, score: str) -> VerifiedScores:
-        """Verify the best subnet; returns how many scores are verified.
-
-        Raises:
-            VerificationError: if a score has other bits than the plain network's.
-        """
-        if self._verifier is None:
-            return VerifiedScores(0, f"because no plain network computes the score {score}")
-        if (best := self._recorder.best) is not None:
-            self._verifier.ask(best.sequence_id, best.choices, best.scores)
-        return self._verifier.finish()

@@ -13,7 +13,6 @@ from typing import Any
 
 from naspipe.api.judging import (
     Estimates,
-    FirstAndBest,
     Judging,
     proxies_in,
     verifier_of,
@@ -191,23 +190,21 @@ def judge_subnets(
         memory=memory,
         directory=directory.path,
     )
-    choices_of = judging.choices_of(source)
     with (
         verifier_of(job, evaluation, checkpoint, score) as verifier,
-        recorder.recording(choices_of),
+        recorder.recording(judging.choices_of(source), verifier),
         ExitStack() as stack,
     ):
         stack.callback(close_all)
-        first_and_best = FirstAndBest(recorder, verifier, choices_of)
         drawn = replace(definition, strategy="random", options={}, budget=SAMPLE)
         standard = judging.standard(
             job, lambda: source_of(find_strategy(drawn, space, pricer), "sample.jsonl", SAMPLE)
         )
         if standard is not None:
             recorder.note(sample=standard.as_dict())
-        recorder.stages = judging.run(job, source, first_and_best, standard)
+        recorder.stages = judging.run(job, source, recorder, standard)
         if execution.verification.verify != "0":
-            recorder.note(verified=first_and_best.finish(score).as_dict())
+            recorder.note(verified=recorder.finish().as_dict())
     return directory.read()
 
 

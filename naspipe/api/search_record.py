@@ -13,6 +13,7 @@ from naspipe.launch.claim import Claim
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, SearchDirectory, front, rank
 from naspipe.search.strategies import COSTS
+from naspipe.verification.plain_scores import ScoreVerifier, VerifiedScores
 
 
 class SearchObserver(Protocol):
@@ -36,9 +37,10 @@ class SilentSearchObserver:
 
 
 class Recorder:
-    """Takes scores in any order and writes candidates in sequence order.
+    """Takes scores in any order, writes candidates in sequence order, and has scores verified.
 
-    ``manifest`` is what is known before the search; the ``directory`` exists.
+    The first score and the best one are verified. ``manifest`` is what is known before the search;
+    the ``directory`` exists.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class Recorder:
         self._pricer = pricer
         self._observer = observer
         self._manifest = dict(manifest)
+        self._verifier: ScoreVerifier | None = None
+        self._has_first = False
         self._waiting: dict[int, Scores] = {}
         self._choices_of: Callable[[int], tuple[int, ...]] = lambda number: ()
         self.best: Candidate | None = None
@@ -65,12 +69,14 @@ class Recorder:
         """What the stages measured of themselves."""
 
     @contextmanager
-    def recording(self, choices_of: Callable[[int], tuple[int, ...]]) -> Iterator[None]:
+    def recording(
+        self, choices_of: Callable[[int], tuple[int, ...]], verifier: ScoreVerifier | None
+    ) -> Iterator[None]:
         """The time of the search: leaves a manifest that says how it ended.
 
         ``choices_of`` returns the choices of a subnet by its number.
         """
-        self._choices_of = choices_of
+        self._choices_of, self._verifier = choices_of, verifier
         self._directory.candidates.touch()
         self._directory.write_manifest({**self._manifest, "status": "running"})
         start_ns = self._start_ns = time.monotonic_ns()
@@ -125,6 +131,24 @@ class Recorder:
             self._directory.append(candidate)
             self.best = next(iter(rank([*filter(None, [self.best]), candidate], self._score)), None)
             self._observer.on_candidate(candidate, self.best)
+
+        if self._verifier is not None:
+            if not self._has_first:
+                self._has_first = True
+                self._verifier.ask(subnet, self._choices_of(subnet), scores)
+            self._verifier.poll()
+
+    def finish(self) -> VerifiedScores:
+        """Verify the best subnet; returns how many scores are verified.
+
+        Raises:
+            VerificationError: if a score has other bits than the plain network's.
+        """
+        if self._verifier is None:
+            return VerifiedScores(0, f"because no plain network computes the score {self._score}")
+        if self.best is not None:
+            self._verifier.ask(self.best.sequence_id, self.best.choices, self.best.scores)
+        return self._verifier.finish()
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         self._observer.on_busy(stage, busy_ns, elapsed_ns)
