@@ -270,69 +270,52 @@ def distill_blockwise(
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    training = start_blockwise(
+    how = {"relay": relay, "stages": stages, **(execution or {})}
+    taught = blockwise_streams(
         teachers,
         students,
         data,
         loss=loss,
         last_loss=last_loss,
+        relay=how["relay"],
         window=window,
-        execution={"relay": relay, "stages": stages, **(execution or {})},
-        run_dir=run_dir,
-        resume=resume,
-        source=source,
-        watch=lambda *_: nullcontext(observer or Observer()),
         steps=steps,
         seed=seed,
         sampler=sampler,
         recipe=recipe,
         **optimizer,
     )
+    training = start_blockwise(
+        taught,
+        recipe,
+        how,
+        run_dir,
+        watch=lambda *_: nullcontext(observer or Observer()),
+        resume=resume,
+        source=source,
+    )
     return Blockwise.of(training.path, teachers, students, data, loss=loss, last_loss=last_loss)
 
 
 def start_blockwise(
-    teachers: Sequence[nn.Module],
-    students: Sequence[Space | nn.Module],
-    data: Batches,
-    *,
-    loss: Any = None,
-    last_loss: Any = None,
-    window: int = WINDOW,
+    taught: Taught,
+    recipe: str | Path | Mapping[str, Any] | None,
     execution: Mapping[str, Any],
     run_dir: str | Path | None,
+    *,
+    watch: Watch,
     resume: bool | str,
     source: Mapping[str, Any] | None,
-    watch: Watch,
     name: str = "blockwise",
     worker: Worker | None = None,
     carry_out: Callable[[Training], None] = Training.run,
-    recipe: str | Path | Mapping[str, Any] | None,
-    **how: Any,
 ) -> Training:
-    """What :func:`distill_blockwise` and ``naspipe distill`` have in common.
+    """Train what :func:`blockwise_streams` returned; see :func:`naspipe.api.training.start`.
 
-    Args:
-        teachers: as there, and so are all arguments that are not named here.
-        execution: settings; the relay is among them.
-        watch: as of :func:`naspipe.api.training.start`, and so are ``name``, ``worker`` and
-            ``carry_out``.
-        how: goes to :func:`naspipe.workload`.
+    The relay is among the settings of the ``execution``.
     """
     with refusal_told(worker):
-        check_is_data(data)
         relay = execution.get("relay", DECOUPLED)
-        taught = blockwise_streams(
-            teachers,
-            students,
-            data,
-            loss=loss,
-            last_loss=last_loss,
-            relay=relay,
-            window=window,
-            recipe=recipe,
-            **how,
-        )
         carried = recipe_execution(recipe, **{"partition": RELAYS[relay], **execution})
         resuming = asked_resume(resume, run_dir)
         if run_dir is not None:
@@ -377,6 +360,7 @@ def blockwise_streams(
     **how: Any,
 ) -> Taught:
     """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`."""
+    check_is_data(data)
 
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
         return workload(space, batches, chosen, seed=seed + number, **how)

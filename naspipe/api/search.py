@@ -7,7 +7,7 @@ ratings of student blocks, and the scores of subnets that were trained alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -105,107 +105,101 @@ def judge_subnets(
         StageFailedError: if a stage raised.
         VerificationError: if a score has other bits than that of the plain network.
     """
+    shown = None
     if observer is None:
         title = title_of(run.directory.path, definition, held_out)
-        with SearchProgress(title, definition.budget, definition.score, is_quiet) as shown:
-            search = judge_subnets(
-                run,
-                data,
-                held_out,
-                loss,
-                definition,
-                execution,
-                name=name,
-                observer=shown,
-                strategy=strategy,
-                judge=judge,
+        shown = observer = SearchProgress(title, definition.budget, definition.score, is_quiet)
+    with shown or nullcontext():
+        score, space = definition.score, run.space
+        directory = _check(run, data, held_out, definition, execution, name)
+        if (score == "bleu") != (judge is not None):
+            raise ConfigError(
+                "--score bleu: expected what decodes with a subnet, and no other score"
             )
-            if (found := search.manifest.get("verified")) is not None:
-                shown.note(str(VerifiedScores(found["scores"], found.get("because", ""))))
-            return search
-    score, space = definition.score, run.space
-    directory = _check(run, data, held_out, definition, execution, name)
-    if (score == "bleu") != (judge is not None):
-        raise ConfigError("--score bleu: expected what decodes with a subnet, and no other score")
-    check_endpoints(execution)
-    check_limits(execution, 1)
-    workload = run_workload(run, data, loss)
-    seed = workload.definition.seed
-    check_proof(workload)
-    checkpoint = find_weights(run)
-    costs = forward_costs(measured_costs([workload], execution)[0])
-    pricer = Pricer(space, batch_apart(held_out, seed, 0), costs)
-    record = getattr(held_out, "record", None)
-    options = dict(definition.options)
-    if definition.strategy == "evolution":
-        options.setdefault("population", max(2, min(50, definition.budget // 4)))
-    definition = replace(
-        definition, options=options, data=dict(record or {"name": "the user's own"})
-    )
-    make = find_strategy(definition, space, pricer, strategy)
-    estimates = None
-    if proxies_in(score):
-        threads = workload.definition.recipe.threads
-        estimates = Estimates(score, space, seed, threads, batch_apart(data, seed, 0))
-        estimates.check()
-    judging = Judging(score=score, space=space, estimates=estimates, bleu=judge)
-    cut, memory, window = _plan(workload, costs, execution)
-    directory.create()
-    execution = execution.changed(window=window)
-    device = execution.hardware.device
-    manifest = {
-        "definition": definition.as_dict(),
-        "run": {"subnets": checkpoint.subnets, "space": run.manifest["space"]},
-        "execution": execution.as_dict(),
-        "environment": describe_environment(device, NO_GPUS if device == "cpu" else find_gpus()),
-    }
-    recorder = Recorder(directory, score, pricer, observer, manifest)
-
-    def source_of(
-        make: Callable[[], ExplorationStrategy], record: str, num_subnets: int
-    ) -> StrategySource:
-        return StrategySource(
-            make,
-            space,
-            FIRST_STREAM,
-            cut,
-            delay=definition.delay,
-            num_subnets=num_subnets,
-            record=directory.path / record,
+        check_endpoints(execution)
+        check_limits(execution, 1)
+        workload = run_workload(run, data, loss)
+        seed = workload.definition.seed
+        check_proof(workload)
+        checkpoint = find_weights(run)
+        costs = forward_costs(measured_costs([workload], execution)[0])
+        pricer = Pricer(space, batch_apart(held_out, seed, 0), costs)
+        record = getattr(held_out, "record", None)
+        options = dict(definition.options)
+        if definition.strategy == "evolution":
+            options.setdefault("population", max(2, min(50, definition.budget // 4)))
+        definition = replace(
+            definition, options=options, data=dict(record or {"name": "the user's own"})
         )
+        make = find_strategy(definition, space, pricer, strategy)
+        estimates = None
+        if proxies_in(score):
+            threads = workload.definition.recipe.threads
+            estimates = Estimates(score, space, seed, threads, batch_apart(data, seed, 0))
+            estimates.check()
+        judging = Judging(score=score, space=space, estimates=estimates, bleu=judge)
+        cut, memory, window = _plan(workload, costs, execution)
+        directory.create()
+        execution = execution.changed(window=window)
+        device = execution.hardware.device
+        manifest = {
+            "definition": definition.as_dict(),
+            "run": {"subnets": checkpoint.subnets, "space": run.manifest["space"]},
+            "execution": execution.as_dict(),
+            "environment": describe_environment(
+                device, NO_GPUS if device == "cpu" else find_gpus()
+            ),
+        }
+        recorder = Recorder(directory, score, pricer, observer, manifest)
 
-    source = source_of(make, "stream.jsonl", definition.budget)
-    evaluation = EvaluationRecipe(
-        workload=workload,
-        held_out=held_out,
-        calibration=definition.calibration,
-        validation=definition.validation,
-        ema=definition.ema,
-    )
-    job = EvaluationJob(
-        evaluation=evaluation_of(evaluation, checkpoint),
-        source=source,
-        budget=definition.budget,
-        execution=execution,
-        memory=memory,
-        directory=directory.path,
-    )
-    with (
-        verifier_of(job, evaluation, checkpoint, score) as verifier,
-        recorder.recording(judging.choices_of(source), verifier),
-        ExitStack() as stack,
-    ):
-        stack.callback(close_all)
-        drawn = replace(definition, strategy="random", options={}, budget=SAMPLE)
-        standard = judging.standard(
-            job, lambda: source_of(find_strategy(drawn, space, pricer), "sample.jsonl", SAMPLE)
+        def source_of(
+            make: Callable[[], ExplorationStrategy], record: str, num_subnets: int
+        ) -> StrategySource:
+            return StrategySource(
+                make,
+                space,
+                FIRST_STREAM,
+                cut,
+                delay=definition.delay,
+                num_subnets=num_subnets,
+                record=directory.path / record,
+            )
+
+        source = source_of(make, "stream.jsonl", definition.budget)
+        evaluation = EvaluationRecipe(
+            workload=workload,
+            held_out=held_out,
+            calibration=definition.calibration,
+            validation=definition.validation,
+            ema=definition.ema,
         )
-        if standard is not None:
-            recorder.note(sample=standard.as_dict())
-        recorder.stages = judging.run(job, source, recorder, standard)
-        if execution.verification.verify != "0":
-            recorder.note(verified=recorder.finish().as_dict())
-    return directory.read()
+        job = EvaluationJob(
+            evaluation=evaluation_of(evaluation, checkpoint),
+            source=source,
+            budget=definition.budget,
+            execution=execution,
+            memory=memory,
+            directory=directory.path,
+        )
+        with (
+            verifier_of(job, evaluation, checkpoint, score) as verifier,
+            recorder.recording(judging.choices_of(source), verifier),
+            ExitStack() as stack,
+        ):
+            stack.callback(close_all)
+            drawn = replace(definition, strategy="random", options={}, budget=SAMPLE)
+            standard = judging.standard(
+                job, lambda: source_of(find_strategy(drawn, space, pricer), "sample.jsonl", SAMPLE)
+            )
+            if standard is not None:
+                recorder.note(sample=standard.as_dict())
+            recorder.stages = judging.run(job, source, recorder, standard)
+            if execution.verification.verify != "0":
+                recorder.note(verified=recorder.finish().as_dict())
+        search = directory.read()
+        if shown is not None and (found := search.manifest.get("verified")) is not None:
+            shown.note(str(VerifiedScores(found["scores"], found.get("because", ""))))
+        return search
 
 
 def _check(

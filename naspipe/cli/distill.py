@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ def carry_out(
     from naspipe.api.workers import execution_of, refusal_told
     from naspipe.cli.distill_sources import find, read_asked, read_resumed
     from naspipe.cli.train import resume_of
-    from naspipe.config.definition import Execution, Recipe
+    from naspipe.config.definition import Execution
 
     with refusal_told(worker):
         asked = read_resumed(arguments) if arguments.resume else read_asked(arguments)
@@ -69,15 +69,12 @@ def carry_out(
             how = execution_of(worker, Execution(**execution), arguments.stages)
             of_worker = {"stages": how.pipeline.stages, "transport": how.wire.transport}
             execution = {**execution, **of_worker}
-        teachers, students, data = find(asked.source, arguments.data_dir)
+        taught = asked.streams(find(asked.source, arguments.data_dir))
     return start_blockwise(
-        teachers,
-        students.blocks,
-        data,
-        loss=students.loss,
-        last_loss=students.last_loss,
-        execution=execution,
-        run_dir=arguments.resume or arguments.run_dir,
+        taught,
+        asked.recipe_fields,
+        execution,
+        arguments.resume or arguments.run_dir,
         resume=resume_of(arguments),
         source=asdict(asked.source),
         name=asked.source.student.replace(":", "-"),
@@ -89,8 +86,4 @@ def carry_out(
         ),
         worker=worker,
         carry_out=act or Training.run,
-        steps=asked.steps,
-        seed=asked.seed,
-        sampler=asked.sampler,
-        recipe={each.name: getattr(asked.recipe, each.name) for each in fields(Recipe)},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from naspipe.api.distill import Blockwise
     from naspipe.cli.sources import RunSource
     from naspipe.config.space import Space
+    from naspipe.distill.taught import Taught
     from naspipe.inputs.named import Students
     from naspipe.jobs.workload import Batches
 
@@ -272,6 +273,30 @@ class Asked:
     sampler: str
     recipe: Recipe
     execution: Mapping[str, Any]
+
+    @property
+    def recipe_fields(self) -> dict[str, Any]:
+        """The recipe as a mapping, which is what the Python API takes."""
+        return {each.name: getattr(self.recipe, each.name) for each in fields(Recipe)}
+
+    def streams(self, found: Found) -> Taught:
+        """What is trained, defined."""
+        from naspipe.api.distill import blockwise_streams
+        from naspipe.distill.blockwise import DECOUPLED
+
+        teachers, students, data = found
+        return blockwise_streams(
+            teachers,
+            students.blocks,
+            data,
+            loss=students.loss,
+            last_loss=students.last_loss,
+            relay=self.execution.get("relay", DECOUPLED),
+            steps=self.steps,
+            seed=self.seed,
+            sampler=self.sampler,
+            recipe=self.recipe_fields,
+        )
 
 
 def read_asked(arguments: argparse.Namespace) -> Asked:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from naspipe.cli.options import given
@@ -127,7 +127,6 @@ def show_blocks(
 
     The arguments are those of :func:`show_taught`.
     """
-    from naspipe.api.distill import blockwise_streams
     from naspipe.api.teacher_plans import blockwise_plans
     from naspipe.cli.distill_sources import find, read_asked
 
@@ -143,17 +142,9 @@ def show_blocks(
 
     def define(passes: str) -> Taught:
         recipe = replace(asked.recipe, passes=passes)
-        return blockwise_streams(
-            found.teachers,
-            found.students.blocks,
-            found.data,
-            seed=asked.seed,
-            steps=max(1, asked.steps // recipe.steps.passes),
-            sampler=asked.sampler,
-            loss=found.students.loss,
-            last_loss=found.students.last_loss,
-            recipe={each.name: getattr(recipe, each.name) for each in fields(recipe)},
-        )
+        steps = max(1, asked.steps // recipe.steps.passes)
+        made = replace(asked, recipe=recipe, steps=steps, execution={})
+        return made.streams(found)
 
     how = Execution(**given(Execution, arguments))
     plans = blockwise_plans(define, kinds or [asked.recipe.passes], devices, how)
