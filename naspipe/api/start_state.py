@@ -59,7 +59,18 @@ def check_stream(
             f"stage per block; choose --stages {len(space)} or less"
         )
     if workload.is_proposed:
-        _check_causal(workload)
+        learns = workload.make_strategy is not None
+        who = f"sampler {definition.sampler}" if learns else f"probes={definition.recipe.probes}"
+        if not traits_of(definition.policy).is_causal:
+            raise ConfigError(
+                f"{who}: expected the policy {causal_policies()}, as subnets follow from losses, "
+                f"found {definition.policy}, whose losses depend on the stages"
+            )
+        if learns and definition.recipe.steps.passes > 1:
+            raise ConfigError(
+                f"{who}: expected passes=one and probes=none with a strategy that learns, found "
+                f"passes={definition.recipe.passes}, probes={definition.recipe.probes}"
+            )
     if definition.recipe.steps.probes:
         check_probes(workload, execution)
     subnets = draw_stream(number, workload, is_drawn_beside)
@@ -68,22 +79,6 @@ def check_stream(
     check_grouping(workload, execution.pipeline.groups)
     check_layers(workload)
     return subnets
-
-
-def _check_causal(workload: Workload) -> None:
-    definition, recipe = workload.definition, workload.recipe
-    learns = workload.make_strategy is not None
-    who = f"sampler {definition.sampler}" if learns else f"probes={recipe.probes}"
-    if not traits_of(definition.policy).is_causal:
-        raise ConfigError(
-            f"{who}: expected the policy {causal_policies()}, as subnets follow from losses, found "
-            f"{definition.policy}, whose losses depend on the stages"
-        )
-    if learns and recipe.steps.passes > 1:
-        raise ConfigError(
-            f"{who}: expected passes=one and probes=none with a strategy that learns, found "
-            f"passes={recipe.passes}, probes={recipe.probes}"
-        )
 
 
 def stream_job(
@@ -266,7 +261,9 @@ def _check_settings(
 
 
 @contextmanager
-def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Iterator[None]:
+def planning(
+    directories: Sequence[RunDirectory], workloads: Sequence[Workload], execution: Execution
+) -> Iterator[None]:
     """Hold new directories, each with a manifest that says what is to be run.
 
     If the planning fails before another status is written, they are removed: nothing is left of a
@@ -275,38 +272,27 @@ def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Itera
     Raises:
         ConfigError: if one of them exists already, or cannot be made.
     """
+    parents = {each for directory in directories for each in directory.path.absolute().parents}
+    deepest_first = sorted(parents, key=lambda path: -len(path.parts))
+    above = [path for path in deepest_first if not path.exists()]
+    made: list[RunDirectory] = []
     with ExitStack() as stack:
-        parents = {each for directory, _ in records for each in directory.path.absolute().parents}
-        deepest_first = sorted(parents, key=lambda path: -len(path.parts))
-        above = [path for path in deepest_first if not path.exists()]
-        made: list[RunDirectory] = []
         stack.push(lambda kind, error, trace: _remove(made, above) if kind else None)
-        for directory, manifest in records:
+        for directory, workload in zip(directories, workloads, strict=True):
             directory.check_new()
             made.append(directory)
             directory.create()
             stack.enter_context(Claim(directory.path))
-            directory.write_manifest(manifest)
+            directory.write_manifest(
+                {
+                    "format": 1,
+                    "status": PLANNING,
+                    "definition": workload.definition.as_dict(),
+                    "requested": execution.as_dict(),
+                    "space": describe_space(workload.space),
+                }
+            )
         yield
-
-
-def new_records(
-    directories: Sequence[RunDirectory], workloads: Sequence[Workload], execution: Execution
-) -> list[tuple[RunDirectory, dict[str, Any]]]:
-    """The directory of each stream, and its manifest before it is planned."""
-    return [
-        (
-            directory,
-            {
-                "format": 1,
-                "status": PLANNING,
-                "definition": workload.definition.as_dict(),
-                "requested": execution.as_dict(),
-                "space": describe_space(workload.space),
-            },
-        )
-        for directory, workload in zip(directories, workloads, strict=True)
-    ]
 
 
 def _remove(directories: Sequence[RunDirectory], above: Sequence[Path]) -> None:

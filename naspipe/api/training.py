@@ -32,7 +32,6 @@ from naspipe.api.start_state import (
     check_stream,
     comes_new,
     goes_on,
-    new_records,
     planning,
     stream_job,
     take_over,
@@ -165,8 +164,7 @@ class Training:
             for each in self.workloads:
                 check_held_out(plan_validation(each, self.execution), device)
             if not self.resumes:
-                records = new_records(self.directories, self.workloads, self.execution)
-                stack.enter_context(planning(records))
+                stack.enter_context(planning(self.directories, self.workloads, self.execution))
             costs = planning_costs(self.workloads, self.execution, note)
             plan = make_plan(
                 self.workloads, self.execution, subnets, costs, self.wiring, self.drawn_beside
