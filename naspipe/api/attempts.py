@@ -59,7 +59,7 @@ class Generations:
     verified: Verified | None = None
     """How far the last attempt was verified; None if it was not to be."""
     recorded: list[RecordedSpans] = field(init=False)
-    """Of each stream, which steps its access log holds."""
+    """The steps that the access log of each stream holds."""
 
     def __post_init__(self) -> None:
         """Read what earlier attempts have recorded."""

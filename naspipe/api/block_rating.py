@@ -82,7 +82,7 @@ def rate_blocks(
             in variances), ``loss`` (the block's own), or a function (output, taught) -> one number.
         last_measure: of the last block; its own loss by default.
         calibrate: batches of the data that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
+        validate: batches of ``held_out``; 8, or all if there are fewer; 0 for all.
         at_most: paths of a block; of one that has more, ``strategy`` proposes as many.
         strategy, options, seed: as of :func:`naspipe.search_subnets`.
         stages: stage processes; a block with fewer layers is rated on as many.

@@ -34,7 +34,7 @@ SECONDS = 2.0
 """After so long, what was not simulated yet is left out."""
 
 WORTH = 1.03
-"""More workers are chosen where they are so many times as fast; simulations are not more exact."""
+"""More workers are chosen if they are this many times as fast: simulations are no more exact."""
 
 _MOST_CORES = 256
 
@@ -224,7 +224,7 @@ def _named(shape: Shape) -> str:
 
 
 ENOUGH = 0.99
-"""Of the rate with a lag that is long enough."""
+"""The fraction of the highest rate with which a lag counts as long enough."""
 
 
 def late_layers(space: Space) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ from naspipe.wire.reports import Observer
 from naspipe.worker.layers.held_tensors import copied
 
 Choices = Sequence[Sequence[int]]
-"""Of each student block, one choice per choice block."""
+"""For each student block, one choice per choice block."""
 
 
 NETWORK = "students"
@@ -70,13 +70,12 @@ class Blockwise:
     """A finished distillation."""
 
     blocks: tuple[Run, ...]
-    """Of each student block."""
+    """The run of each student block."""
     teachers: tuple[nn.Module, ...]
     """The teacher's blocks, frozen, in evaluation mode."""
     data: Batches
     """What all blocks were trained on."""
     losses: tuple[Any, ...]
-    """Of each student block."""
 
     @classmethod
     def of(

@@ -178,7 +178,7 @@ _KEY = "whole_backwards"
 
 
 class WholeBackwards(NamedTuple):
-    """What is said of one stream."""
+    """What the stages report of one stream."""
 
     number: int
     """Candidates that were to have split backwards and stayed whole."""

@@ -57,7 +57,7 @@ _MEANT = {
     ),
     "scheduler": "as schedule='cosine', or as lr=FUNCTION, which returns the rate of a step",
 }  # fmt: skip
-"""What other trainers call it, and where that goes."""
+"""The names of settings in other trainers, and where they belong here."""
 
 _MEANT_IN_SEARCH = {
     **dict.fromkeys(

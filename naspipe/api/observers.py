@@ -1,4 +1,4 @@
-"""Who is told of a run as it goes: its progress, an observer of the caller's, or both."""
+"""The observers of a run: its progress, an observer of the caller's, or both."""
 
 from __future__ import annotations
 

@@ -296,12 +296,12 @@ def search_subnets(
         score: ``loss``, ``top1`` or ``top5``; ``synflow`` or ``naswot``, of the weights that layers
             begin with (Tanaka et al. 2020, Mellor et al. 2021); or a sum, as in ``loss+naswot``.
         calibrate: batches of ``data`` that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
+        validate: batches of ``held_out``; 8, or all if there are fewer; 0 for all.
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
         stages, name: stage processes, 1 for this process; of the search, or the next number.
         settings: ``execution``, too; settings of :class:`naspipe.Execution` by keys.
-        observer: told of every subnet, in place of progress on stderr.
+        observer: told of every subnet, instead of progress on stderr.
         progress: False shows none.
         more: such settings as keywords, as in ``memory_budget="2x"``, and those of the strategy.
 

@@ -61,7 +61,6 @@ class Recorder:
         self._waiting: dict[int, Scores] = {}
         self._choices_of: Callable[[int], tuple[int, ...]] = lambda number: ()
         self.best: Candidate | None = None
-        """Of the candidates so far."""
         self._memory = ResidentMemory()
         self._start_ns = 0
         self.candidates: list[Candidate] = []

@@ -44,7 +44,7 @@ DATA_INFO = {
     "vocabulary": 32_000, "padding": 1, "channels": 3, "height": 224, "width": 224,
     "classes": 1000,
 }  # fmt: skip
-"""What a data set would say of itself, where none is needed: WMT's and ImageNet's."""
+"""What WMT and ImageNet state of themselves, for simulations without data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Scenario:
     timing: Callable[[CostTable, Execution, MemoryPlan | None], Costs]
     """What everything takes under a way of execution and its memory plan, with these costs."""
     sizes: DeviceSizes | None
-    """Bytes of every layer; None where they are not known."""
+    """Bytes of every layer; None if they are not known."""
     costs_from: str
     """One of :data:`COSTS`."""
     parameters: Callable[[int, int], int]
@@ -68,7 +68,7 @@ class Scenario:
     stateless: Callable[[], frozenset[tuple[int, int]]] = frozenset
     """Block and candidate of the layers without parameters and buffers."""
     beside: Callable[[int], dict[str, Any]] | None = None
-    """What changes where so many workers compute at once; None where nothing does."""
+    """What changes if this many workers compute concurrently; None if nothing does."""
 
     def on_workers(self, count: int) -> Scenario:
         """The scenario with the costs of layers if this many workers compute concurrently.
@@ -368,7 +368,7 @@ def _partitions(
 
 
 STATUS = "simulated"
-"""Of the manifest: such a run has an access log, and neither losses nor a checkpoint."""
+"""The status of a run that has an access log, but neither losses nor a checkpoint."""
 
 
 def write_simulated(

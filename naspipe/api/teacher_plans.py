@@ -37,12 +37,12 @@ class BlockwisePlan:
     """One placement on some stages."""
 
     passes: str
-    """Of a step, as the recipe says it."""
+    """The recipe's setting."""
     stages: int
     placement: str
     blocks: tuple[str, ...]
-    """Of each stage: ``T0`` is the teacher's first block, ``S0`` its student; with ``/n`` where n
-    stages share it, with ``*`` where only some of its layers are there."""
+    """The blocks on each stage: ``T0`` is the teacher's first one, ``S0`` its student; with ``/n``
+    if n stages share it, with ``*`` if only some of its layers are there."""
     order: str
     steps_per_second: float
     bubble_ratio: float
@@ -160,9 +160,8 @@ class TaughtPlan:
     """One way to train a student with its teacher."""
 
     passes: str
-    """Of a step, as the recipe says it."""
+    """The recipe's setting."""
     views: int
-    """Of each sample."""
     stages: int
     cuts: str
     """``own``: the teacher is cut where it is balanced alone; ``joint``: where the student is."""

@@ -218,21 +218,21 @@ def train(
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with this definition's run in ``run_dir``; ``"if_exists"``: or begin it there.
         recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
-            :class:`naspipe.config.definition.Recipe`. All that is said beside it goes before it.
+            :class:`naspipe.config.definition.Recipe`. Other arguments take precedence over it.
         settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
-        observer: told of losses and stage use as the run goes, in place of progress on stderr.
+        observer: told of losses and stage use as the run goes, instead of progress on stderr.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
         loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
         metrics: functions by name, called as the loss is; each gives one number, which is recorded.
         init_from: weights to begin with: a run, state dict, file or modules (docs/optimizers.md).
-        progress: False shows none, but notes on stderr; True shows it beside an observer, too.
+        progress: False shows none, but notes on stderr; True shows it in addition to an observer.
         more: every other setting as a keyword: the common ones are below, all in docs/settings.md.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailedError: when a layer, the data or the loss raises in any stage.
-        RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
+        RunInterruptedError: after SIGINT or SIGTERM, with a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
     more |= {"stages": None if stages == AUTO else stages, "optimizer": optimizer, "lr": lr}

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from naspipe.api.training import Training
 
 LAUNCH_FILE = ".launch.json"
-"""In the run directory: the token of the last life on several hosts, and who started it."""
+"""In the run directory: the token of the last attempt on several hosts, and who started it."""
 
 
 def assign(training: Training, hosts: Hosts, job: TrainingJob) -> dict[str, Any]:

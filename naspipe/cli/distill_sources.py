@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Found(NamedTuple):
-    """Of a distillation."""
+    """What the names of a distillation stand for."""
 
     teachers: list[nn.Module]
     students: Students

@@ -100,9 +100,9 @@ def add_flags(
     Args:
         parser: what they are added to.
         settings: each with a flag.
-        defaults: of this command, where they are others. With them an option that is left out has
-            its default; without, it is None, so that one can see what is given.
-        words: by the key of an option, a word that it takes beside the setting's values.
+        defaults: of this command, if they differ. With them an option that is left out has its
+            default; without, it is None, so that one can see what is given.
+        words: by the key of an option, a word that it takes in addition to the setting's values.
     """
     for each in settings:
         default = (defaults or {}).get(each.key, each.usual)

@@ -71,9 +71,9 @@ _NAMES = (
     "sampler", "passes", "streams", "stages", "cuts", "budget", "order", "subnets/s", "bubble",
     "bound", "bound\nsplit", "above", "hits", "layers\nMiB", "passes\nMiB",
 )  # fmt: skip
-"""Of columns; those without anything known are left out."""
+"""The heads of the columns; a column without anything known is left out."""
 _CHOSEN = ("passes", "streams", "cuts", "budget", "hits")
-"""Columns that are left out where all rows are alike."""
+"""Columns that are left out if all rows are alike."""
 
 
 def print_rows(rows: Sequence[Row]) -> None:

@@ -148,13 +148,13 @@ class KindCosts:
     blocks: tuple[str, ...]
     """Labels of the blocks of this kind."""
     sizes: tuple[LayerSize, ...]
-    """Of every candidate; of an elastic layer, once for each setting."""
+    """One for every candidate, or for every setting of an elastic layer."""
     costs: dict[int, LayerCost]
-    """Of the candidates, or settings, that were measured."""
+    """Those of the candidates, or settings, that were measured."""
     whole: dict[int, str]
-    """Why the backward cannot be split, of those for which that is known."""
+    """Why the backward of some candidates cannot be split."""
     settings: tuple[Mapping[str, Any], ...]
-    """Of each candidate; empty, but of an elastic layer."""
+    """One for each candidate; empty unless the layer is elastic."""
 
 
 def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[KindCosts]:

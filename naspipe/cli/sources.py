@@ -94,7 +94,7 @@ class RunSource(NamedTuple):
     space: str
     scale: str
     data: str | None
-    """None where a user's own space was trained from Python, and no data are given."""
+    """None if a user's own space was trained from Python, and no data are given."""
     sizes: dict[str, int]
 
 
