@@ -9,14 +9,13 @@ Therefore, where and when a label is computed changes no bit of a student.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_options
-from naspipe.cli.output import tell
+from naspipe.cli.output import complain, tell
 from naspipe.config.definition import Execution, Settings, apply_settings
 from naspipe.config.errors import ConfigError
 
@@ -36,7 +35,6 @@ that the run's setting teacher_keys names. The key pair is kept in the --key fil
 alone.
 """
 
-_EVERY_SECONDS = 10.0
 _SIZES = ("batch_size", "max_tokens", "batches")
 
 
@@ -96,19 +94,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write a file, or serve."""
-    if (arguments.to is None) == (arguments.registry is None):
-        raise ConfigError("naspipe teach: expected either --to FILE or --registry URL")
-    _check(arguments)
-    return _write(arguments) if arguments.to else _serve(arguments)
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Check the options as settings of a run are checked."""
+    from naspipe.api.progress import Bar
     from naspipe.checks.machine import check_device
+    from naspipe.cli.teacher import find_teacher
+    from naspipe.distill.label_file import write_labels
+    from naspipe.distill.label_service import Teaching, teach
     from naspipe.machine.gpus import find_gpus
 
+    if (arguments.to is None) == (arguments.registry is None):
+        raise ConfigError("naspipe teach: expected either --to FILE or --registry URL")
     device = arguments.device
-    Execution(
+    Execution(  # checks the options as settings of a run are checked
         device=device,
         teacher_ttl=arguments.ttl,
         teacher_pace=arguments.pace,
@@ -119,69 +115,48 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--port: expected 0 to 65535, found {arguments.port}")
     if arguments.to and not arguments.to.absolute().parent.is_dir():
         raise ConfigError(f"--to {arguments.to}: expected a folder that is there, found none")
-
-
-def _write(arguments: argparse.Namespace) -> int:
-    from naspipe.api.progress import Bar
-    from naspipe.distill.label_file import write_labels
-
-    if arguments.batches is None:
+    if arguments.to and arguments.batches is None:
         raise ConfigError("--to: expected --batches N with it, one for each pass of a run")
-    settings = _settings(arguments)
-    teacher, data = _teacher(arguments), _data(arguments, _own_record(arguments.teacher))
-    with Bar("labels", arguments.batches, arguments.quiet, _EVERY_SECONDS) as bar:
+    recipe = apply_settings(Settings(), arguments.set).recipe
+
+    def teacher() -> Teacher:
+        subnet = arguments.subnet or "last"
+        return find_teacher(arguments.teacher, subnet, arguments.data_dir, arguments.top)
+
+    if arguments.registry:
+        way = Teaching(
+            registry=arguments.registry,
+            host=arguments.host,
+            port=arguments.port,
+            key=arguments.key.expanduser(),
+            device=device,
+            stages=arguments.stages,
+            threads=recipe.threads,
+            ttl_seconds=arguments.ttl,
+            pace_seconds=arguments.pace,
+        )
+        made = teach(teacher(), lambda record: _data(arguments, record), way, complain)
+        complain(f"{made} labels made")
+        return 0
+    labels, data = teacher(), _data(arguments, _own_record(arguments.teacher))
+    with Bar("labels", arguments.batches, arguments.quiet, 10.0) as bar:
 
         def on_label(number: int) -> None:
             bar.show()
             bar.update(number + 1, "")
 
         write_labels(
-            teacher,
+            labels,
             data,
             arguments.to,
             batches=arguments.batches,
             seed=arguments.seed,
-            recipe=settings.recipe,
-            device=arguments.device,
+            recipe=recipe,
+            device=device,
             on_label=on_label,
         )
     tell(str(arguments.to))
     return 0
-
-
-def _serve(arguments: argparse.Namespace) -> int:
-    from naspipe.distill.label_service import Teaching, teach
-
-    key = arguments.key.expanduser()
-    way = Teaching(
-        registry=arguments.registry,
-        host=arguments.host,
-        port=arguments.port,
-        key=key,
-        device=arguments.device,
-        stages=arguments.stages,
-        threads=_settings(arguments).recipe.threads,
-        ttl_seconds=arguments.ttl,
-        pace_seconds=arguments.pace,
-    )
-    made = teach(_teacher(arguments), lambda record: _data(arguments, record), way, _say)
-    _say(f"{made} labels made")
-    return 0
-
-
-def _say(text: str) -> None:
-    print(f"naspipe: {text}", file=sys.stderr, flush=True)
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    return apply_settings(Settings(), arguments.set)
-
-
-def _teacher(arguments: argparse.Namespace) -> Teacher:
-    from naspipe.cli.teacher import find_teacher
-
-    subnet = arguments.subnet or "last"
-    return find_teacher(arguments.teacher, subnet, arguments.data_dir, arguments.top)
 
 
 def _own_record(path: Path) -> Mapping[str, Any]:
@@ -207,4 +182,6 @@ def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
             f"--data {name:.80}"
         )
     known = {size: record[size] for size in _SIZES if isinstance(record.get(size), int)}
-    return find_data(name, arguments.data_dir, {**known, **_settings(arguments).data})
+    return find_data(
+        name, arguments.data_dir, {**known, **apply_settings(Settings(), arguments.set).data}
+    )
