@@ -66,40 +66,31 @@ def _add_data_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    root = None if arguments.data_dir is None else arguments.data_dir.expanduser().absolute()
-    if arguments.data_action == "list":
-        _list(root)
-    else:
-        _prepare(arguments, root)
-    return 0
-
-
-def _prepare(arguments: argparse.Namespace, root: Path | None) -> None:
     from naspipe.data import registry
     from naspipe.data.cache import ConsoleProgress
 
+    root = None if arguments.data_dir is None else arguments.data_dir.expanduser().absolute()
+    if arguments.data_action == "list":
+        for entry in registry.entries():
+            if entry.build is None:
+                state = "no preparation needed"
+            else:
+                state = "ready" if registry.is_prepared(entry.name, root) else "not prepared"
+            print(f"{entry.name:18} {entry.summary} ({state})")
+        return 0
+    name = arguments.name
     source = None if arguments.source is None else arguments.source.expanduser().absolute()
     with ConsoleProgress() as progress:
         place = registry.prepare(
-            arguments.name, root=root, source=source, force=arguments.force, progress=progress
+            name, root=root, source=source, force=arguments.force, progress=progress
         )
     if place is None:
-        print(f"{arguments.name}: needs no preparation")
-        return
-    record = registry.read_record(arguments.name, root)
+        print(f"{name}: needs no preparation")
+        return 0
+    record = registry.read_record(name, root)
     counts = ", ".join(f"{key} {count:,}" for key, count in sorted(record["counts"].items()))
-    print(f"{arguments.name}: ready in {place}\n  from {record['version']}\n  {counts}")
-
-
-def _list(root: Path | None) -> None:
-    from naspipe.data import registry
-
-    for entry in registry.entries():
-        if entry.build is None:
-            state = "no preparation needed"
-        else:
-            state = "ready" if registry.is_prepared(entry.name, root) else "not prepared"
-        print(f"{entry.name:18} {entry.summary} ({state})")
+    print(f"{name}: ready in {place}\n  from {record['version']}\n  {counts}")
+    return 0
 
 
 # Data sets that another command needs

@@ -67,7 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     names = _names(paths)
     asked = Asked(arguments.first, arguments.last)
     recorded = [read_run(path, asked) for path in paths]
-    _check_output(output)
+    if output.is_dir():
+        raise ConfigError(f"-o {output}: expected a file to write, found a directory")
+    if not output.parent.is_dir():
+        raise ConfigError(
+            f"-o {output}: expected {output.parent} to be a directory, found none; make it first"
+        )
     tables = [run_tables(each, name) for each, name in zip(recorded, names, strict=True)]
     for table, each in zip(tables[1:], recorded[1:], strict=True):
         table["agreement"] = agreement(recorded[0], each)
@@ -86,15 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
             f"with -o{', or leave out --trace' if arguments.trace else ''}"
         ) from error
     return 0
-
-
-def _check_output(output: Path) -> None:
-    if output.is_dir():
-        raise ConfigError(f"-o {output}: expected a file to write, found a directory")
-    if not output.parent.is_dir():
-        raise ConfigError(
-            f"-o {output}: expected {output.parent} to be a directory, found none; make it first"
-        )
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -163,24 +163,23 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
 
 
 def _print(outcome: Outcome) -> None:
-    rows = [
-        ("subnets per second", f"{outcome.passes_per_second:.3f}"),
-        ("bubble ratio", f"{outcome.bubble_ratio:.3f}"),
-        ("causal bound", f"{outcome.bound:.3f}"),
-        ("above the bound", f"{outcome.distance:+.3f}"),
-        ("cache hit rate", f"{outcome.hit_rate:.1%}"),
-        ("stalled", f"{outcome.stall_ratio:.2%}"),
-        ("order", outcome.order),
-        ("subnets under way", f"at most {outcome.window}"),
-    ]
-    for name, value in rows:
-        print(f"{name:20} {value}")
+    rows = {
+        "subnets per second": f"{outcome.passes_per_second:.3f}",
+        "bubble ratio": f"{outcome.bubble_ratio:.3f}",
+        "causal bound": f"{outcome.bound:.3f}",
+        "above the bound": f"{outcome.distance:+.3f}",
+        "cache hit rate": f"{outcome.hit_rate:.1%}",
+        "stalled": f"{outcome.stall_ratio:.2%}",
+        "order": outcome.order,
+        "subnets under way": f"at most {outcome.window}",
+    }
     for stage, use in enumerate(outcome.uses):
         layers = f", layers {use.layer_bytes / 2**20:.1f} MiB" if use.layer_bytes else ""
         held = f", activations {use.activation_bytes / 2**20:.1f} MiB"
-        print(
-            f"stage {stage:<14} busy {use.busy:.1%}{layers}{held if use.activation_bytes else ''}"
-        )
+        held = held if use.activation_bytes else ""
+        rows[f"stage {stage}"] = f"busy {use.busy:.1%}{layers}{held}"
+    for name, value in rows.items():
+        print(f"{name:20} {value}")
 
 
 def _imitate(arguments: argparse.Namespace) -> int:
