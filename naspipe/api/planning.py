@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch.nn import Embedding
 
@@ -14,7 +15,7 @@ from naspipe.checks.sketched import buffered_layers, measure_sizes, sketch
 from naspipe.config.definition import Execution, first_gpu
 from naspipe.config.ids import Subnet
 from naspipe.config.rules import Lag
-from naspipe.config.space import Block, Space
+from naspipe.config.space import Block
 from naspipe.config.wiring import Wiring
 from naspipe.jobs.workload import Workload, common, wiring_of
 from naspipe.machine.gpus import find_gpus
@@ -54,26 +55,23 @@ def make_pipeline(
 ) -> Pipeline:
     """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
     shared = common(workloads)
-    is_told = shared.steps.passes > 1  # then it matters which forwards must follow one another
-    return Pipeline(
-        streams=tuple(
+    samples = samples or [False] * len(workloads)
+    streams = []
+    for workload, drawn, table, is_sample in zip(workloads, subnets, costs, samples, strict=True):
+        space, buffered = workload.space, None
+        if shared.steps.passes > 1:  # then it matters which forwards must follow one another
+            buffered = buffered_layers(space, workload.recipe.norms == "deferred")
+        streams.append(
             Stream(
-                Chain.of(
-                    workload.space,
-                    buffered_layers(workload.space, workload.recipe.norms == "deferred")
-                    if is_told
-                    else None,
-                    stateless_layers(workload.space),
-                ),
+                Chain.of(space, buffered, stateless_layers(space)),
                 tuple(drawn),
                 table,
                 output_bytes=workload.output_bytes,
                 is_sample=is_sample or workload.is_proposed,
             )
-            for workload, drawn, table, is_sample in zip(
-                workloads, subnets, costs, samples or [False] * len(workloads), strict=True
-            )
-        ),
+        )
+    return Pipeline(
+        streams=tuple(streams),
         policy=shared.policy,
         bulk=shared.bulk or execution.pipeline.stages,
         steps=shared.steps,
@@ -139,10 +137,15 @@ def measured_costs(
 
     With several ``copies``, this many processes compute concurrently.
     """
+    device, seconds = first_gpu(execution.hardware.device), execution.watch.timeout_seconds
+    name = device if device == "cpu" else find_gpus().name_of(device)
+    if copies > 1:
+        name = f"{name}, {copies} at once"
     known: dict[int, CostTable] = {}
     for workload in workloads:
         if id(workload.space) not in known:
-            known[id(workload.space)] = _cost(workload, execution, copies, say)
+            measure = partial(profile_apart, workload, seconds, device, copies, say)
+            known[id(workload.space)] = cached_profile(workload, measure, device=name)
     return tuple(known[id(workload.space)] for workload in workloads)
 
 
@@ -158,18 +161,6 @@ def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
     if first_gpu(execution.hardware.device) != "cpu":
         return 1
     return max(1, min(workers, len(os.sched_getaffinity(0)) // workload.recipe.threads))
-
-
-def _cost(
-    workload: Workload, execution: Execution, copies: int, say: Callable[[str], None] | None
-) -> CostTable:
-    device = first_gpu(execution.hardware.device)
-    name = device if device == "cpu" else find_gpus().name_of(device)
-    return cached_profile(
-        workload,
-        lambda: profile_apart(workload, execution.watch.timeout_seconds, device, copies, say),
-        device=name if copies == 1 else f"{name}, {copies} at once",
-    )
 
 
 def gain_notes(
@@ -236,12 +227,8 @@ def _growing(workload: Workload) -> str | None:
 
 
 def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
-    groups, stages, workers = (
-        execution.pipeline.groups,
-        execution.pipeline.stages,
-        execution.workers,
-    )
-    on = f"{groups} groups of {stages}" if groups > 1 else f"{stages} stages"
+    way = execution.pipeline
+    on = f"{way.groups} groups of {way.stages}" if way.groups > 1 else f"{way.stages} stages"
     busy = f"{found.busy_stages:.1f}"
     head = f"this run gains little from {on}: at most {busy} can be busy, as "
     if not found.is_chosen:
@@ -250,7 +237,7 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
             f"{head}every step reads all that the step before wrote; use passes={passes}:N, "
             f"whose passes fill the stages (docs/schedule.md)"
         )
-    reasons = [_layer(workload, block, workers) for block in found.layers]
+    reasons = [_layer(workload, block, execution.workers) for block in found.layers]
     if found.is_gated:
         reasons.append(
             "with clip_global_norm no layer is written before all gradients of a step are there: "
@@ -265,8 +252,13 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
 
 
 def _layer(workload: Workload, block: int, workers: int) -> str:
+    """What docs/rules.md recommends for a layer near the input."""
     space = workload.space
-    name, rule = space.labels[block], _late(workload, block, workers)
+    name, parts = space.labels[block], list(sketch(space, block, 0).modules())
+    is_spaced = workload.definition.sampler.startswith("spaced:")
+    rule = Lag(3 if is_spaced and workers >= 4 else 1, predicts=True)
+    if any(isinstance(part, Embedding) for part in parts):
+        rule = Lag(8)
     if isinstance(space.blocks[block], Block):
         predicts = ", predicts=True" * rule.predicts
         return (
@@ -274,24 +266,10 @@ def _layer(workload: Workload, block: int, workers: int) -> str:
             f"make it npp.Shared(NAME, ..., rule=npp.Lag({rule.subnets}{predicts}))"
         )
     todo = f'--set "rule.{name}={rule}"'
-    norm = _norm(space, block)
+    norm = next((type(part).__name__ for part in parts if keeps_statistics(part)), None)
     if norm and workload.recipe.norms != "deferred":
         todo += f" with --set norms=deferred, or {rule} with GroupNorm in the place of its {norm}"
     return (
         f"every step reads layer {name} (exact) behind the WRITE of the one before: use {todo}, or "
         f"frozen"
     )
-
-
-def _late(workload: Workload, block: int, workers: int) -> Lag:
-    """The rule that docs/rules.md recommends for a layer near the input."""
-    parts = sketch(workload.space, block, 0).modules()
-    if any(isinstance(part, Embedding) for part in parts):
-        return Lag(8)
-    is_spaced = workload.definition.sampler.startswith("spaced:")
-    return Lag(3 if is_spaced and workers >= 4 else 1, predicts=True)
-
-
-def _norm(space: Space, block: int) -> str | None:
-    parts = sketch(space, block, 0).modules()
-    return next((type(part).__name__ for part in parts if keeps_statistics(part)), None)

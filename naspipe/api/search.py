@@ -320,8 +320,8 @@ def search_subnets(
     said = gathered(
         search_subnets,
         [*of_execution, *of_strategy],
-        keywords={"stages": stages, **more},
         options=options,
+        keywords={"stages": stages, **more},
         settings=settings,
         execution=execution,
     )

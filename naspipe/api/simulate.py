@@ -101,16 +101,17 @@ class Scenario:
             raise ConfigError(f"expected 1 or more steps and streams, found {steps} and {streams}")
         buffered = self.buffered() if self.steps.passes > 1 else None
         chain = Chain.of(self.space, buffered, self.stateless())
+        space, found = self.space, []
+        for number in range(streams):
+            drawn = draw_subnets(sampler, space, seed + number, num_draws(self.steps, steps))
+            passes = in_passes(drawn, self.steps, space, self.parameters)
+            subnets = tuple(
+                space.subnet(StreamId(number), place, space.chain(choices))
+                for place, choices in enumerate(passes)
+            )
+            found.append(Stream(chain, subnets, self.costs, is_sample=self.steps.probes > 0))
         return Pipeline(
-            streams=tuple(
-                Stream(
-                    chain,
-                    self._draw(StreamId(number), sampler, seed + number, steps),
-                    self.costs,
-                    is_sample=self.steps.probes > 0,
-                )
-                for number in range(streams)
-            ),
+            streams=tuple(found),
             policy=policy,
             bulk=bulk,
             steps=self.steps,
@@ -135,14 +136,6 @@ class Scenario:
         plan = plan or self.plan(pipeline, execution)
         costs = self.costs.split(plan.streams[0].split)
         return simulate_run(pipeline, plan, execution, self.timing(costs, execution, plan.memory))
-
-    def _draw(self, stream: StreamId, sampler: str, seed: int, steps: int) -> tuple[Subnet, ...]:
-        drawn = draw_subnets(sampler, self.space, seed, num_draws(self.steps, steps))
-        passes = in_passes(drawn, self.steps, self.space, self.parameters)
-        return tuple(
-            self.space.subnet(stream, number, self.space.chain(choices))
-            for number, choices in enumerate(passes)
-        )
 
 
 def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
