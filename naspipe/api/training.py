@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count, repeat, starmap
 from pathlib import Path
 from typing import Any
 
-from naspipe.api.attempts import Generations
+from naspipe.api.attempts import Generations, how_to_go_on
 from naspipe.api.chosen_stages import choose_stages
 from naspipe.api.finished_log import NOT_CHECKED, check_and_measure, take_whole_backwards
 from naspipe.api.planning import gain_notes, make_plan, planning_costs
@@ -37,7 +38,19 @@ from naspipe.api.start_state import (
     take_over,
 )
 from naspipe.api.validation_plan import check_validation, describe, plan_validation
-from naspipe.api.workers import refusal_told, train_as_worker
+from naspipe.api.workers import (
+    as_assigned,
+    assign,
+    assigned_costs,
+    check_facts,
+    check_shared,
+    ended_everywhere,
+    facts,
+    introduced,
+    refusal_told,
+    started_by,
+    told_of_end,
+)
 from naspipe.checks.data import first_digests, last_batch_note
 from naspipe.checks.fingerprint import changed_code_note, code_digest, code_digests, untold_notes
 from naspipe.checks.inputs import check_proof, check_taught
@@ -52,11 +65,13 @@ from naspipe.distill.joined import join
 from naspipe.distill.taught import Taught, how_full
 from naspipe.distill.teachers import MakesTeacher
 from naspipe.engine.policies import PolicyTraits, causal_policies, traits_of
-from naspipe.inputs.subnet_sources import is_drawn_beside, why_known
+from naspipe.inputs.subnet_sources import draw_stream, is_drawn_beside, why_known
 from naspipe.jobs.batches_apart import batches_kept
 from naspipe.jobs.workload import Workload, common, wiring_of
+from naspipe.launch.agent import run_agent
 from naspipe.launch.claim import Claim
-from naspipe.launch.hosts import OtherHosts, Worker
+from naspipe.launch.hosts import Hosts, OtherHosts, Worker
+from naspipe.launch.hosts import join as meet
 from naspipe.launch.stopping import ended_by_signals
 from naspipe.machine.determinism import describe_environment
 from naspipe.machine.forking import check_fit_for_forking
@@ -301,6 +316,58 @@ class Training:
             buffered=plan.buffered,
         )
 
+    def run_as(self, worker: Worker, *, has_place: bool) -> None:
+        """Do the part of one of torchrun's workers: rank 0 runs the training, the others a stage.
+
+        ``has_place`` says whether the user named the run directory.
+
+        Raises:
+            ConfigError: if the hosts do not fit together, or anything else cannot be used.
+            TransportError: if a host is gone.
+        """
+        if not has_place:
+            raise ConfigError(
+                "--run-dir: expected a directory on a file system that all hosts share, which a "
+                "restart finds again; found none"
+            )
+        hosts = meet(worker, self.execution)
+        if worker.rank == 0:
+            starters = {each for each in hosts.started_by if each}
+            resumes = self.resumes or bool(started_by(self.path) & starters)
+            give = partial(assign, self.path, hosts, self.workloads, self.execution)
+            with told_of_end(hosts), ended_everywhere(hosts):
+                others = OtherHosts(hosts=hosts, assign=give)
+                replace(self, resumes=resumes, others=others).run()
+            return
+        is_causal = self.traits.is_causal
+        said = how_to_go_on(self.sources, self.path) if is_causal else ""
+        with ended_everywhere(hosts), introduced(hosts, self.observer.on_note):
+            run_agent(
+                hosts,
+                self.execution,
+                partial(self._assigned_job, hosts),
+                answers_signals=is_causal,
+                how_to_go_on=said,
+            )
+
+    def _assigned_job(self, hosts: Hosts, assignment: Mapping[str, Any]) -> TrainingJob:
+        """The job of rank 0, made here."""
+        rank, path = hosts.worker.rank, Path(assignment["path"])
+        own = facts(self.workloads, self.execution)
+        check_facts(rank, own, assignment["facts"], hosts.names)
+        check_shared(rank, path, assignment["token"])
+        training = replace(self, path=path)
+        samples = training.drawn_beside
+        subnets = [
+            draw_stream(StreamId(number), *each)
+            for number, each in enumerate(zip(training.workloads, samples, strict=True))
+        ]
+        costs = assigned_costs(assignment)
+        plan = make_plan(
+            training.workloads, training.execution, subnets, costs, training.wiring, samples
+        )
+        return as_assigned(training.job(plan, costs), hosts, assignment)
+
     @property
     def _gpus(self) -> Gpus:
         """The GPUs of this machine if any may be used: looking for them takes seconds."""
@@ -407,7 +474,7 @@ def start(
         if worker is None:
             carry_out(training)
         else:
-            train_as_worker(training, worker, has_place=run_dir is not None)
+            training.run_as(worker, has_place=run_dir is not None)
     return training
 
 
