@@ -97,12 +97,9 @@ def add_flags(
 ) -> None:
     """Declare an option for each of some settings.
 
-    Args:
-        parser: what they are added to.
-        settings: each with a flag.
-        defaults: of this command, if they differ. With them an option that is left out has its
-            default; without, it is None, so that one can see what is given.
-        words: by the key of an option, a word that it takes in addition to the setting's values.
+    With ``defaults``, which are those of this command if they differ from the settings', an option
+    that is left out has its default; without, it is None, so that one can see what is given.
+    ``words`` are what options take in addition to the settings' values, by key.
     """
     for each in settings:
         default = (defaults or {}).get(each.key, each.usual)

@@ -97,14 +97,9 @@ def print_table(
 ) -> Console:
     """Print a table; returns the console.
 
-    Args:
-        heads: of the columns, which are aligned to the right and in one line.
-        rows: of cells.
-        left: heads of the columns that are aligned to the left.
-        fold: heads of the columns that are folded if there is no room.
-        overflow: of the other columns.
-        has_lines: whether there is a line below the heads, and space between the columns.
-        width: without a terminal; None for that of rich.
+    Columns are aligned to the right and in one line, except those whose heads are in ``left`` or
+    ``fold``. With ``has_lines`` there is a line below the heads, and more space between columns.
+    ``width`` applies without a terminal; None stands for that of rich.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
