@@ -386,18 +386,22 @@ def resumed_execution(
 
     Settings that are newer than the manifest have their defaults.
     """
-    requested = manifest.get("requested")
-    if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
-        raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
-    try:
-        execution = Execution(**requested)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
+    execution = recorded_execution(manifest.get("requested"), path)
     recipe_free = Settings(execution=execution)
     settings = apply_settings(recipe_free, arguments.set)
     if replace(settings, execution=execution) != recipe_free:
         raise ConfigError("--set: expected settings of execution only, beside --resume")
     return settings.execution.changed(**given(Execution, arguments))
+
+
+def recorded_execution(requested: Any, path: Path) -> Execution:
+    """The execution of a run, as its manifest has it."""
+    if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
+        raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
+    try:
+        return Execution(**requested)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
 
 
 def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
