@@ -108,10 +108,7 @@ def choose_stages(
         start = time.monotonic()
         speeds, left_out = _simulated(possible, speed, start + seconds)
         took = time.monotonic() - start
-        fastest = max(speeds.values())
-        # The first that is about as fast as the fastest: those with fewer workers come first.
-        best = next(shape for shape, found in speeds.items() if found * WORTH >= fastest)
-        choice = Choice(_in(execution, best), speeds, took, left_out)
+        choice = Choice(_in(execution, _best(speeds)), speeds, took, left_out)
     say(choice.note)
     return choice
 
@@ -130,6 +127,12 @@ def _simulated(
         if len(speeds) > 1 and time.monotonic() > end:
             return speeds, len(possible) - done
     return speeds, 0
+
+
+def _best(speeds: dict[Shape, float]) -> Shape:
+    """The fastest, or the first that is about as fast: those with fewer workers come first."""
+    fastest = max(speeds.values())
+    return next(shape for shape, speed in speeds.items() if speed * WORTH >= fastest)
 
 
 def _first(number: StreamId, workload: Workload) -> list[Subnet]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.cli.options import add_options
-from naspipe.cli.output import add_json, as_json, complain
+from naspipe.cli.output import add_json, as_json
 from naspipe.config.errors import ConfigError, LogError
 from naspipe.config.ids import LayerId
 from naspipe.store.access_order import groups_of_layers, orders_of_parts, with_settings
@@ -73,14 +73,17 @@ def run(arguments: argparse.Namespace) -> int:
     layer = recorded.labels.layer(arguments.layer)
     order = dict(_orders(recorded, [layer])).get(layer, "")
     if not order:
-        labels = recorded.labels
-        used = sorted(each for each in recorded.log.layers if each[:2] == layer[:2])
-        complain(
-            f"no subnet of {recorded.path} used {labels.full_label(layer)}; of its block these "
-            f"were: {', '.join(map(labels.full_label, used)) or 'none'}"
-        )
+        print(_unused(recorded, layer), file=sys.stderr)
     print(order if width is None else folded(order, width))
     return 0
+
+
+def _unused(recorded: RecordedRun, layer: LayerId) -> str:
+    """Report that no subnet used a layer, and which layers of its block were used."""
+    labels = recorded.labels
+    used = sorted(each for each in recorded.log.layers if each[:2] == layer[:2])
+    said = f"naspipe: no subnet of {recorded.path} used {labels.full_label(layer)}"
+    return f"{said}; of its block these were: {', '.join(map(labels.full_label, used)) or 'none'}"
 
 
 def folded(order: str, width: int) -> str:
