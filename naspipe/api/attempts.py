@@ -1,4 +1,4 @@
-"""The lives of a run: each goes on from the newest checkpoints, until one reaches the end."""
+"""Attempts of a run: each resumes from the newest checkpoints, until one reaches the end."""
 
 from __future__ import annotations
 
@@ -44,15 +44,10 @@ from naspipe.worker.job import StreamJob, TrainingJob
 
 @dataclass(slots=True)
 class Generations:
-    """Carries a job out, as often as it takes and is allowed.
+    """Carries out a job, restarting it as often as is necessary and allowed.
 
-    Args:
-        job: with run directories that exist.
-        manifests: of each stream, but for what the lives themselves record.
-        observer: told of restarts.
-        path: where the run directories are: what a user names to go on.
-        generation: of the next life.
-        others: the other hosts, where there are any.
+    ``manifests`` hold all but what the attempts themselves record; ``path`` is what a user names to
+    resume, and ``generation`` the number of the next attempt.
     """
 
     job: TrainingJob
@@ -64,7 +59,7 @@ class Generations:
     verified: Verified | None = None
     """How far the last attempt was verified; None if it was not to be."""
     recorded: list[RecordedSpans] = field(init=False)
-    """Of each stream, which steps its access log holds."""
+    """The steps that the access log of each stream holds."""
 
     def __post_init__(self) -> None:
         """Read what earlier attempts have recorded."""
@@ -72,79 +67,73 @@ class Generations:
         self.recorded = [recorded_spans(each.directory.read_manifest()) for each in streams]
 
     def run(self) -> Launched:
-        """Live until the run is complete; returns what the last life left.
+        """Run attempts until the run is complete; returns what the last attempt left.
 
         Raises:
-            StageFailedError, TransportError: when the last life that was allowed failed.
-            RunInterruptedError: when it was asked to end.
-            LogError: when no checkpoint is whole, or the losses that belong to it are damaged.
-            StorageError: when a file cannot be written.
+            StageFailedError, TransportError: if the last attempt that was allowed failed.
+            RunInterruptedError: if the run was asked to end.
+            LogError: if no checkpoint is whole, or the losses that belong to it are damaged.
+            StorageError: if a file cannot be written.
         """
         left = self.job.execution.watch.max_restarts
+        storage = self.job.streams[0].directory.path
+        sources = [manifest.get("source") or {} for manifest in self.manifests]
+        hint = how_to_go_on(sources, self.path)
         while True:
-            self._begin()
             try:
-                with named_storage(self.job.streams[0].directory.path):
+                with named_storage(storage):
+                    self._resume()
+            except StorageError as error:
+                self.note("failed", error)
+                raise
+            try:
+                with named_storage(storage):
                     firsts = [stream.first for stream in self.job.streams]
                     self.observer.on_begin(self.job.generation, firsts)
-                    return self._launch()
+                    verifier = verifier_of(self.job)
+                    until = verifier.end if verifier else 0
+                    self.job = replace(self.job, verified_until=until)
+                    if verifier is None:
+                        return launch(self.job, self.observer, self.others)
+                    with verifier:
+                        launched = launch(self.job, self.observer, self.others, verifier)
+                    self.verified = verifier.result
+                    return launched
             except (StageFailedError, TransportError) as error:
                 if left == 0:
                     if self.job.is_causal and "\n" not in str(error):  # no code has to be mended
-                        error.args = (f"{error}; {self._how_to_go_on()}",)
+                        error.args = (f"{error}; {hint}",)
                     self.note("failed", error)
                     raise
                 left -= 1
+                said = (str(error).splitlines() or [type(error).__name__])[0]
                 where = " and ".join(str(stream.directory.path) for stream in self.job.streams)
-                self.observer.on_note(f"{_first_line(error)}; going on from {where} ({left} left)")
+                self.observer.on_note(f"{said}; going on from {where} ({left} left)")
             except (RunInterruptedError, ObserverError) as error:
-                error.args = (f"{error}; {self._how_to_go_on()}",)
+                error.args = (f"{error}; {hint}",)
                 self.note("interrupted", error)
                 raise
             except KeyboardInterrupt as error:
-                error.args = (f"ended at once by a second signal; {self._how_to_go_on()}",)
+                error.args = (f"ended at once by a second signal; {hint}",)
                 self.note("interrupted", error)
                 raise
             except BaseException as error:
                 self.note("failed", error)
                 raise
 
-    def _launch(self) -> Launched:
-        """Carry the job out, and verify the first steps of this attempt."""
-        verifier = verifier_of(self.job)
-        self.job = replace(self.job, verified_until=verifier.end if verifier else 0)
-        if verifier is None:
-            return launch(self.job, self.observer, self.others)
-        with verifier:
-            launched = launch(self.job, self.observer, self.others, verifier)
-        self.verified = verifier.result
-        return launched
-
     @property
     def lives(self) -> list[dict[str, Any]]:
-        """What each stream's manifest says of the last life, and of the steps that are recorded."""
+        """The manifest entries of each stream for the last attempt and the recorded steps."""
         firsts = [each.first for each in self.job.streams]
         life = {"generation": self.job.generation, "first": firsts}
         return [{"life": life, RECORDED_STEPS: as_listed(spans)} for spans in self.recorded]
 
     @property
     def has_whole_logs(self) -> bool:
-        """Return True if the access logs of all streams hold every step."""
         return all(map(is_complete, self.recorded))
 
-    def _begin(self) -> None:
-        """Put the job behind the newest whole checkpoint of each stream.
-
-        What cannot go on is left as it is; where the storage fails, that is noted.
-        """
-        try:
-            with named_storage(self.job.streams[0].directory.path):
-                self._go_behind()
-        except StorageError as error:
-            self.note("failed", error)
-            raise
-
-    def _go_behind(self) -> None:
+    def _resume(self) -> None:
+        """Put the job at the newest whole checkpoint of each stream."""
         streams = self._resumed()
         for stream in streams:
             place = stream.directory.path
@@ -162,7 +151,7 @@ class Generations:
             stream.directory.write_manifest({**manifest, **life})
 
     def _resumed(self) -> tuple[StreamJob, ...]:
-        """Every stream behind its newest whole checkpoint; joined ones behind the same cut."""
+        """Every stream at its newest whole checkpoint; joined streams at the same step."""
         streams = self.job.streams
         found = [self._behind(StreamId(n), each) for n, each in enumerate(streams)]
         for together in self.job.wiring.joined(len(streams)):
@@ -181,7 +170,7 @@ class Generations:
         return tuple(found)
 
     def _behind(self, number: StreamId, stream: StreamJob, up_to: int | None = None) -> StreamJob:
-        """A stream behind its newest whole checkpoint, or the newest up to a cut."""
+        """A stream at its newest whole checkpoint, or at the newest one up to a step."""
         folder = stream.directory.checkpoints
         folder.sweep()
         self._leave_doubtful(stream)
@@ -201,7 +190,7 @@ class Generations:
         return replace(stream, restored=restored, kept=kept)
 
     def _leave_doubtful(self, stream: StreamJob) -> None:
-        """Remove the checkpoints that rest on labels which two teachers did not agree on."""
+        """Remove the checkpoints that depend on labels about which two teachers disagreed."""
         directory, steps = stream.directory, stream.workload.recipe.steps
         batch = first_in_doubt(directory.path)
         if batch is None:
@@ -212,13 +201,8 @@ class Generations:
         settle(directory.path)
         self.observer.on_note(f"{directory.path}: going on before the labels in doubt, {batch} on")
 
-    def _how_to_go_on(self) -> str:
-        return how_to_go_on(
-            [manifest.get("source") or {} for manifest in self.manifests], self.path
-        )
-
     def note(self, status: str, error: BaseException) -> None:
-        """Leave the end of a life in the manifests; where that fails too, the cause stays."""
+        """Record the end of an attempt in the manifests; the error stays if that fails, too."""
         streams = self.job.streams
         for stream, manifest, life in zip(streams, self.manifests, self.lives, strict=True):
             failure = {"status": status, "failure": str(error), **life}
@@ -234,11 +218,8 @@ RETRAIN = "retrain"
 
 
 def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """What to do with a run that has ended before its end: as it was started.
-
-    Args:
-        sources: of each stream, what the command line called it; empty where none started it.
-        path: of the run.
+    """How to resume a run that has ended early; ``sources`` are empty unless a command line started
+    it.
     """
     commands = {source.get("command") for source in sources}
     if RETRAIN in commands:
@@ -249,19 +230,15 @@ def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
     return f"go on with the same call, with run_dir={str(path)!r} and resume=True"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def check_resumable(
     directory: RunDirectory, definition: Definition, choices: Sequence[Sequence[int]] | None
 ) -> dict[str, Any]:
-    """The manifest of a run that can go on: it has this definition and this stream.
+    """The manifest of a run that can be resumed: it has this definition and this stream.
 
     ``choices`` is None for a stream that a strategy proposes: it is compared as it comes.
 
     Raises:
-        ConfigError: when it is no run directory, or another run's.
+        ConfigError: if it is no run directory, or another run's.
     """
     manifest = directory.read_manifest()
     found, expected = manifest.get("definition"), json.loads(json.dumps(definition.as_dict()))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from naspipe.api.distill import Blockwise, Keyed
-from naspipe.api.search import Searching
+from naspipe.api.search import judge_subnets
 from naspipe.api.search_parts import ALL
 from naspipe.api.search_record import SearchObserver, SilentSearchObserver
 from naspipe.config.definition import Execution, Recipe
@@ -82,7 +82,7 @@ def rate_blocks(
             in variances), ``loss`` (the block's own), or a function (output, taught) -> one number.
         last_measure: of the last block; its own loss by default.
         calibrate: batches of the data that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
+        validate: batches of ``held_out``; 8, or all if there are fewer; 0 for all.
         at_most: paths of a block; of one that has more, ``strategy`` proposes as many.
         strategy, options, seed: as of :func:`naspipe.search_subnets`.
         stages: stage processes; a block with fewer layers is rated on as many.
@@ -94,28 +94,34 @@ def rate_blocks(
     """
     chosen, count = judged_by(found.data, held_out, validate)
     definition = SearchDefinition(
-        strategy=strategy, options=dict(options or {}), budget=at_most, seed=seed,
-        calibration=calibrate, validation=count,
-    )  # fmt: skip
+        strategy=strategy,
+        options=dict(options or {}),
+        budget=at_most,
+        seed=seed,
+        calibration=calibrate,
+        validation=count,
+    )
     how = Execution(stages=stages, **(execution or {}))
-    judges, named = _judges(found, measure, last_measure), _free_name(found, name)
+    measures = [*[measure] * (len(found.blocks) - 1), last_measure]
+    judges = [_judge(number, each, found) for number, each in enumerate(measures)]
+    named = _free_name(found, name)
     return tuple(
-        Searching(
-            run=Run(_asking(run.space, Lessons(found, number, found.data)), run.directory.path),
-            data=Lessons(found, number, found.data),
-            held_out=Lessons(found, number, chosen),
-            loss=judge.loss,
-            definition=_of_block(run.space, replace(definition, loss=judge.name)),
-            execution=how.changed(stages=min(stages, len(run.space))),
+        judge_subnets(
+            Run(_asking(run.space, Lessons(found, number, found.data)), run.directory.path),
+            Lessons(found, number, found.data),
+            Lessons(found, number, chosen),
+            judge.loss,
+            _of_block(run.space, replace(definition, loss=judge.name)),
+            how.changed(stages=min(stages, len(run.space))),
             name=named,
             observer=observer or SilentSearchObserver(),
-        ).start()
+        )
         for number, (run, judge) in enumerate(zip(found.blocks, judges, strict=True))
     )
 
 
 def _of_block(space: Space, definition: SearchDefinition) -> SearchDefinition:
-    """All paths, where they are not more than the budget."""
+    """All paths, if they are no more than the budget."""
     count = math.prod(space.drawn_counts)
     if count > definition.budget:
         return definition
@@ -147,14 +153,11 @@ def combine_blocks(
 
 
 class Lessons:
-    """A student block's batches: with what it is called with, and the lesson as ``target``.
+    """The batches of a student block: with its inputs, and the teacher's output as ``target``.
 
-    Of a lesson of several tensors it is the first one.
-
-    Args:
-        found: whose teacher; it runs on the CPU, with the precision of the run.
-        number: of the block.
-        data: (seed, number) -> named tensors; asked for with the seed of the distillation.
+    If the teacher's block returns several tensors, the target is the first one. The teacher runs on
+    the CPU, with the precision of the run. ``data`` are asked for with the seed of the
+    distillation.
     """
 
     def __init__(self, found: Blockwise, number: int, data: Batches) -> None:
@@ -166,11 +169,11 @@ class Lessons:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Those that the block is called with, beside its own."""
+        """The fields with which the block is called, in addition to its own."""
         return tuple(name for name in self(0, 0) if name.startswith(_TAUGHT))
 
     def __call__(self, seed: int, number: int) -> dict[str, Any]:
-        """The batch of a number. Its tensors share nothing, whatever the teacher does in place."""
+        """A batch. Its tensors share no memory, whatever the teacher does in place."""
         batch = {**self._data(seed, number)}
         casts = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._is_bf16)
         with kept_draws(), torch.no_grad(), casts:
@@ -191,13 +194,7 @@ class _Judge(NamedTuple):
     name: str
 
 
-def _judges(found: Blockwise, measure: str | Loss, last_measure: str | Loss) -> list[_Judge]:
-    measures = [*[measure] * (len(found.blocks) - 1), last_measure]
-    return [_judge(number, each, found) for number, each in enumerate(measures)]
-
-
 def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
-    """What rates a block."""
     if measure == OWN:
         own = found.losses[number]
         if loss_layer_of(found.blocks[number].manifest) is not None:
@@ -221,20 +218,12 @@ def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
             f"measure: expected {', '.join(MEASURES)}, {OWN} or a function, found {measure!r:.80}"
         )
     space = found.blocks[number].space
-    return _Judge(_of_first(judge), define(space, found.data, judge, recipe=Recipe(), steps=1).loss)
-
-
-def _of_first(measure: Loss) -> Loss:
-    """Of an output's first tensor."""
-    return lambda *given: measure(given[0], given[-1])
+    name = define(space, found.data, judge, recipe=Recipe(), steps=1).loss
+    return _Judge(lambda *given: judge(given[0], given[-1]), name)  # of the first tensor
 
 
 def _asking(space: Space, lessons: Lessons) -> Space:
-    """The same layers, the first of which is called with fields of the lessons.
-
-    Raises:
-        ConfigError: for a layer that is called with the field that holds the lesson.
-    """
+    """The same layers, the first of which is called with fields of the lessons."""
     for position in range(len(space)):
         if "target" in space.fields(position):
             raise ConfigError(
@@ -254,7 +243,7 @@ def _asking(space: Space, lessons: Lessons) -> Space:
 
 
 def _free_name(found: Blockwise, name: str) -> str:
-    """A name that no block's search has."""
+    """A name that no search of any block has."""
     paths = [run.directory.path for run in found.blocks]
     if not name:
         taken = {each.name for path in paths for each in path.glob(f"{PREFIX}*")}

@@ -34,7 +34,7 @@ SECONDS = 2.0
 """After so long, what was not simulated yet is left out."""
 
 WORTH = 1.03
-"""More workers are chosen where they are so many times as fast; simulations are not more exact."""
+"""More workers are chosen if they are this many times as fast: simulations are no more exact."""
 
 _MOST_CORES = 256
 
@@ -53,7 +53,6 @@ class Choice:
 
     @property
     def note(self) -> str:
-        """What a run says of it."""
         chosen = Shape(self.execution.pipeline.groups, self.execution.pipeline.stages)
         if len(self.speeds) < 2:
             return f"stages={AUTO}: {_named(chosen)}, the only way that can be had here"
@@ -76,16 +75,10 @@ def choose_stages(
 ) -> Choice:
     """Simulate the beginning of all streams on 1, 2, 4, ... of this machine's devices, and on all.
 
-    A device is a GPU, or as many cores as a stage has threads. The fewest of which no more are
-    :data:`WORTH` the trouble are chosen. The layers' costs are measured before, once. Where that
-    fails it is one stage: the run itself says what is wrong, as it always does.
-
-    Args:
-        workloads: of each stream; one synchronisation policy for all.
-        execution: what else the user asked for.
-        wiring: how the streams are joined.
-        say: told what is chosen, and of long measurements.
-        seconds: how long to simulate.
+    A device is a GPU, or as many cores as a stage has threads. The smallest number is chosen unless
+    more devices are :data:`WORTH` times as fast. The costs of the layers are measured before, once.
+    If that fails, one stage is chosen: the run itself then reports what is wrong. ``say`` is told
+    what is chosen, and of long measurements; ``seconds`` limit the simulations.
 
     Raises:
         ConfigError: for a policy whose results depend on the stages, and for steps that cannot be
@@ -123,7 +116,7 @@ def choose_stages(
 def _simulated(
     possible: Sequence[Shape], speed: Callable[[Shape], float], end: float
 ) -> tuple[dict[Shape, float], int]:
-    """Speeds of what could be simulated up to then, of two at least; how many were left out."""
+    """The speeds of at least two, as time allows, and how many were left out."""
     speeds: dict[Shape, float] = {}
     for done, shape in enumerate(possible, start=1):
         try:
@@ -143,7 +136,7 @@ def _best(speeds: dict[Shape, float]) -> Shape:
 
 
 def _first(number: StreamId, workload: Workload) -> list[Subnet]:
-    """The first subnets of a stream, or what stands for them: whole steps."""
+    """The first subnets of a stream, or those that stand for them, in whole steps."""
     passes = workload.recipe.steps.passes
     shown = min(max(1, PREVIEW_SUBNETS // passes) * passes, workload.definition.num_passes)
     return list(draw_stream(number, workload, is_drawn_beside=True))[:shown]
@@ -154,20 +147,18 @@ def _possible(workloads: Sequence[Workload], execution: Execution) -> list[Shape
     passes = 1 if steps.distills or steps.probes else steps.passes
     num_blocks = min(len(workload.space) for workload in workloads)
     asked = execution.pipeline.groups
-    found = [
-        shape
-        for shape in shapes(_devices(workloads, execution), num_blocks, passes)
-        if asked in (1, shape.groups) and all(_may_share(each, shape.groups) for each in workloads)
-    ]
+
+    def may_share(groups: int) -> bool:
+        try:
+            for each in workloads:
+                check_grouping(each, groups)
+        except ConfigError:
+            return False
+        return True
+
+    found = shapes(_devices(workloads, execution), num_blocks, passes)
+    found = [each for each in found if asked in (1, each.groups) and may_share(each.groups)]
     return found or [Shape(asked, 1)]
-
-
-def _may_share(workload: Workload, groups: int) -> bool:
-    try:
-        check_grouping(workload, groups)
-    except ConfigError:
-        return False
-    return True
 
 
 def _devices(workloads: Sequence[Workload], execution: Execution) -> int:
@@ -184,20 +175,19 @@ def _slower(
     costs: Sequence[CostTable],
     say: Callable[[str], None],
 ) -> float:
-    """How many times as long layers take where every core computes some, as they share memory.
+    """How many times as long layers take if every core computes some, because they share memory.
 
-    One number for all layers, so that the noise of two measurements does not matter.
+    It is one number for all layers, so that the noise of two measurements does not matter.
     """
-    most = max(shape.workers for shape in possible)
-    copies = cores_for(workloads[0], execution, most)
+
+    def total(costs: CostTable) -> float:
+        return sum(cost.total_ns for cost in costs.costs.values())
+
+    copies = cores_for(workloads[0], execution, max(shape.workers for shape in possible))
     if copies == 1:
         return 1.0
     pairs = zip(costs, measured_costs(workloads, execution, copies, say), strict=True)
-    return max(1.0, *(_total(together) / _total(alone) for alone, together in pairs))
-
-
-def _total(costs: CostTable) -> float:
-    return sum(cost.total_ns for cost in costs.costs.values())
+    return max(1.0, *(total(together) / total(alone) for alone, together in pairs))
 
 
 def _in(execution: Execution, shape: Shape) -> Execution:
@@ -211,7 +201,7 @@ def _speed(
     costs: Sequence[CostTable],
     wiring: Wiring,
 ) -> float:
-    """Passes of all streams per second, with the lags that they have later on."""
+    """Passes of all streams per second, with the lags that they have later in the run."""
     pipeline = with_grown_lags(make_pipeline(workloads, execution, subnets, costs, wiring))
     plan = make_plan(workloads, _in_one_order(workloads, execution), subnets, costs, wiring)
     timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
@@ -237,11 +227,11 @@ def _named(shape: Shape) -> str:
 
 
 ENOUGH = 0.99
-"""Of the rate with a lag that is long enough."""
+"""The fraction of the highest rate with which a lag counts as long enough."""
 
 
 def late_layers(space: Space) -> tuple[str, ...]:
-    """Names of the shared layers whose readers may be behind."""
+    """Names of the shared layers whose readers may lag behind."""
     return tuple(
         block.name
         for block in space.blocks
@@ -250,22 +240,18 @@ def late_layers(space: Space) -> tuple[str, ...]:
 
 
 def with_late(scenario: Scenario, rule: Rule) -> Scenario:
-    """The same with another rule for every such layer; a matter of time and memory here."""
+    """The scenario with another rule for each of these layers; only time and memory change."""
     space = scenario.space.with_rules(dict.fromkeys(late_layers(scenario.space), rule))
     sizes = scenario.sizes and replace(scenario.sizes, rules=space.rules)
     return replace(scenario, space=space, sizes=sizes)
 
 
 def lag_needed(scenario: Scenario, stages: int, rate: Callable[[Scenario], float]) -> int | None:
-    """The least K of ``lag(K)`` with which a pipeline is about as fast as with any.
+    """The least K of ``lag(K)`` with which a pipeline is about as fast as with any; None without
+    lags.
 
-    Args:
-        scenario: with whatever rules; the longer the lag, the faster it is.
-        stages: of the pipeline; twice as many steps behind are always enough.
-        rate: passes per second of a scenario on that pipeline, simulated.
-
-    Returns:
-        K, or None where no layer is read late.
+    ``rate`` simulates the passes per second of a scenario. Twice as many steps as ``stages`` always
+    suffice.
     """
     if not late_layers(scenario.space):
         return None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from naspipe.api.start_state import asked_resume
-from naspipe.api.train import default_run_directory, recipe_execution, workload
-from naspipe.api.training import Training
+from naspipe.api.train import recipe_execution, workload
+from naspipe.api.training import Training, Watch, start
+from naspipe.api.workers import refusal_told
 from naspipe.checks.data import check_is_data
 from naspipe.config.blocks import CopyOf
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
 from naspipe.config.recipe import Recipe
 from naspipe.config.rules import parse_rule
@@ -36,6 +37,7 @@ from naspipe.inputs.ends import modules_digest
 from naspipe.inputs.run import Run, check_space, loss_layer_of
 from naspipe.jobs.batches_apart import batches_kept
 from naspipe.jobs.workload import Batches, Workload, define
+from naspipe.launch.hosts import Worker
 from naspipe.search.search_directory import Search, find_search
 from naspipe.store.run_directory import RunDirectory
 from naspipe.wire.ports import LaunchObserver
@@ -43,7 +45,7 @@ from naspipe.wire.reports import Observer
 from naspipe.worker.layers.held_tensors import copied
 
 Choices = Sequence[Sequence[int]]
-"""Of each student block, one choice per choice block."""
+"""For each student block, one choice per choice block."""
 
 
 NETWORK = "students"
@@ -51,12 +53,7 @@ NETWORK = "students"
 
 
 class Keyed:
-    """Data that all blocks see alike, whatever their seeds.
-
-    Args:
-        data: pure; (seed, number) -> named tensors.
-        seed: of all of them.
-    """
+    """Data that all blocks see alike, whatever their seeds."""
 
     def __init__(self, data: Batches, seed: int) -> None:
         self._data, self._seed = data, seed
@@ -65,7 +62,6 @@ class Keyed:
         self.info = getattr(data, "info", {})
 
     def __call__(self, seed: int, number: int) -> Mapping[str, Any]:
-        """The batch of a number."""
         return self._data(self._seed, number)
 
 
@@ -74,13 +70,12 @@ class Blockwise:
     """A finished distillation."""
 
     blocks: tuple[Run, ...]
-    """Of each student block."""
+    """The run of each student block."""
     teachers: tuple[nn.Module, ...]
     """The teacher's blocks, frozen, in evaluation mode."""
     data: Batches
     """What all blocks were trained on."""
     losses: tuple[Any, ...]
-    """Of each student block."""
 
     @classmethod
     def of(
@@ -93,10 +88,10 @@ class Blockwise:
         loss: Any = None,
         last_loss: Any = None,
     ) -> Blockwise:
-        """Read one back; the arguments are those of :func:`naspipe.distill_blockwise`.
+        """Read a distillation; the arguments are those of :func:`naspipe.distill_blockwise`.
 
         Raises:
-            ConfigError: when the directory holds no such distillation, or one of another teacher,
+            ConfigError: if the directory holds no such distillation, or one of another teacher,
                 other students or other losses.
         """
         blocks = tuple(deepcopy(each).eval().requires_grad_(False) for each in teachers)
@@ -126,14 +121,15 @@ class Blockwise:
 
     @property
     def seed(self) -> int:
-        """Of the data."""
+        """The seed of the data."""
         return int(self.blocks[0].manifest["definition"]["seed"])
 
     def network(self, choices: Choices | None = None) -> nn.Sequential:
-        """The student blocks as one network, with the weights that they have, in evaluation mode.
+        """The student blocks as one network with their weights, in evaluation mode.
 
         Args:
-            choices: of each block, one per choice block; nothing where there is nothing to choose.
+            choices: one list for each block, with one choice per choice block; not needed if there
+                is nothing to choose.
 
         Raises:
             ConfigError: for choices that do not fit.
@@ -145,7 +141,7 @@ class Blockwise:
 
         Args:
             choices: as of :meth:`network`.
-            anew: layers begin with first weights, drawn for the seed of the run to come; otherwise
+            anew: layers begin with initial weights, drawn from the seed of the new run; otherwise
                 with those that they have.
         """
         blocks, modules = [], []
@@ -161,11 +157,7 @@ class Blockwise:
         return Space(NETWORK, blocks, weights=modules_digest(modules) if modules else "")
 
     def checked(self, choices: Choices | None) -> tuple[tuple[int, ...], ...]:
-        """Choices of every block, filled in where none are given and there is nothing to choose.
-
-        Raises:
-            ConfigError: for choices that do not fit.
-        """
+        """The choices of every block, filled in for blocks without anything to choose."""
         counts = [run.space.candidate_counts for run in self.blocks]
         is_fixed = [set(each) <= {1} for each in counts]
         if choices is None and all(is_fixed):
@@ -192,18 +184,14 @@ class Blockwise:
         return tuple(find_search(run.directory.path, name) for run in self.blocks)
 
     def _chosen(self, choices: Choices | None) -> Iterator[tuple[Run, int, int]]:
-        """Run, place in its chain and option of every layer of a network."""
+        """The run, the position in its chain and the option of every layer of a network."""
         for run, own in zip(self.blocks, self.checked(choices), strict=True):
             for position, option in enumerate(run.space.chain(own)):
                 yield run, position, option
 
 
 def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run, ...]:
-    """The runs of student blocks below a run directory.
-
-    Raises:
-        ConfigError: when they are not there, or of other students.
-    """
+    """The runs of student blocks below a run directory."""
     there = 0
     while (path / folder(there) / "manifest.json").is_file():
         there += 1
@@ -222,7 +210,6 @@ def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run,
 
 
 def _first(block: Elastic, option: int) -> nn.Module:
-    """An option with first weights."""
     module: nn.Module = block.cut_of(block.factory(), option)
     return module
 
@@ -282,70 +269,81 @@ def distill_blockwise(
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
     """
-    training = blockwise_training(
-        teachers, students, data, losses=(loss, last_loss), window=window,
-        execution={"relay": relay, "stages": stages, **(execution or {})},
-        kept=Kept(run_dir, resume, observer or Observer(), source or {}),
-        steps=steps, seed=seed, sampler=sampler, recipe=recipe, **optimizer,
-    )  # fmt: skip
-    training.run()
+    how = {"relay": relay, "stages": stages, **(execution or {})}
+    taught = blockwise_streams(
+        teachers,
+        students,
+        data,
+        loss=loss,
+        last_loss=last_loss,
+        relay=how["relay"],
+        window=window,
+        steps=steps,
+        seed=seed,
+        sampler=sampler,
+        recipe=recipe,
+        **optimizer,
+    )
+    training = start_blockwise(
+        taught,
+        recipe,
+        how,
+        run_dir,
+        watch=lambda *_: nullcontext(observer or Observer()),
+        resume=resume,
+        source=source,
+    )
     return Blockwise.of(training.path, teachers, students, data, loss=loss, last_loss=last_loss)
 
 
-class Kept(NamedTuple):
-    """Where a distillation leaves what it finds, and who is told of it."""
-
-    run_dir: str | Path | None = None
-    resume: bool | str = False
-    observer: LaunchObserver = Observer()
-    source: Mapping[str, Any] = {}
-
-
-def blockwise_training(
-    teachers: Sequence[nn.Module],
-    students: Sequence[Space | nn.Module],
-    data: Batches,
-    *,
-    losses: tuple[Any, Any] = (None, None),
-    window: int = WINDOW,
+def start_blockwise(
+    taught: Distillation,
+    recipe: str | Path | Mapping[str, Any] | None,
     execution: Mapping[str, Any],
-    kept: Kept,
-    **how: Any,
+    run_dir: str | Path | None,
+    *,
+    watch: Watch,
+    resume: bool | str,
+    source: Mapping[str, Any] | None,
+    name: str = "blockwise",
+    worker: Worker | None = None,
+    carry_out: Callable[[Training], None] = Training.run,
 ) -> Training:
-    """What :func:`distill_blockwise` runs, before it does.
+    """Train what :func:`blockwise_streams` returned; see :func:`naspipe.api.training.start`.
 
-    Args:
-        teachers: ``students``, ``data`` and ``window`` as there; so is ``how``.
-        losses: as of :func:`blockwise_streams`.
-        execution: settings, with ``stages`` and ``relay``.
-        kept: where.
-
-    Raises:
-        ConfigError: for input that cannot be used.
+    The relay is among the settings of the ``execution``.
     """
-    check_is_data(data)
-    relay = execution.get("relay", DECOUPLED)
-    taught = blockwise_streams(
-        teachers, students, data, losses=losses, relay=relay, window=window, **how
+    with refusal_told(worker):
+        relay = execution.get("relay", DECOUPLED)
+        carried = recipe_execution(recipe, **{"partition": RELAYS[relay], **execution})
+        resuming = asked_resume(resume, run_dir)
+        if run_dir is not None:
+            first = RunDirectory(Path(run_dir) / folder(0))
+            if resuming["resumes"] or (resuming["may_resume"] and first.manifest.exists()):
+                began = (first.read_manifest().get("requested") or {}).get("relay", DECOUPLED)
+                if relay != began and APART in (relay, began):
+                    raise ConfigError(
+                        f"relay={relay}: expected {began}, with which {run_dir} began, as each "
+                        f"student has the teacher's blocks for itself with one of them alone; "
+                        f"leave it out"
+                    )
+        taught = carried_out(taught, carried)
+        if taught.workloads[0].recipe.steps.distills:
+            raise ConfigError(
+                f"blockwise: expected passes other than {taught.workloads[0].recipe.passes}, whose "
+                f"first pass is a teacher already"
+            )
+    return start(
+        taught,
+        carried,
+        run_dir,
+        watch=watch,
+        resume=resume,
+        sources=[source or {}] * len(taught.workloads),
+        name=name,
+        worker=worker,
+        carry_out=carry_out,
     )
-    asked = {"partition": RELAYS[relay], **execution}
-    carried = recipe_execution(how.get("recipe"), **asked)
-    resuming = asked_resume(kept.resume, kept.run_dir)
-    if kept.run_dir is not None:
-        first = RunDirectory(Path(kept.run_dir) / folder(0))
-        if resuming["resumes"] or (resuming["may_resume"] and first.manifest.exists()):
-            _check_resumed(first.read_manifest(), kept.run_dir, relay)
-    return _training(carried_out(taught, carried), carried, kept)
-
-
-def _check_resumed(manifest: Mapping[str, Any], run_dir: str | Path, relay: str) -> None:
-    """A resume must find streams of the same blocks."""
-    began = (manifest.get("requested") or {}).get("relay", DECOUPLED)
-    if relay != began and APART in (relay, began):
-        raise ConfigError(
-            f"relay={relay}: expected {began}, with which {run_dir} began, as each student has the "
-            f"teacher's blocks for itself with one of them alone; leave it out"
-        )
 
 
 def blockwise_streams(
@@ -354,43 +352,26 @@ def blockwise_streams(
     data: Batches,
     *,
     seed: int = 0,
-    losses: tuple[Any, Any] = (None, None),
+    loss: Any = None,
+    last_loss: Any = None,
     relay: str = DECOUPLED,
     window: int = WINDOW,
     **how: Any,
 ) -> Distillation:
-    """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`.
-
-    ``losses`` are that of every block but the last, and the last one's; None for the usual ones.
-
-    Raises:
-        ConfigError: for input that cannot be used.
-    """
+    """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`."""
+    check_is_data(data)
 
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:
         return workload(space, batches, chosen, seed=seed + number, **how)
 
     with batches_kept():
         return blockwise(
-            teachers, students, Keyed(data, seed), define, loss=losses[0], last_loss=losses[1],
-            relay=relay, window=window,
-        )  # fmt: skip
-
-
-def _training(taught: Distillation, how: Execution, kept: Kept) -> Training:
-    recipe = taught.workloads[0].recipe
-    if recipe.steps.distills:
-        raise ConfigError(
-            f"blockwise: expected passes other than {recipe.passes}, whose first pass is a "
-            f"teacher already"
+            teachers,
+            students,
+            Keyed(data, seed),
+            define,
+            loss=loss,
+            last_loss=last_loss,
+            relay=relay,
+            window=window,
         )
-    return Training(
-        workloads=[replace(each, recompute=how.pipeline.recompute) for each in taught.workloads],
-        execution=how,
-        path=default_run_directory("blockwise") if kept.run_dir is None else Path(kept.run_dir),
-        observer=kept.observer,
-        sources=[kept.source] * len(taught.workloads),
-        taps=taught.taps,
-        places=taught.places,
-        **asked_resume(kept.resume, kept.run_dir),
-    )

@@ -33,7 +33,7 @@ def check_and_measure(job: TrainingJob) -> dict[str, float]:
     """Check the logs of all streams of a job; returns the figures of the whole pipeline.
 
     Raises:
-        InvariantError: when one is not what its policy allows: a bug, never bad luck.
+        InvariantError: if one is not what its policy allows, which is always a bug.
     """
     _check_orders(job)
     directories = [stream.directory.path for stream in job.streams]
@@ -64,7 +64,7 @@ def _refuse(broken: Iterator[str], policy: str) -> None:
 
 
 def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
-    """Of a stream that shares its pipeline with none."""
+    """Check a stream that has the pipeline to itself."""
     rules, log = stream.rules, RunLog(stream.directory.path)
     buffered = job.buffered
     chains, numbers = _chains(stream)
@@ -85,13 +85,19 @@ def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
                 continue
             is_ordered = buffered is None or layer in buffered
             yield from layer_violations(
-                layer, rule, users.tolist(), own.accesses(), job.policy, job.bulk, job.steps,
+                layer,
+                rule,
+                users.tolist(),
+                own.accesses(),
+                job.policy,
+                job.bulk,
+                job.steps,
                 is_ordered,
-            )  # fmt: skip
+            )
 
 
 def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
-    """Of each subnet that is not empty, the candidates that it uses, and its sequence ID."""
+    """The candidates and the sequence ID of each subnet that is not empty."""
     blocks = len(stream.workload.space.rules)
     dtype: Any = np.dtype((np.int32, blocks))
     used = ((each.candidates or each.chain) for each in stream.so_far if each.chain)
@@ -101,10 +107,11 @@ def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
 
 
 def _is_right(rule: Rule, users: NDArray[np.int64], columns: AccessColumns) -> bool:
-    """Whether an exact layer's accesses are the plain loop's; False also where it is not said.
+    """Return True if the accesses of an exact layer are the plain loop's; False if that is not
+    certain.
 
     Each user reads what the one before wrote, its READ, backward and WRITE follow one another, and
-    the next READ follows the WRITE. Of a frozen one, each reads the first version.
+    the next READ follows the WRITE. Each user of a frozen layer reads the first version.
     """
     if isinstance(rule, Frozen):
         return _is_right_frozen(users, columns)
@@ -144,7 +151,7 @@ def _is_right_frozen(users: NDArray[np.int64], columns: AccessColumns) -> bool:
 def _together(
     number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob
 ) -> Iterator[str]:
-    """Of a stream among others, or of steps whose passes wait for one another."""
+    """Check a stream among others, or steps whose passes wait for one another."""
     stream = job.streams[number]
     accesses = logs[number]
     rules, policy = stream.rules, stream.workload.definition.policy
@@ -171,7 +178,7 @@ _KEY = "whole_backwards"
 
 
 class WholeBackwards(NamedTuple):
-    """What is said of one stream."""
+    """What the stages report of one stream."""
 
     number: int
     """Candidates that were to have split backwards and stayed whole."""
@@ -182,13 +189,9 @@ class WholeBackwards(NamedTuple):
 def take_whole_backwards(
     streams: Sequence[StreamJob], stages: Sequence[dict[str, Any]]
 ) -> list[WholeBackwards]:
-    """Sum up what the stages report of each stream, and take it out of their reports.
+    """Sum up what the stages report of each stream, and remove it from their reports.
 
-    Candidates of blocks of the same kind count once, as the test of one of them holds for all.
-
-    Args:
-        streams: as the stages got them.
-        stages: what each of them has measured.
+    Candidates of blocks of the same kind count once, because the test of one of them holds for all.
     """
     reported = [entry for stage in stages for entry in stage.pop(_KEY, ())]
     return [_of_stream(number, stream, reported) for number, stream in enumerate(streams)]

@@ -14,7 +14,7 @@ from torch import nn
 
 from naspipe.checks.sketched import sketch
 from naspipe.config.errors import ConfigError, reason
-from naspipe.config.space import AnyBlock, Block, Factory, Space
+from naspipe.config.space import Block, Factory, Space
 from naspipe.inputs.run import Run, loss_layer_of
 from naspipe.machine.staging import tensor_bytes
 from naspipe.plan.costs import first_of_kind
@@ -43,11 +43,11 @@ def begin_with(space: Space, source: Weights) -> tuple[Space, Mapping[str, Any]]
     """The space with layers that start from given weights, and what a manifest says of them.
 
     Args:
-        space: whose layers; random draws of their factories happen as ever, before.
+        space: whose layers; the random draws of their factories happen before, as always.
         source: a run, or its directory: layers that it never trained start as drawn. A state dict,
             or a safetensors or ``.pt`` file with one, whose names are ``LABEL.NAME``, as in
-            ``3.1.linear.weight``; where every block has one candidate also ``POSITION.NAME``, as of
-            a Sequential. A module or a list of modules with such names. A mapping from labels to
+            ``3.1.linear.weight``; if every block has one candidate, also ``POSITION.NAME``, as of a
+            Sequential. A module or a list of modules with such names. A mapping from labels to
             modules: other layers start as drawn.
 
     Raises:
@@ -62,11 +62,17 @@ def begin_with(space: Space, source: Weights) -> tuple[Space, Mapping[str, Any]]
             _Filled(factory, layers[position, number]) if (position, number) in layers else factory
             for number, factory in enumerate(block.candidates)
         ]
-        blocks.append(_with_factories(block, made))
+        is_choice = isinstance(block, Block)
+        own = {"candidates": tuple(made)} if is_choice else {"factory": made[0]}
+        blocks.append(replace(block, **own))
     begun = Space(
-        space.name, blocks, space.decisions, space.proof, takes_input=space.takes_input,
+        space.name,
+        blocks,
+        space.decisions,
+        space.proof,
+        takes_input=space.takes_input,
         weights=digest,
-    )  # fmt: skip
+    )
     return begun, {"from": found.where, "digest": digest, "layers": len(layers)}
 
 
@@ -101,12 +107,6 @@ class _Filled:
                     else:
                         fill_buffer(module, name, self.values[name])
         return module
-
-
-def _with_factories(block: AnyBlock, made: list[Factory]) -> AnyBlock:
-    if isinstance(block, Block):
-        return replace(block, candidates=tuple(made))
-    return replace(block, factory=made[0])
 
 
 def _find(source: Any) -> _Found:
@@ -233,7 +233,7 @@ def _check_names(found: _Found, known: set[str], needed: Mapping[str, set[str]])
 
 
 def _sketched(space: Space) -> dict[tuple[int, int], nn.Module]:
-    """Every layer without its values, those of one kind made once."""
+    """Every layer without its values; layers of one kind are made once."""
     made: dict[tuple[int, int], nn.Module] = {}
     for position, twin in enumerate(first_of_kind(space)):
         for candidate in range(len(space.blocks[position].candidates)):
@@ -244,13 +244,13 @@ def _sketched(space: Space) -> dict[tuple[int, int], nn.Module]:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, by all the names that each has."""
+    """Parameters and buffers, under all their names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 
 def _has_grown(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether forwards may have made a buffer so long: a cache, or an observer of channels."""
+    """Return True if forwards may have made a buffer longer, such as a cache."""
     return not isinstance(tensor, nn.Parameter) and tensor.dim() == value.dim()
 
 

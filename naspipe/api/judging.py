@@ -12,40 +12,27 @@ from typing import Any
 
 import torch
 
-from naspipe.api.progress import Bar
-from naspipe.api.search_record import Recorder
 from naspipe.config.errors import ConfigError
 from naspipe.config.space import Shared, Space
 from naspipe.evaluation.evaluation import ScoreObserver, ScoreSheet
 from naspipe.evaluation.evaluation_stage import EvaluationJob
 from naspipe.evaluation.proxies import Naswot, Synflow
 from naspipe.inputs.subnet_sources import StrategySource, sample_stream
-from naspipe.jobs.ports import SubnetSource
 from naspipe.jobs.workload import EvaluationRecipe
 from naspipe.launch.evaluation import evaluate
 from naspipe.search.scores import PROXIES, SAMPLE, Scores, StandardScores, parts_of, told_merit
-from naspipe.search.search_directory import Search
 from naspipe.store.checkpoints import Checkpoint
-from naspipe.verification.plain_scores import PlainScores, ScoreVerifier, VerifiedScores
+from naspipe.verification.plain_scores import PlainScores, ScoreVerifier
 
 _KINDS: Mapping[str, type[Synflow] | type[Naswot]] = {"synflow": Synflow, "naswot": Naswot}
 
 
 def proxies_in(score: str) -> tuple[str, ...]:
-    """The proxies that a score is, or is a sum of."""
     return tuple(part for part in parts_of(score) if part in PROXIES)
 
 
 class Estimates:
-    """The proxies of one search; each subnet is estimated once.
-
-    Args:
-        score: of the search.
-        space: whose subnets.
-        seed: of the run.
-        threads: of the compute.
-        batch: the run's first.
-    """
+    """The proxies of one search on the first batch of its run; each subnet is estimated once."""
 
     def __init__(
         self,
@@ -62,11 +49,7 @@ class Estimates:
         self._known: dict[tuple[int, ...], dict[str, float]] = {}
 
     def check(self) -> None:
-        """The proxies must be able to tell something of the space.
-
-        Raises:
-            ConfigError: when they cannot.
-        """
+        """Refuse proxies that give the same estimate for every subnet of the space."""
         for proxy in self._proxies.values():
             if isinstance(proxy, Synflow):
                 proxy.check(sample_stream(self._space)[0])
@@ -84,60 +67,28 @@ class Estimates:
         return scores._replace(**self._known[key])
 
 
-def score_here(
-    source: SubnetSource,
-    budget: int,
-    judge: Callable[[int], Scores],
-    told: Callable[[Scores], float],
-    observer: ScoreObserver,
-) -> None:
-    """Score every subnet that a source proposes.
-
-    Args:
-        source: of subnets.
-        budget: subnets in all.
-        judge: the scores of a subnet by its number.
-        told: what the source is told of them: more is better.
-        observer: told of each.
-    """
-    try:
-        source.begin(0, ())
-        for number in range(budget):
-            scores = judge(number)
-            observer.on_scores(number, scores)
-            source.take(number, told(scores))
-    finally:
-        source.close()
-
-
 _UNKNOWN = Scores(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """Judges subnets by one score.
-
-    What proxies say, and BLEU, is found in this process. The rest is found by the stages.
-    """
+    """Judges subnets by one score: proxies and BLEU in this process, and the rest on the stages."""
 
     score: str
     space: Space
     estimates: Estimates | None = None
-    """Where the score needs them."""
+    """If the score needs them."""
     bleu: Callable[[Sequence[int]], float] | None = None
-    """Decodes with a subnet of these choices, where that is the score."""
+    """Decodes with a subnet of these choices, if that is the score."""
 
     def standard(
         self, job: EvaluationJob, sample: Callable[[], StrategySource]
     ) -> StandardScores | None:
-        """What a sum of scores is measured by; None for a single score.
-
-        Args:
-            job: of the search.
-            sample: makes what proposes the subnets to compare with.
+        """What a sum of scores is measured by, from the subnets of ``sample``; None for a single
+        score.
 
         Raises:
-            ConfigError: when a part of the sum is the same for all of them.
+            ConfigError: if a part of the sum is the same for all of them.
         """
         if len(parts_of(self.score)) == 1:
             return None
@@ -153,20 +104,14 @@ class Judging:
         observer: ScoreObserver,
         standard: StandardScores | None = None,
     ) -> list[dict[str, Any]]:
-        """Judge every subnet that a source proposes; returns what stages measured.
+        """Judge every subnet that a source proposes; returns what the stages measured.
 
-        Args:
-            job: what stages are told, but for the source.
-            source: proposes the subnets.
-            observer: told of each subnet.
-            standard: adds up a sum of scores.
-
-        Raises:
-            ConfigError, StageFailedError: as :func:`evaluate`.
+        ``standard`` adds up a sum of scores.
         """
+        choices_of = self.choices_of(source)
 
         def completed(number: int, scores: Scores) -> Scores:
-            choices = self._choices(source, number)
+            choices = choices_of(number)
             if self.bleu is not None:
                 scores = scores._replace(bleu=self.bleu(choices))
             if self.estimates is not None:
@@ -176,16 +121,20 @@ class Judging:
         told = partial(told_merit, score=self.score)
         if self.bleu is None and len(proxies_in(self.score)) < len(parts_of(self.score)):
             return evaluate(replace(job, source=source), observer, told, completed=completed)
-        score_here(source, job.budget, lambda n: completed(n, _UNKNOWN), told, observer)
+        try:
+            source.begin(0, ())
+            for number in range(job.budget):
+                scores = completed(number, _UNKNOWN)
+                observer.on_scores(number, scores)
+                source.take(number, told(scores))
+        finally:
+            source.close()
         return []
 
     def choices_of(self, source: StrategySource) -> Callable[[int], tuple[int, ...]]:
         """The choices of a source's subnets by their numbers."""
-        return partial(self._choices, source)
-
-    def _choices(self, source: StrategySource, number: int) -> tuple[int, ...]:
         is_choice = [not isinstance(block, Shared) for block in self.space.blocks]
-        return tuple(compress(source.subnets[number].chain, is_choice))
+        return lambda number: tuple(compress(source.subnets[number].chain, is_choice))
 
 
 def verifier_of(
@@ -195,7 +144,7 @@ def verifier_of(
     compared or none can be.
     """
     asked = job.execution.verification
-    if asked.verify == "0" or not _judged_by_stages(score):
+    if asked.verify == "0" or score == "bleu" or len(proxies_in(score)) == len(parts_of(score)):
         return nullcontext()
     device = job.execution.hardware.device.partition(":")[0]
     make = partial(PlainScores, recipe, checkpoint, device, job.evaluation.calibration)
@@ -203,61 +152,3 @@ def verifier_of(
     because = f"without {proxies}" if proxies else ""
     patience = job.execution.watch.timeout_seconds if asked.waits else None
     return ScoreVerifier(make, job.threads, because, patience)
-
-
-def _judged_by_stages(score: str) -> bool:
-    return score != "bleu" and len(proxies_in(score)) < len(parts_of(score))
-
-
-class FirstAndBest:
-    """Hands scores to a search's recorder, and has the first and the best one verified.
-
-    Args:
-        recorder: of the search; see :class:`naspipe.evaluation.evaluation.ScoreObserver`.
-        verifier: computes scores again.
-        choices_of: the choices of a subnet by its number.
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        verifier: ScoreVerifier | None,
-        choices_of: Callable[[int], tuple[int, ...]],
-    ) -> None:
-        self._recorder, self._verifier, self._choices_of = recorder, verifier, choices_of
-        self._has_first = False
-
-    def on_scores(self, subnet: int, scores: Scores) -> None:
-        """A subnet is judged.
-
-        Raises:
-            VerificationError: when an earlier score has other bits than the plain network's.
-        """
-        self._recorder.on_scores(subnet, scores)
-        if self._verifier is not None:
-            if not self._has_first:
-                self._has_first = True
-                self._verifier.ask(subnet, self._choices_of(subnet), scores)
-            self._verifier.poll()
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage says how busy it is."""
-        self._recorder.on_busy(stage, busy_ns, elapsed_ns)
-
-    def finish(self, score: str) -> VerifiedScores:
-        """Verify the best subnet; returns how many scores are verified.
-
-        Raises:
-            VerificationError: when a score has other bits than the plain network's.
-        """
-        if self._verifier is None:
-            return VerifiedScores(0, f"because no plain network computes the score {score}")
-        if (best := self._recorder.best) is not None:
-            self._verifier.ask(best.sequence_id, best.choices, best.scores)
-        return self._verifier.finish()
-
-
-def note_verified(search: Search, bar: Bar) -> None:
-    """Say how many scores of a search were verified, if any were to be."""
-    if (found := search.manifest.get("verified")) is not None:
-        bar.note(str(VerifiedScores(found["scores"], found.get("because", ""))))

@@ -57,7 +57,7 @@ _MEANT = {
     ),
     "scheduler": "as schedule='cosine', or as lr=FUNCTION, which returns the rate of a step",
 }  # fmt: skip
-"""What other trainers call it, and where that goes."""
+"""The names of settings in other trainers, and where they belong here."""
 
 _MEANT_IN_SEARCH = {
     **dict.fromkeys(
@@ -78,10 +78,10 @@ class Stated(NamedTuple):
 
     @classmethod
     def of(cls, call: Callable[..., Any], **said: Mapping[str, Any] | None) -> Stated:
-        """Settings from keywords and mappings, each by its name; None says nothing.
+        """Settings from keywords and mappings, each by the name of its argument; None says nothing.
 
         Raises:
-            ConfigError: for a key that no setting has, or one that is said twice.
+            ConfigError: for an unknown key, or one that is given twice.
         """
         of_recipe, of_execution = declared(Recipe), {*declared(Execution), *groups(Execution)}
         of_optimizer = ["optimizer_options", "parameter_groups"]
@@ -92,7 +92,12 @@ class Stated(NamedTuple):
             if table == "optimizer" and inner:
                 found.options[inner] = value
             elif table == "rule":
-                found.rules[inner] = _rule(key, value)
+                rule = parse_rule(value) if isinstance(value, str) else value
+                if not isinstance(rule, Exact | Frozen | Lag | Every):
+                    raise ConfigError(
+                        f"{key}: expected a rule, as in naspipe.Lag(2), found {value!r:.80}"
+                    )
+                found.rules[inner] = rule
             elif key in of_execution:
                 found.execution[key] = _plain(Execution, key, value)
             else:
@@ -101,13 +106,13 @@ class Stated(NamedTuple):
 
     @property
     def defining(self) -> dict[str, Any]:
-        """All but the execution, by their keys."""
+        """All settings except those of the execution, by their keys."""
         rules = {f"rule.{name}": rule for name, rule in self.rules.items()}
         return {**self.recipe, **rules, **{f"optimizer.{k}": v for k, v in self.options.items()}}
 
 
 def tells_settings(*keys: str) -> Callable[[Call], Call]:
-    """Add the first sentence of what some settings are declared to be to a call's help."""
+    """Append the first sentence of the help of some settings to the docstring of a function."""
 
     def told(call: Call) -> Call:
         known = {**declared(Recipe), **declared(Execution)}
@@ -124,15 +129,15 @@ def tells_settings(*keys: str) -> Callable[[Call], Call]:
 def gathered(
     call: Callable[..., Any], known: Iterable[str], **said: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What keywords and mappings say together, by its keys.
+    """What keywords and mappings give together, by its keys.
 
     Args:
         call: whose keywords they are.
-        known: keys that may be said, beside ``optimizer.OPTION`` and ``rule.LAYER``.
+        known: keys that are allowed, in addition to ``optimizer.OPTION`` and ``rule.LAYER``.
         said: ``keywords``, and mappings by the names of their arguments.
 
     Raises:
-        ConfigError: for what is no mapping, is not known, or is said twice in two ways.
+        ConfigError: for what is no mapping or not known, or is given twice with two values.
     """
     known = list(known)
     found: dict[str, Any] = {}
@@ -148,7 +153,9 @@ def gathered(
         for key, value in (mapping or {}).items():
             if value is None:
                 continue
-            if not _is_known(key, known):
+            table, _, inner = str(key).partition(".")
+            is_open = table in ("optimizer", "rule") and bool(inner) and "optimizer" in known
+            if key not in known and not is_open:
                 raise _unknown(key, where, call.__name__, arguments, known)
             if key in found and found[key] != value:
                 raise ConfigError(
@@ -157,13 +164,6 @@ def gathered(
                 )
             found[key], places[key] = value, where
     return found
-
-
-def _is_known(key: object, known: Sequence[str]) -> bool:
-    if key in known:
-        return True
-    table, _, inner = str(key).partition(".")
-    return table in ("optimizer", "rule") and bool(inner) and "optimizer" in known
 
 
 def _unknown(
@@ -180,7 +180,10 @@ def _unknown(
     meant = _MEANT if "steps" in arguments else _MEANT_IN_SEARCH
     if text in meant:
         return ConfigError(f"{text}: expected it {meant[text]}, found it in {where}")
-    if text in _options_of_optimizers() and "optimizer_options" in {*arguments, *known}:
+    from naspipe.worker.layers.optimizers import PER_LAYER, options_of
+
+    is_option = any(text in options_of(name) for name in PER_LAYER)
+    if is_option and "optimizer_options" in {*arguments, *known}:
         return ConfigError(
             f"{text}: expected it in optimizer_options={{{text!r}: ...}}, found it in {where}"
         )
@@ -192,22 +195,8 @@ def _unknown(
     return ConfigError(f"{text}: unknown key in {where}{hint}; expected {expected}")
 
 
-def _options_of_optimizers() -> set[str]:
-    """Of all that train per layer."""
-    from naspipe.worker.layers.optimizers import PER_LAYER, options_of
-
-    return {option for name in PER_LAYER for option in options_of(name)}
-
-
-def _rule(key: str, value: Any) -> Rule:
-    rule = parse_rule(value) if isinstance(value, str) else value
-    if not isinstance(rule, Exact | Frozen | Lag | Every):
-        raise ConfigError(f"{key}: expected a rule, as in naspipe.Lag(2), found {value!r:.80}")
-    return rule
-
-
 def _plain(node: type, key: str, value: Any) -> Any:
-    """A whole number where the setting is a text; of passes, so many micro-batches."""
+    """The text for a whole number if the setting is a text; ``passes=N`` are N micro-batches."""
     setting = declared(node).get(key)
     if setting is None or setting.kind is not str or type(value) is not int:
         return value

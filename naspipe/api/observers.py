@@ -1,4 +1,4 @@
-"""Who is told of a run as it goes: its progress, an observer of the caller's, or both."""
+"""The observers of a run: its progress, an observer of the caller's, or both."""
 
 from __future__ import annotations
 
@@ -26,13 +26,9 @@ def watching(
     observer: LaunchObserver | None = None,
     progress: bool | None = None,
 ) -> Iterator[LaunchObserver]:
-    """What a run that Python started tells; without observer and progress, notes go to stderr.
+    """The observer of a run that Python started; without observer and progress, notes go to stderr.
 
-    Args:
-        workloads: of all streams; those that are trained are counted.
-        stages: of the pipeline.
-        observer: of the caller's.
-        progress: whether it is shown; by default where there is no observer.
+    Progress is shown by default if there is no ``observer``.
     """
     if not (observer is None if progress is None else progress):
         yield Told(observer or NotesToStderr())
@@ -46,11 +42,12 @@ def training_progress(
     stages: int,
     is_quiet: bool = False,
     every_seconds: float = LINES_EVERY_SECONDS,
+    name: str = "",
 ) -> TrainingProgress:
-    """The progress of streams that are trained together."""
+    """The progress of streams that are trained together; ``name`` replaces those of the spaces."""
     trained = [workload for workload in workloads if workload.is_trained]
-    names = dict.fromkeys(workload.space.name for workload in trained)
-    title = f"{' '.join(names)} on {stages} stage{'s' if stages > 1 else ''}"
+    name = name or " ".join(dict.fromkeys(workload.space.name for workload in trained))
+    title = f"{name} on {stages} stage{'s' if stages > 1 else ''}"
     num_passes = sum(workload.definition.num_passes for workload in trained)
     has_passes = any(each.definition.recipe.steps.passes > 1 for each in trained)
     unit = "passes" if has_passes else "steps"
@@ -63,38 +60,31 @@ class Told:
     An observer that has failed is told nothing more.
 
     Raises:
-        ObserverError: from every method, once, when an observer raises.
+        ObserverError: from every method, once, if an observer raises.
     """
 
     def __init__(self, *observers: LaunchObserver) -> None:
         self._observers = list(observers)
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_begin", lambda each: each.on_begin(generation, firsts))
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_loss", lambda each: each.on_loss(stream, sequence_id, loss))
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_metrics", lambda each: each.on_metrics(stream, sequence_id, metrics))
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_busy", lambda each: each.on_busy(stage, busy_ns, elapsed_ns))
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_hits", lambda each: each.on_hits(stage, hits, reads))
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_validation", lambda each: each.on_validation(stream, sequence_id, scores))
 
     def on_note(self, text: str) -> None:
-        """See :class:`LaunchObserver`."""
         self._tell("on_note", lambda each: each.on_note(in_python(text)))
 
     def _tell(self, what: str, call: Callable[[LaunchObserver], None]) -> None:
@@ -154,10 +144,10 @@ def to_mlflow(run_id: str | None = None) -> Tracking:
 
 
 class Tracking(Observer):
-    """A :class:`LaunchObserver` that hands on numbers; passes that are done again come again.
+    """A :class:`LaunchObserver` that hands numbers by their names, and their sequence ID, to
+    ``log``.
 
-    Args:
-        log: called with numbers by their names, and the sequence ID they belong to.
+    Passes that are repeated after a restart are handed on again.
     """
 
     def __init__(self, log: Callable[[Mapping[str, float], int], None]) -> None:
@@ -167,28 +157,23 @@ class Tracking(Observer):
         self._has_several = False
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """See :class:`LaunchObserver`."""
         self._metrics, self._busy = {}, {}
         self._has_several = len(firsts) > 1
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         named = {f"metrics/{name}": value for name, value in metrics.items()}
         self._metrics[stream, sequence_id] = named
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`LaunchObserver`."""
         values = {"loss": loss, **self._metrics.pop((stream, sequence_id), {})}
         if elapsed := sum(each[1] for each in self._busy.values()):
             values["bubble_ratio"] = 1.0 - sum(each[0] for each in self._busy.values()) / elapsed
         self._tell(stream, sequence_id, values)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._busy[stage] = busy_ns, elapsed_ns
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         named = {f"validation/{name}": score for name, score in scores.items()}
         self._tell(stream, sequence_id, named)
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch.nn import Embedding
 
@@ -14,7 +15,7 @@ from naspipe.checks.sketched import buffered_layers, measure_sizes, sketch
 from naspipe.config.definition import Execution, first_gpu
 from naspipe.config.ids import Subnet
 from naspipe.config.rules import Lag
-from naspipe.config.space import Block, Space
+from naspipe.config.space import Block
 from naspipe.config.wiring import Wiring
 from naspipe.jobs.workload import Workload, common, wiring_of
 from naspipe.machine.gpus import find_gpus
@@ -32,12 +33,12 @@ from naspipe.profiling.profiles import cached_profile, profile_apart
 def planning_costs(
     workloads: Sequence[Workload], execution: Execution, say: Callable[[str], None] | None = None
 ) -> tuple[CostTable | None, ...]:
-    """What the plan of each stream is made from; None where no plan needs to know.
+    """What the plan of each stream is made from; None if no plan needs costs.
 
-    A profile that takes more than a second is told of through ``say``.
+    ``say`` is told of a profile that takes more than a second.
 
     Raises:
-        StageFailedError: when a layer, the loss or the data raises in the profile.
+        StageFailedError: if a layer, the loss or the data raises in the profile.
     """
     if execution.pipeline.stages > 1 or execution.memory.activations:
         return measured_costs(workloads, execution, say=say)
@@ -54,24 +55,23 @@ def make_pipeline(
 ) -> Pipeline:
     """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
     shared = common(workloads)
-    is_told = shared.steps.passes > 1  # then it matters which forwards must follow one another
-    return Pipeline(
-        streams=tuple(
+    samples = samples or [False] * len(workloads)
+    streams = []
+    for workload, drawn, table, is_sample in zip(workloads, subnets, costs, samples, strict=True):
+        space, buffered = workload.space, None
+        if shared.steps.passes > 1:  # then it matters which forwards must follow one another
+            buffered = buffered_layers(space, workload.recipe.norms == "deferred")
+        streams.append(
             Stream(
-                Chain.of(
-                    workload.space,
-                    _buffered(workload) if is_told else None,
-                    stateless_layers(workload.space),
-                ),
+                Chain.of(space, buffered, stateless_layers(space)),
                 tuple(drawn),
                 table,
                 output_bytes=workload.output_bytes,
                 is_sample=is_sample or workload.is_proposed,
             )
-            for workload, drawn, table, is_sample in zip(
-                workloads, subnets, costs, samples or [False] * len(workloads), strict=True
-            )
-        ),
+        )
+    return Pipeline(
+        streams=tuple(streams),
         policy=shared.policy,
         bulk=shared.bulk or execution.pipeline.stages,
         steps=shared.steps,
@@ -90,16 +90,16 @@ def make_plan(
     """Balance the stages, give them memory, choose the order; the same for the same costs.
 
     Args:
-        workloads: of each stream; one synchronisation policy for all.
+        workloads: one for each stream, with one synchronisation policy for all.
         execution: what the user asked for.
-        subnets: of each stream; of one that a strategy proposes, some that stand for it.
-        costs: of each stream; measured here where they are not given.
+        subnets: of each stream; if a strategy proposes them, some that stand for them.
+        costs: of each stream; by default they are measured here.
         wiring: how the streams are joined; by default, as each says of itself.
-        samples: of each stream, whether its subnets stand for more, which are drawn as it goes.
+        samples: for each stream, whether its subnets stand for more, which are drawn as it goes.
 
     Raises:
-        ConfigError: when the memory budget is below the least that works.
-        StageFailedError: when a layer, the loss or the data raises in the profile.
+        ConfigError: if the memory budget is below the least that works.
+        StageFailedError: if a layer, the loss or the data raises in the profile.
     """
     if costs is None:
         costs = planning_costs(workloads, execution)
@@ -111,12 +111,8 @@ def make_plan(
     return chosen_plan(pipeline, execution, _sizes(workloads, execution), timing)
 
 
-def _buffered(workload: Workload) -> frozenset[tuple[int, int]]:
-    return buffered_layers(workload.space, workload.recipe.norms == "deferred")
-
-
 def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes | None:
-    """Of the layers of all streams; None where there is no budget to plan."""
+    """The sizes of the layers of all streams; None if there is no budget to plan."""
     if not execution.memory.budget:
         return None
     known: dict[object, DeviceSizes] = {}
@@ -137,42 +133,34 @@ def measured_costs(
     copies: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> tuple[CostTable, ...]:
-    """What every layer costs on this machine, measured once per space and kept.
+    """The cost of every layer on this machine, measured once per space and cached.
 
-    With several ``copies``, where so many processes compute at once.
+    With several ``copies``, this many processes compute concurrently.
     """
+    device, seconds = first_gpu(execution.hardware.device), execution.watch.timeout_seconds
+    name = device if device == "cpu" else find_gpus().name_of(device)
+    if copies > 1:
+        name = f"{name}, {copies} at once"
     known: dict[int, CostTable] = {}
     for workload in workloads:
         if id(workload.space) not in known:
-            known[id(workload.space)] = _cost(workload, execution, copies, say)
+            measure = partial(profile_apart, workload, seconds, device, copies, say)
+            known[id(workload.space)] = cached_profile(workload, measure, device=name)
     return tuple(known[id(workload.space)] for workload in workloads)
 
 
 def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | None:
-    """What every layer takes on a device; None where there is no budget to plan."""
+    """The bytes of every layer on a device; None if there is no budget to plan."""
     if not execution.memory.budget:
         return None
     return DeviceSizes(measure_sizes(workload), workload.space.rules)
 
 
 def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
-    """How many of these workers compute at once on this machine's cores; 1 for GPUs."""
+    """How many of these workers compute concurrently on this machine's cores; 1 for GPUs."""
     if first_gpu(execution.hardware.device) != "cpu":
         return 1
     return max(1, min(workers, len(os.sched_getaffinity(0)) // workload.recipe.threads))
-
-
-def _cost(
-    workload: Workload, execution: Execution, copies: int, say: Callable[[str], None] | None
-) -> CostTable:
-    """On the run's kind of device."""
-    device = first_gpu(execution.hardware.device)
-    name = device if device == "cpu" else find_gpus().name_of(device)
-    return cached_profile(
-        workload,
-        lambda: profile_apart(workload, execution.watch.timeout_seconds, device, copies, say),
-        device=name if copies == 1 else f"{name}, {copies} at once",
-    )
 
 
 def gain_notes(
@@ -181,13 +169,9 @@ def gain_notes(
     subnets: Sequence[Sequence[Subnet]],
     costs: Sequence[CostTable | None],
 ) -> list[str]:
-    """A line each; none for one worker, for policies that are no plain loop's, and for teachers.
+    """Notes on what keeps a run from gaining by its workers.
 
-    Args:
-        workloads: of each stream.
-        execution: how many stages and groups there are.
-        subnets: of each stream; of one that a strategy proposes, some that stand for it.
-        costs: of each stream, where they are known.
+    There are none for one worker, for policies that are no plain loop's, and for teachers.
     """
     first, workers = workloads[0], execution.workers
     if workers == 1:
@@ -198,7 +182,11 @@ def gain_notes(
     is_plain &= not any(each.recipe.steps.probes for each in workloads)
     if is_plain and first.definition.policy == "csp":
         streams = tuple(
-            Stream(_chain(workload.space), tuple(drawn), table)
+            Stream(
+                Chain.of(workload.space, stateless=stateless_layers(workload.space)),
+                tuple(drawn),
+                table,
+            )
             for workload, drawn, table in zip(workloads, subnets, costs, strict=True)
         )
         pipeline = Pipeline(streams=streams, steps=common(workloads).steps)
@@ -207,12 +195,8 @@ def gain_notes(
     return notes
 
 
-def _chain(space: Space) -> Chain:
-    return Chain.of(space, stateless=stateless_layers(space))
-
-
 def _spacing(workload: Workload) -> str | None:
-    """Of a sampler that cannot space as far as it says."""
+    """A note on a sampler that cannot space subnets as far as its name says."""
     match = re.fullmatch("spaced:([0-9]+)", workload.definition.sampler)
     counts = [each for each in workload.space.drawn_counts if each > 1]
     if match is None or not counts or int(match[1]) < min(counts):
@@ -227,7 +211,7 @@ def _spacing(workload: Workload) -> str | None:
 
 
 def _growing(workload: Workload) -> str | None:
-    """Of a layer whose lag has hardly grown when the run ends."""
+    """A note on a layer whose lag has hardly grown when the run ends."""
     definition = workload.definition
     if definition.policy != "csp":
         return None
@@ -243,12 +227,8 @@ def _growing(workload: Workload) -> str | None:
 
 
 def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
-    groups, stages, workers = (
-        execution.pipeline.groups,
-        execution.pipeline.stages,
-        execution.workers,
-    )
-    on = f"{groups} groups of {stages}" if groups > 1 else f"{stages} stages"
+    way = execution.pipeline
+    on = f"{way.groups} groups of {way.stages}" if way.groups > 1 else f"{way.stages} stages"
     busy = f"{found.busy_stages:.1f}"
     head = f"this run gains little from {on}: at most {busy} can be busy, as "
     if not found.is_chosen:
@@ -257,7 +237,7 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
             f"{head}every step reads all that the step before wrote; use passes={passes}:N, "
             f"whose passes fill the stages (docs/schedule.md)"
         )
-    reasons = [_layer(workload, block, workers) for block in found.layers]
+    reasons = [_layer(workload, block, execution.workers) for block in found.layers]
     if found.is_gated:
         reasons.append(
             "with clip_global_norm no layer is written before all gradients of a step are there: "
@@ -272,8 +252,13 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
 
 
 def _layer(workload: Workload, block: int, workers: int) -> str:
+    """What docs/rules.md recommends for a layer near the input."""
     space = workload.space
-    name, rule = space.labels[block], _late(workload, block, workers)
+    name, parts = space.labels[block], list(sketch(space, block, 0).modules())
+    is_spaced = workload.definition.sampler.startswith("spaced:")
+    rule = Lag(3 if is_spaced and workers >= 4 else 1, predicts=True)
+    if any(isinstance(part, Embedding) for part in parts):
+        rule = Lag(8)
     if isinstance(space.blocks[block], Block):
         predicts = ", predicts=True" * rule.predicts
         return (
@@ -281,25 +266,10 @@ def _layer(workload: Workload, block: int, workers: int) -> str:
             f"make it npp.Shared(NAME, ..., rule=npp.Lag({rule.subnets}{predicts}))"
         )
     todo = f'--set "rule.{name}={rule}"'
-    norm = _norm(space, block)
+    norm = next((type(part).__name__ for part in parts if keeps_statistics(part)), None)
     if norm and workload.recipe.norms != "deferred":
         todo += f" with --set norms=deferred, or {rule} with GroupNorm in the place of its {norm}"
     return (
         f"every step reads layer {name} (exact) behind the WRITE of the one before: use {todo}, or "
         f"frozen"
     )
-
-
-def _late(workload: Workload, block: int, workers: int) -> Lag:
-    """What docs/rules.md recommends for a layer in front."""
-    parts = sketch(workload.space, block, 0).modules()
-    if any(isinstance(part, Embedding) for part in parts):
-        return Lag(8)
-    is_spaced = workload.definition.sampler.startswith("spaced:")
-    return Lag(3 if is_spaced and workers >= 4 else 1, predicts=True)
-
-
-def _norm(space: Space, block: int) -> str | None:
-    """The kind of norm in a layer that keeps running statistics."""
-    parts = sketch(space, block, 0).modules()
-    return next((type(part).__name__ for part in parts if keeps_statistics(part)), None)

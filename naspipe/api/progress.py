@@ -29,7 +29,6 @@ class LastingStream:
         return sys.stderr
 
     def write(self, text: str) -> int:
-        """As of any stream."""
         try:
             return self._stream.write(text) if self._stream else 0
         except (OSError, ValueError):
@@ -37,7 +36,6 @@ class LastingStream:
             return len(text)
 
     def flush(self) -> None:
-        """As of any stream."""
         try:
             if self._stream:
                 self._stream.flush()
@@ -51,13 +49,8 @@ class LastingStream:
 class Bar:
     """Counts to a total, on stderr; a context manager.
 
-    It appears with the first call of :meth:`show`: input that is refused leaves no trace of it.
-
-    Args:
-        title: of the work.
-        total: to count to.
-        is_quiet: show nothing.
-        every_seconds: from one line to the next, where there is no terminal.
+    It appears with the first call of :meth:`show`, so that input that is refused leaves no trace of
+    it. Without a terminal, lines are printed every ``every_seconds``.
     """
 
     def __init__(self, title: str, total: int, is_quiet: bool, every_seconds: float) -> None:
@@ -94,13 +87,13 @@ class Bar:
             self._progress.start()
 
     def begin(self, done: int) -> None:
-        """So much was done before."""
+        """This much was done before."""
         self._printed = time.monotonic()
         self._busy = {}
         self._progress.reset(self._task, completed=done, numbers="")
 
     def update(self, done: int, numbers: str, left: str = "") -> None:
-        """So much is done, with these numbers; ``left`` is what only a line has to say."""
+        """This much is done; ``left`` is shown in lines only."""
         self._progress.update(self._task, completed=done, numbers=numbers)
         now = time.monotonic()
         is_due = now - self._printed > self._every_seconds or done == self._total
@@ -111,32 +104,24 @@ class Bar:
             )
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's share of time spent computing."""
         self._busy[stage] = busy_ns / max(1, elapsed_ns)
 
     @property
     def busy(self) -> float | None:
-        """That share, the mean of the stages that told theirs since the work began."""
+        """The share of time spent computing, averaged over the stages that have reported."""
         return sum(self._busy.values()) / len(self._busy) if self._busy else None
 
     def note(self, text: str) -> None:
-        """A line that is about the work."""
         self.say(f"{self._title}  {text}")
 
     def say(self, text: str) -> None:
-        """A line as it is."""
         self._console.print(text, markup=False, soft_wrap=True)
 
 
 class TrainingProgress(Bar):
     """Shows passes, speed, loss, bubble and time left while a run goes; see ``LaunchObserver``.
 
-    Args:
-        title: of the run.
-        num_passes: of all streams.
-        is_quiet: show nothing.
-        every_seconds: from one line to the next, where there is no terminal.
-        unit: what passes are called: steps, where each step has one.
+    ``unit`` is what passes are called: steps, if each step has one.
     """
 
     def __init__(
@@ -154,13 +139,12 @@ class TrainingProgress(Bar):
         self._start = time.monotonic()
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """A life of the run begins: passes that a checkpoint holds are done."""
+        """An attempt begins; the passes that its checkpoint holds are done."""
         self._first = self._done = sum(firsts)
         self._start = time.monotonic()
         self.begin(self._done)
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """A pass's loss is known."""
         self.show()
         self._done += 1
         speed = (self._done - self._first) / max(1e-9, time.monotonic() - self._start)
@@ -171,23 +155,20 @@ class TrainingProgress(Bar):
         self.update(self._done, numbers, f"{_duration(left)} left")
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """A user's own numbers: written to the metrics, not shown."""
+        """Written to the metrics, not shown."""
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's share of time spent computing."""
         self.show()
         super().on_busy(stage, busy_ns, elapsed_ns)
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """Accesses whose layer was there: written to the metrics, not shown."""
+        """Written to the metrics, not shown."""
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """How the supernet does on held-out data."""
         listed = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
         self.note(f"validation after {sequence_id + 1} {self._unit}  {listed}")
 
     def on_note(self, text: str) -> None:
-        """Something happened that a line should say."""
         self.say(f"naspipe: {text}")
 
 
@@ -210,7 +191,6 @@ class SearchProgress(Bar):
         self._start = time.monotonic()
 
     def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
-        """The next subnet is judged."""
         if not self.is_shown:
             self._start = time.monotonic()
             self.show()
@@ -223,3 +203,27 @@ class SearchProgress(Bar):
         if self.busy is not None:
             numbers += f"  busy {self.busy:.2f}"
         self.update(candidate.sequence_id + 1, numbers)
+
+
+class RatingProgress(Bar):
+    """Shows paths, speed and the best score of the block that is rated; see ``SearchObserver``."""
+
+    def __init__(self, title: str, num_paths: int, is_quiet: bool = False) -> None:
+        super().__init__(title, num_paths, is_quiet, _LINE_EVERY_SECONDS)
+        self._done, self._block = 0, -1
+        self._start = time.monotonic()
+
+    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
+        """The next path is rated; the first one of a block has number 0."""
+        self._block += candidate.sequence_id == 0
+        if not self.is_shown:
+            self._start = time.monotonic()
+            self.show()
+        seconds = time.monotonic() - self._start
+        numbers = f"block {self._block}"
+        if seconds > 0 and self._done:
+            numbers += f"  {self._done / seconds:.2f} paths/s"
+        if best is not None:
+            numbers += f"  best {best.scores.loss:.4f}"
+        self._done += 1
+        self.update(self._done, numbers)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError
@@ -31,24 +31,8 @@ METRICS = "metrics/"
 """What the names of a user's own numbers begin with."""
 
 
-class ScalarFile(Protocol):
-    """Where the numbers of steps go."""
-
-    def write(self, step: int, values: Values) -> None:
-        """Take one step's numbers."""
-        ...
-
-    def close(self) -> None:
-        """No more will come."""
-        ...
-
-
 def check_tensorboard() -> None:
-    """TensorBoard must be there before a run that asks for it begins.
-
-    Raises:
-        ConfigError: naming the extra.
-    """
+    """Refuse ``--tensorboard`` if the package is missing."""
     try:
         _modules()
     except ImportError as error:
@@ -66,13 +50,13 @@ def _modules() -> tuple[Any, Any]:
 
 
 class TensorBoardFile:
-    """One life's event file in ``directory``; ``first`` is the step that it begins with.
+    """The event file of one attempt in ``directory``; ``first`` is the step that it begins with.
 
-    TensorBoard then drops what earlier lives said of that step and later ones. Files are written
-    on the caller's thread, each step at once: an error is its caller's.
+    TensorBoard then drops what earlier attempts wrote about that step and later ones. Files are
+    written on the caller's thread, each step at once, so that the caller gets the error.
 
     Raises:
-        StorageError: when the file cannot be written.
+        StorageError: if the file cannot be written.
     """
 
     def __init__(self, directory: Path, generation: int, first: int) -> None:
@@ -90,9 +74,6 @@ class TensorBoardFile:
 
         The losses of a step with several passes are ``loss/pass-0``, ``loss/pass-1``, ..., those of
         its probes ``loss/probe-0``, ...
-
-        Raises:
-            StorageError: when they cannot be written.
         """
         event = self._event(step)
         for name, value in _tagged(values):
@@ -115,7 +96,7 @@ class TensorBoardFile:
 
 
 def _tagged(values: Values) -> Iterator[tuple[str, float]]:
-    """Names and numbers; of probes and later passes of a step the losses and metrics alone."""
+    """Names and numbers; for probes and later passes of a step, the losses and metrics only."""
     kind = "probe" if "probe" in values else "pass"
     number = values.get(kind)
     for name, value in values.items():
@@ -130,7 +111,7 @@ def _tagged(values: Values) -> Iterator[tuple[str, float]]:
 
 
 def _single(value: float) -> float:
-    """What single precision holds of it."""
+    """The value in single precision, in which infinity stands for anything larger."""
     return math.copysign(math.inf, value) if abs(value) > 3.4e38 else value
 
 
@@ -139,16 +120,17 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ResidentMemory:
-    """Of this process and all that it has started on this host, looked at once a second at most.
+    """The memory of this process and all that it has started on this host, read at most once a
+    second.
 
-    Pages that several of them share count for each.
+    Pages that several processes share count for each of them.
     """
 
     def __init__(self) -> None:
         self._bytes, self._looked = 0, -_LOOK_SECONDS
 
     def bytes(self) -> int | None:
-        """In bytes; None where the system does not say."""
+        """None if the system does not say."""
         now = time.monotonic()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
@@ -174,9 +156,7 @@ def _resident(pid: int) -> int:
 class Pulse:
     """Leaves a heartbeat in each run directory, at once and every 2 s; a context manager.
 
-    Args:
-        directories: of each stream.
-        vitals: what is known of a stream, by its number; called on another thread.
+    ``vitals`` returns what is known of a stream by its number; it is called on another thread.
     """
 
     def __init__(
@@ -209,21 +189,14 @@ class Pulse:
 class Recording:
     """A :class:`LaunchObserver` that writes metrics, and tells another one everything.
 
-    While it is entered, each run directory has a heartbeat.
+    While it is entered, each run directory has a heartbeat. The steps of each stream are written in
+    sequence order: a step waits until all earlier ones are there, and what waits when an attempt
+    ends is left out. If a step has several passes, each of them is written, with its number.
 
-    Each stream's steps are written in sequence order: a step waits until all earlier ones are
-    there. What waits when a life ends is left out. Where a step has several passes, each of them
-    is written, with its number. ``bubble_ratio`` (1 - busy time / time of
-    all stages) and ``hit_rate`` are those of the whole pipeline so far in this life, warm-up
-    included, as of the stages' last words; ``steps_per_second`` counts this life's steps. ``time``
-    is in seconds since 1970, ``resident_bytes`` of the processes of this ``host``, and ``pending``
-    the most subnets under way on a stage.
-
-    Args:
-        directories: of each stream.
-        definitions: of each stream.
-        observer: the other one.
-        tensorboard: write TensorBoard's files, too.
+    ``bubble_ratio`` (1 - busy time / time of all stages) and ``hit_rate`` are those of the whole
+    pipeline so far in this attempt, warm-up included; ``steps_per_second`` counts the steps of this
+    attempt. ``time`` is in seconds since 1970, ``resident_bytes`` of the processes of this
+    ``host``, and ``pending`` the largest number of subnets under way on a stage.
     """
 
     def __init__(
@@ -238,7 +211,7 @@ class Recording:
         self._observer = observer
         self._tensorboard = tensorboard
         self._open = ExitStack()
-        self._files: list[list[ScalarFile]] = []
+        self._files: list[list[MetricsFile | TensorBoardFile]] = []
         self._next: list[int] = []
         self._waiting: dict[tuple[int, int], Values] = {}
         self._metrics: dict[tuple[int, int], Values] = {}
@@ -263,18 +236,13 @@ class Recording:
         self._open.close()
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """See :class:`LaunchObserver`.
-
-        Raises:
-            StorageError: when a file cannot be written.
-        """
         self._open.close()
         self._files = []
         for stream, (directory, sequence_id) in enumerate(
             zip(self._directories, firsts, strict=True)
         ):
             first = self._steps(stream).step(sequence_id)
-            files: list[ScalarFile] = [MetricsFile(directory.metrics, first)]
+            files: list[MetricsFile | TensorBoardFile] = [MetricsFile(directory.metrics, first)]
             self._open.callback(files[-1].close)
             if self._tensorboard:
                 files.append(TensorBoardFile(directory.tensorboard, generation, first))
@@ -288,11 +256,6 @@ class Recording:
         self._observer.on_begin(generation, firsts)
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`LaunchObserver`.
-
-        Raises:
-            StorageError: when a file cannot be written.
-        """
         self._done += 1
         self._step_time[stream] = time.time()
         self._waiting[stream, sequence_id] = self._values(stream, sequence_id, loss)
@@ -304,27 +267,24 @@ class Recording:
         self._observer.on_loss(stream, sequence_id, loss)
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
         named = {f"{METRICS}{name}": value for name, value in metrics.items()}
         self._metrics[stream, sequence_id] = named
         self._observer.on_metrics(stream, sequence_id, metrics)
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._use[stage] = busy_ns, elapsed_ns
         self._observer.on_busy(stage, busy_ns, elapsed_ns)
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """See :class:`LaunchObserver`."""
         self._hits[stage] = hits, reads
         self._observer.on_hits(stage, hits, reads)
 
     def on_pending(self, stage: int, subnets: int) -> None:
-        """See :class:`RunObserver`; nobody else is told."""
+        """Not passed on to the other observer."""
         self._pending[stage] = subnets
 
     def vitals(self, stream: int) -> dict[str, Any]:
-        """What a heartbeat says of a stream; called on another thread, too."""
+        """What a heartbeat says of a stream; called on another thread as well."""
         steps, definition = self._steps(stream), self._definitions[stream]
         done = self._next[stream] if self._next else 0
         seconds = time.monotonic() - self._start
@@ -341,17 +301,11 @@ class Recording:
         }
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`.
-
-        Raises:
-            StorageError: when a file cannot be written.
-        """
         named = {f"validation/{name}": score for name, score in scores.items()}
         self._write(stream, sequence_id, named)
         self._observer.on_validation(stream, sequence_id, scores)
 
     def on_note(self, text: str) -> None:
-        """See :class:`LaunchObserver`."""
         self._observer.on_note(text)
 
     def _values(self, stream: int, sequence_id: int, loss: float) -> Values:
@@ -383,7 +337,7 @@ class Recording:
 
 
 def _share(pairs: Mapping[int, tuple[int, int]]) -> float | None:
-    """The first numbers of all stages over the second ones; None where there are none."""
+    """The sum of the first numbers over the sum of the second ones; None if there are none."""
     found = list(pairs.values())
     whole = sum(pair[1] for pair in found)
     return sum(pair[0] for pair in found) / whole if whole else None
@@ -404,11 +358,7 @@ _GAUGES = {
 
 
 def check_metrics_server(records: RecordSettings) -> None:
-    """Where metrics are asked for, the package must be there, the address ours, the port free.
-
-    Raises:
-        ConfigError: when it is not.
-    """
+    """Refuse ``metrics_port`` without its package, a foreign address, or a port that is taken."""
     if not records.metrics_port:
         return
     try:
@@ -429,7 +379,7 @@ def recorded(
     observer: LaunchObserver,
     records: RecordSettings,
 ) -> Iterator[Recording]:
-    """What records a run as it goes, tells an observer of it, and answers Prometheus."""
+    """Record a run while it goes on, report to an observer, and answer Prometheus."""
     definitions = [workload.definition for workload in workloads]
     names = [str(directory.path) for directory in directories]
     with (
@@ -442,12 +392,7 @@ def recorded(
 class MetricsServer:
     """Answers ``http://ADDRESS:PORT/metrics`` on threads of its own; a context manager.
 
-    Without a port it does nothing.
-
-    Args:
-        records: which port and address.
-        names: of the runs, by stream: the label ``run``.
-        vitals: what is known of a stream, by its number.
+    Without a port it does nothing. ``names`` are the labels ``run`` of the streams.
     """
 
     def __init__(
@@ -476,7 +421,7 @@ class MetricsServer:
             self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """What the client asks for at every scrape: a gauge for each number that is known."""
+        """Called at every scrape: a gauge for each number that is known."""
         gauge = import_module("prometheus_client.core").GaugeMetricFamily
         found = [self._vitals(stream) for stream in range(len(self._names))]
         for name, text in _GAUGES.items():

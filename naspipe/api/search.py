@@ -1,18 +1,19 @@
-"""``naspipe.search_subnets``: the best subnets of a run, by the scores of inherited weights."""
+"""``naspipe.search_subnets``: the best subnets of a run, by the scores of inherited weights.
+
+:func:`judge_subnets` is where every search runs: those of Python and of the command line, the
+ratings of student blocks, and the scores of subnets that were trained alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from contextlib import ExitStack, nullcontext
+from dataclasses import fields, replace
 from typing import Any
 
 from naspipe.api.judging import (
     Estimates,
-    FirstAndBest,
     Judging,
-    note_verified,
     proxies_in,
     verifier_of,
 )
@@ -25,7 +26,6 @@ from naspipe.api.search_parts import (
     find_weights,
     forward_costs,
     run_workload,
-    sampling,
     title_of,
 )
 from naspipe.api.search_record import Recorder, SearchObserver, SilentSearchObserver
@@ -65,65 +65,110 @@ from naspipe.search.search_directory import (
     search_path,
 )
 from naspipe.search.strategies import Limits, options_of
-from naspipe.store.checkpoints import Checkpoint
 from naspipe.streams.feedback import ExplorationStrategy
+from naspipe.verification.plain_scores import VerifiedScores
 from naspipe.wire.endpoints import check_endpoints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searching:
-    """A search that is defined but not yet started."""
+def judge_subnets(
+    run: Run,
+    data: Batches,
+    held_out: Batches,
+    loss: Loss,
+    definition: SearchDefinition,
+    execution: Execution,
+    *,
+    name: str = "",
+    observer: SearchObserver | None = None,
+    is_quiet: bool = False,
+    strategy: Any = None,
+    judge: Callable[[Sequence[int]], float] | None = None,
+) -> Search:
+    """Check everything, then judge every subnet and leave a search inside the run.
 
-    run: Run
-    data: Batches
-    """What the run was trained on: batches to calibrate with."""
-    held_out: Batches
-    """Batches to judge by."""
-    loss: Loss
-    definition: SearchDefinition
-    execution: Execution
-    name: str = ""
-    """Of the search's directory; the next number by default."""
-    observer: SearchObserver
-    strategy: Any = None
-    """What proposes subnets, where it is an object; the definition has its name."""
-    judge: Callable[[Sequence[int]], float] | None = None
-    """Of the score ``bleu``: decodes with a subnet of these choices."""
+    Args:
+        run: whose weights are judged.
+        data: what the run was trained on: batches to calibrate with.
+        held_out: batches to judge by.
+        loss: of the run.
+        definition: of the search.
+        execution: how it is carried out.
+        name: of the search's directory; by default the next number.
+        observer: told of every subnet; by default there is progress on stderr.
+        is_quiet: show none.
+        strategy: what proposes subnets if it is an object; the definition has its name.
+        judge: decodes with a subnet of these choices, for the score ``bleu`` alone.
 
-    def start(self) -> Search:
-        """Check everything, then judge every subnet and leave a search inside the run.
-
-        Raises:
-            ConfigError: when the input cannot be used; nothing has been written then, unless only
-                a stage could find it: the manifest then says ``failed``.
-            StageFailedError: when a stage raised.
-            VerificationError: when a score has other bits than that of the plain network.
-        """
-        execution = self.execution
-        directory = self._check()
-        workload = run_workload(self.run, self.data, self.loss)
+    Raises:
+        ConfigError: if the input cannot be used. Nothing has been written then, unless only a stage
+            could find the fault: the manifest then says ``failed``.
+        StageFailedError: if a stage raised.
+        VerificationError: if a score has other bits than that of the plain network.
+    """
+    shown = None
+    if observer is None:
+        title = title_of(run.directory.path, definition, held_out)
+        shown = observer = SearchProgress(title, definition.budget, definition.score, is_quiet)
+    with shown or nullcontext():
+        score, space = definition.score, run.space
+        directory = _check(run, data, held_out, definition, execution, name)
+        if (score == "bleu") != (judge is not None):
+            raise ConfigError(
+                "--score bleu: expected what decodes with a subnet, and no other score"
+            )
+        check_endpoints(execution)
+        check_limits(execution, 1)
+        workload = run_workload(run, data, loss)
+        seed = workload.definition.seed
         check_proof(workload)
-        checkpoint = find_weights(self.run)
+        checkpoint = find_weights(run)
         costs = forward_costs(measured_costs([workload], execution)[0])
-        pricer = Pricer(
-            self.run.space, batch_apart(self.held_out, workload.definition.seed, 0), costs
+        pricer = Pricer(space, batch_apart(held_out, seed, 0), costs)
+        record = getattr(held_out, "record", None)
+        options = dict(definition.options)
+        if definition.strategy == "evolution":
+            options.setdefault("population", max(2, min(50, definition.budget // 4)))
+        definition = replace(
+            definition, options=options, data=dict(record or {"name": "the user's own"})
         )
-        definition = self._definition()
-        make = find_strategy(definition, self.run.space, pricer, self.strategy)
-        judging = self._judging(workload)
-        cut, memory, window = self._plan(workload, costs)
+        make = find_strategy(definition, space, pricer, strategy)
+        estimates = None
+        if proxies_in(score):
+            threads = workload.definition.recipe.threads
+            estimates = Estimates(score, space, seed, threads, batch_apart(data, seed, 0))
+            estimates.check()
+        judging = Judging(score=score, space=space, estimates=estimates, bleu=judge)
+        cut, memory, window = _plan(workload, costs, execution)
         directory.create()
-        recorder = Recorder(
-            directory,
-            definition.score,
-            pricer,
-            self.observer,
-            self._manifest(checkpoint, definition, window),
-        )
-        source = self._source(make, cut, directory.path / "stream.jsonl", definition.budget)
+        execution = execution.changed(window=window)
+        device = execution.hardware.device
+        manifest = {
+            "definition": definition.as_dict(),
+            "run": {"subnets": checkpoint.subnets, "space": run.manifest["space"]},
+            "execution": execution.as_dict(),
+            "environment": describe_environment(
+                device, NO_GPUS if device == "cpu" else find_gpus()
+            ),
+        }
+        recorder = Recorder(directory, score, pricer, observer, manifest)
+
+        def source_of(
+            make: Callable[[], ExplorationStrategy], record: str, num_subnets: int
+        ) -> StrategySource:
+            return StrategySource(
+                make,
+                space,
+                FIRST_STREAM,
+                cut,
+                delay=definition.delay,
+                num_subnets=num_subnets,
+                record=directory.path / record,
+            )
+
+        source = source_of(make, "stream.jsonl", definition.budget)
         evaluation = EvaluationRecipe(
             workload=workload,
-            held_out=self.held_out,
+            held_out=held_out,
             calibration=definition.calibration,
             validation=definition.validation,
             ema=definition.ema,
@@ -132,137 +177,108 @@ class Searching:
             evaluation=evaluation_of(evaluation, checkpoint),
             source=source,
             budget=definition.budget,
-            execution=execution.changed(window=window),
+            execution=execution,
             memory=memory,
             directory=directory.path,
         )
-        choices_of = judging.choices_of(source)
         with (
-            verifier_of(job, evaluation, checkpoint, definition.score) as verifier,
-            recorder.recording(choices_of),
+            verifier_of(job, evaluation, checkpoint, score) as verifier,
+            recorder.recording(judging.choices_of(source), verifier),
             ExitStack() as stack,
         ):
             stack.callback(close_all)
-            observer = FirstAndBest(recorder, verifier, choices_of)
+            drawn = replace(definition, strategy="random", options={}, budget=SAMPLE)
             standard = judging.standard(
-                job,
-                lambda: self._source(
-                    find_strategy(sampling(definition), self.run.space, pricer),
-                    cut, directory.path / "sample.jsonl", SAMPLE,
-                ),
-            )  # fmt: skip
+                job, lambda: source_of(find_strategy(drawn, space, pricer), "sample.jsonl", SAMPLE)
+            )
             if standard is not None:
                 recorder.note(sample=standard.as_dict())
-            recorder.stages = judging.run(job, source, observer, standard)
+            recorder.stages = judging.run(job, source, recorder, standard)
             if execution.verification.verify != "0":
-                recorder.note(verified=observer.finish(definition.score).as_dict())
-        return directory.read()
+                recorder.note(verified=recorder.finish().as_dict())
+        search = directory.read()
+        if shown is not None and (found := search.manifest.get("verified")) is not None:
+            shown.note(str(VerifiedScores(found["scores"], found.get("because", ""))))
+        return search
 
-    def _source(
-        self,
-        make: Callable[[], ExplorationStrategy],
-        cut: CutSteps,
-        record: Path,
-        count: int,
-    ) -> StrategySource:
-        """Subnets of a strategy."""
-        return StrategySource(
-            make, self.run.space, FIRST_STREAM, cut,
-            delay=self.definition.delay, num_subnets=count, record=record,
-        )  # fmt: skip
 
-    def _judging(self, workload: Workload) -> Judging:
-        """What subnets are judged by; proxies that can tell nothing of the space are refused."""
-        score, defined = self.definition.score, workload.definition
-        estimates = None
-        if proxies_in(score):
-            batch = batch_apart(self.data, defined.seed, 0)
-            threads = defined.recipe.threads
-            estimates = Estimates(score, workload.space, defined.seed, threads, batch)
-            estimates.check()
-        return Judging(score=score, space=workload.space, estimates=estimates, bleu=self.judge)
+def _check(
+    run: Run,
+    data: Batches,
+    held_out: Batches,
+    definition: SearchDefinition,
+    execution: Execution,
+    name: str,
+) -> SearchDirectory:
+    """Refuse whatever can be refused at once; returns the place of the search."""
+    check_is_data(data)
+    check_is_data(held_out, "held_out")
+    check_space(run)
+    if definition.ema:
+        run.check_averages()
+    device = execution.hardware.device
+    gpus = NO_GPUS if device == "cpu" else find_gpus()
+    check_device(device, len(gpus))
+    check_data_path(execution, gpus)
+    if execution.pipeline.stages > len(run.space):
+        raise ConfigError(
+            f"{execution.pipeline.stages} stages for {len(run.space)} blocks: expected at most one "
+            f"stage per block; choose --stages {len(run.space)} or less"
+        )
+    path = run.directory.path
+    directory = SearchDirectory(search_path(path, name or default_name(path)))
+    if directory.path.exists():
+        directory.create()  # refuses, and says that it exists
+    return directory
 
-    def _check(self) -> SearchDirectory:
-        """What can be known to be wrong at first; returns the place of the search."""
-        space, execution = self.run.space, self.execution
-        check_is_data(self.data)
-        check_is_data(self.held_out, "held_out")
-        check_space(self.run)
-        if self.definition.ema:
-            self.run.check_averages()
-        if (self.definition.score == "bleu") != (self.judge is not None):
-            raise ConfigError(
-                "--score bleu: expected what decodes with a subnet, and no other score"
-            )
-        gpus = NO_GPUS if execution.hardware.device == "cpu" else find_gpus()
-        check_device(execution.hardware.device, len(gpus))
-        check_data_path(execution, gpus)
-        if execution.pipeline.stages > len(space):
-            raise ConfigError(
-                f"{execution.pipeline.stages} stages for {len(space)} blocks: expected at most one "
-                f"stage per block; choose --stages {len(space)} or less"
-            )
-        path = self.run.directory.path
-        directory = SearchDirectory(search_path(path, self.name or default_name(path)))
-        if directory.path.exists():
-            directory.create()  # says that it is there
-        check_endpoints(execution)
-        check_limits(execution, 1)
-        return directory
 
-    def _definition(self) -> SearchDefinition:
-        """With what follows from the rest: the strategy's size, what the held-out data are."""
-        given, options = self.definition, dict(self.definition.options)
-        if given.strategy == "evolution":
-            options.setdefault("population", max(2, min(50, given.budget // 4)))
-        record = getattr(self.held_out, "record", None)
-        return replace(given, options=options, data=dict(record or {"name": "the user's own"}))
-
-    def _plan(
-        self, workload: Workload, costs: CostTable
-    ) -> tuple[CutSteps, MemoryPlan | None, int]:
-        """Cuts of equal forward time, memory for layers without optimizer state, the window."""
-        space = workload.space
-        rules = (Frozen(),) * len(space)
-        chain = replace(Chain.of(space), rules=rules)
-        sample = [
-            space.subnet(FIRST_STREAM, number, space.chain(choices))
-            for number, choices in enumerate(sample_stream(space))
-        ]
-        stream = Stream(chain, tuple(sample), costs, is_sample=True)
-        plain = replace(workload.definition, recipe=Recipe())
-        sizes = measured_sizes(replace(workload, definition=plain), self.execution)
-        if sizes is not None:
-            sizes = replace(sizes, rules=rules)
-        execution = self.execution.changed(order="paper", activation_memory="")
-        plan = plan_pipeline(Pipeline(streams=(stream,)), execution, sizes)
-        cut = plan.streams[0].cut
-        if cut is None:
-            raise ConfigError("expected a partition for every subnet, found none")
-        return cut, plan.memory, plan.window
-
-    def _manifest(
-        self, checkpoint: Checkpoint, definition: SearchDefinition, window: int
-    ) -> dict[str, Any]:
-        gpus = NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()
-        return {
-            "definition": definition.as_dict(),
-            "run": {"subnets": checkpoint.subnets, "space": self.run.manifest["space"]},
-            "execution": self.execution.changed(window=window).as_dict(),
-            "environment": describe_environment(self.execution.hardware.device, gpus),
-        }
+def _plan(
+    workload: Workload, costs: CostTable, execution: Execution
+) -> tuple[CutSteps, MemoryPlan | None, int]:
+    """Cuts of equal forward time, memory for layers without optimizer state, the window."""
+    space = workload.space
+    rules = (Frozen(),) * len(space)
+    sample = tuple(
+        space.subnet(FIRST_STREAM, number, space.chain(choices))
+        for number, choices in enumerate(sample_stream(space))
+    )
+    stream = Stream(replace(Chain.of(space), rules=rules), sample, costs, is_sample=True)
+    plain = replace(workload.definition, recipe=Recipe())
+    sizes = measured_sizes(replace(workload, definition=plain), execution)
+    if sizes is not None:
+        sizes = replace(sizes, rules=rules)
+    execution = execution.changed(order="paper", activation_memory="")
+    plan = plan_pipeline(Pipeline(streams=(stream,)), execution, sizes)
+    cut = plan.streams[0].cut
+    if cut is None:
+        raise ConfigError("expected a partition for every subnet, found none")
+    return cut, plan.memory, plan.window
 
 
 def search_subnets(
-    run: Run, data: Batches, loss: Loss,
-    *, held_out: Batches | None = None, strategy: str | Any = "evolution",
-    options: Mapping[str, float] | None = None, budget: int = 100, seed: int = 0, delay: int = 8,
-    score: str = "loss", calibrate: int = 4, validate: int | None = None,
-    limits: Mapping[str, float] | None = None, ema: bool = False, stages: int | None = None,
-    name: str = "", settings: Mapping[str, Any] | None = None,
-    execution: Mapping[str, Any] | None = None, observer: SearchObserver | None = None,
-    progress: bool = True, **more: Any,
-) -> Search:  # fmt: skip
+    run: Run,
+    data: Batches,
+    loss: Loss,
+    *,
+    held_out: Batches | None = None,
+    strategy: str | Any = "evolution",
+    options: Mapping[str, float] | None = None,
+    budget: int = 100,
+    seed: int = 0,
+    delay: int = 8,
+    score: str = "loss",
+    calibrate: int = 4,
+    validate: int | None = None,
+    limits: Mapping[str, float] | None = None,
+    ema: bool = False,
+    stages: int | None = None,
+    name: str = "",
+    settings: Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any] | None = None,
+    observer: SearchObserver | None = None,
+    progress: bool = True,
+    **more: Any,
+) -> Search:
     """Judge subnets of a run with its weights; the same ones, bit for bit, on any number of stages.
 
     The search is written into the run's directory, as ``search-NAME``.
@@ -280,12 +296,12 @@ def search_subnets(
         score: ``loss``, ``top1`` or ``top5``; ``synflow`` or ``naswot``, of the weights that layers
             begin with (Tanaka et al. 2020, Mellor et al. 2021); or a sum, as in ``loss+naswot``.
         calibrate: batches of ``data`` that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``; 8, or all where there are fewer; 0 for all.
+        validate: batches of ``held_out``; 8, or all if there are fewer; 0 for all.
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
         stages, name: stage processes, 1 for this process; of the search, or the next number.
         settings: ``execution``, too; settings of :class:`naspipe.Execution` by keys.
-        observer: told of every subnet, in place of progress on stderr.
+        observer: told of every subnet, instead of progress on stderr.
         progress: False shows none.
         more: such settings as keywords, as in ``memory_budget="2x"``, and those of the strategy.
 
@@ -298,41 +314,44 @@ def search_subnets(
     check_is_loss(loss)
     check_is_object(strategy)
     given, strategy = strategy, name_of(strategy)
-    said = {"keywords": {"stages": stages, **more}, "settings": settings, "execution": execution}
-    chosen_options, how = _stated(strategy, options=options, **said)
+    of_execution, of_strategy = [*declared(Execution), *groups(Execution)], options_of(strategy)
+    if options and not of_strategy:
+        raise ConfigError(f"strategy {strategy}: expected no options, found {options}")
+    said = gathered(
+        search_subnets,
+        [*of_execution, *of_strategy],
+        options=options,
+        keywords={"stages": stages, **more},
+        settings=settings,
+        execution=execution,
+    )
+    how = Execution(**{key: value for key, value in said.items() if key in of_execution})
     costs = gathered(Limits, [each.name for each in fields(Limits)], limits=limits)
     run = with_run_loss(run, loss)
     check_run_loss(run.directory, run.space, loss)
     chosen, count = judged_by(data, held_out, validate)
     definition = SearchDefinition(
-        strategy=strategy, options=chosen_options, budget=budget, seed=seed, delay=delay,
-        score=score, calibration=calibrate, validation=count, limits=Limits(**costs), ema=ema,
-    )  # fmt: skip
-    searching = Searching(
-        run=run, data=data, held_out=chosen, loss=loss, definition=definition, name=name,
-        execution=how, strategy=None if isinstance(given, str) else given,
-        observer=observer or SilentSearchObserver(),
-    )  # fmt: skip
-    if observer is not None or not progress:
-        return searching.start()
-    return _shown(searching)
-
-
-def _shown(searching: Searching) -> Search:
-    """With progress on stderr."""
-    asked = searching.definition
-    title = title_of(searching.run.directory.path, asked, searching.held_out)
-    with SearchProgress(title, asked.budget, asked.score) as shown:
-        search = replace(searching, observer=shown).start()
-        note_verified(search, shown)
-        return search
-
-
-def _stated(strategy: str, **said: Mapping[str, Any] | None) -> tuple[dict[str, Any], Execution]:
-    """The options of the strategy and how stages work, from keywords and mappings together."""
-    of_execution, of_strategy = [*declared(Execution), *groups(Execution)], options_of(strategy)
-    if said["options"] and not of_strategy:
-        raise ConfigError(f"strategy {strategy}: expected no options, found {said['options']}")
-    given = gathered(search_subnets, [*of_execution, *of_strategy], **said)
-    options = {key: value for key, value in given.items() if key not in of_execution}
-    return options, Execution(**{key: given[key] for key in given.keys() - options.keys()})
+        strategy=strategy,
+        options={key: value for key, value in said.items() if key not in of_execution},
+        budget=budget,
+        seed=seed,
+        delay=delay,
+        score=score,
+        calibration=calibrate,
+        validation=count,
+        limits=Limits(**costs),
+        ema=ema,
+    )
+    if observer is None and not progress:
+        observer = SilentSearchObserver()
+    return judge_subnets(
+        run,
+        data,
+        chosen,
+        loss,
+        definition,
+        how,
+        name=name,
+        observer=observer,
+        strategy=None if isinstance(given, str) else given,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from naspipe.jobs.losses import Loss
 from naspipe.jobs.workload import Batches, Workload, define
 from naspipe.plan.costs import CostTable, LayerCost
 from naspipe.profiling.counts import SubnetCounter
-from naspipe.search.scores import PROXIES, SAMPLE, parts_of
+from naspipe.search.scores import PROXIES, parts_of
 from naspipe.search.search_directory import SearchDefinition
 from naspipe.search.strategies import STRATEGIES, Cost, Limits, Listed, make_strategy
 from naspipe.store.checkpoints import Checkpoint, read_checkpoint
@@ -38,11 +37,7 @@ _MOST = 1_000_000
 
 
 def find_weights(run: Run) -> Checkpoint:
-    """What the run left, or its newest checkpoint while it goes on.
-
-    Raises:
-        ConfigError: when it left none.
-    """
+    """The final checkpoint of a run, or its newest one while it goes on."""
     if run.directory.checkpoint("final").is_dir():
         return read_checkpoint(run.directory.checkpoint("final"))
     latest = run.directory.checkpoints.latest().checkpoint
@@ -55,20 +50,14 @@ def find_weights(run: Run) -> Checkpoint:
 
 
 def forward_costs(costs: CostTable) -> CostTable:
-    """What layers cost that are not trained."""
+    """The costs of layers that are not trained."""
     return CostTable(
         {key: LayerCost(cost.forward_ns, 0, 0, 0, 0) for key, cost in costs.costs.items()}
     )
 
 
 class Pricer:
-    """What subnets cost.
-
-    Args:
-        space: whose subnets.
-        batch: whose shapes the layers see.
-        costs: of every layer's forward.
-    """
+    """The costs of subnets whose layers see the shapes of a batch."""
 
     def __init__(self, space: Space, batch: Mapping[str, torch.Tensor], costs: CostTable) -> None:
         self.counter = SubnetCounter(space, batch)
@@ -76,7 +65,7 @@ class Pricer:
         self._costs = costs
 
     def of(self, choices: Sequence[int]) -> Cost:
-        """Of one subnet: one choice per choice block."""
+        """The cost of one subnet, given by one choice per choice block."""
         counts = self.counter.of(choices)
         chain = enumerate(self._space.chain(choices))
         forward_ns = sum(self._costs.of(block, candidate).forward_ns for block, candidate in chain)
@@ -84,30 +73,19 @@ class Pricer:
 
 
 def title_of(run: Path, definition: SearchDefinition, held_out: Batches) -> str:
-    """What progress calls a search: by what, and on what subnets are judged."""
+    """The title of the progress: the strategy, and what subnets are judged on."""
     proxies = set(parts_of(definition.score)) <= set(PROXIES)
     part = "first weights" if proxies else part_of(held_out, definition.validation)
     return f"search of {run} by {definition.strategy} on {part}"
 
 
-def sampling(definition: SearchDefinition) -> SearchDefinition:
-    """What draws the subnets that a sum of scores is measured by: at random, within the limits."""
-    return replace(definition, strategy="random", options={}, budget=SAMPLE)
-
-
 def find_strategy(
     definition: SearchDefinition, space: Space, pricer: Pricer, given: Any = None
 ) -> Callable[[], ExplorationStrategy]:
-    """What proposes subnets within the limits.
-
-    Args:
-        definition: names the strategy.
-        space: whose subnets.
-        pricer: knows what they cost.
-        given: the strategy itself, where it is an object.
+    """What proposes subnets within the limits; ``given`` is the strategy itself if it is an object.
 
     Raises:
-        ConfigError: for an unknown name or option, for limits that nothing keeps, or where the
+        ConfigError: for an unknown name or option, for limits that no subnet keeps, or if the
             strategy cannot keep limits.
     """
     name, limits = definition.strategy, definition.limits
@@ -138,7 +116,7 @@ def _found(
     is_allowed: Callable[[Sequence[int]], bool],
     strategy: Any,
 ) -> Callable[[], ExplorationStrategy]:
-    """A strategy of NNI's, which may keep limits, or of the user's own."""
+    """A strategy of NNI's, which may keep limits, or one of the user's own."""
     name, limits = definition.strategy, definition.limits
     is_limited = limits != Limits()
     asked = Asked(
@@ -160,7 +138,7 @@ def _found(
 def _listed(
     definition: SearchDefinition, space: Space, is_allowed: Callable[[Sequence[int]], bool]
 ) -> Callable[[], ExplorationStrategy]:
-    """The first subnets of a file, one after the other."""
+    """The first subnets of a file, in their order."""
     path = Path(definition.strategy.removeprefix("file:"))
     decisions = space.decisions
     choices_of = decisions.choices_of if decisions else None
@@ -201,10 +179,10 @@ def _every(
 
 
 def run_workload(run: Run, data: Batches, loss: Loss) -> Workload:
-    """A run's workload, as far as its layers' costs and weights depend on it.
+    """A run's workload, as far as the costs and weights of its layers depend on it.
 
     Raises:
-        ConfigError: when the data are not the run's.
+        ConfigError: if the data are not the run's.
     """
     recorded = run.manifest["definition"]
     fields = {**recorded, "recipe": Recipe(**recorded["recipe"])}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from naspipe.api.recording import Pulse, ResidentMemory
+from naspipe.api.search_parts import Pricer
 from naspipe.launch.claim import Claim
 from naspipe.search.scores import Scores
 from naspipe.search.search_directory import Candidate, SearchDirectory, front, rank
-from naspipe.search.strategies import COSTS, Cost
+from naspipe.search.strategies import COSTS
+from naspipe.verification.plain_scores import ScoreVerifier, VerifiedScores
 
 
 class SearchObserver(Protocol):
@@ -22,56 +24,43 @@ class SearchObserver(Protocol):
         ...
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's compute time so far, of the time since it began."""
-        ...
-
-
-class Prices(Protocol):
-    """What subnets cost."""
-
-    def of(self, choices: Sequence[int]) -> Cost:
-        """Of one subnet."""
+        """The compute time of a stage so far, and the time since the start."""
         ...
 
 
 class SilentSearchObserver:
     """An observer that wants to know nothing."""
 
-    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
-        """See :class:`SearchObserver`."""
+    def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None: ...
 
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`SearchObserver`."""
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None: ...
 
 
 class Recorder:
-    """Takes scores in any order and writes candidates in theirs.
+    """Takes scores in any order, writes candidates in sequence order, and has scores verified.
 
-    Args:
-        directory: of the search; it exists.
-        score: what subnets are ranked by.
-        prices: what they cost.
-        observer: told of each.
-        manifest: what is known before the search.
+    The first score and the best one are verified. ``manifest`` is what is known before the search;
+    the ``directory`` exists.
     """
 
     def __init__(
         self,
         directory: SearchDirectory,
         score: str,
-        prices: Prices,
+        pricer: Pricer,
         observer: SearchObserver,
         manifest: Mapping[str, Any],
     ) -> None:
         self._directory = directory
         self._score = score
-        self._prices = prices
+        self._pricer = pricer
         self._observer = observer
         self._manifest = dict(manifest)
+        self._verifier: ScoreVerifier | None = None
+        self._has_first = False
         self._waiting: dict[int, Scores] = {}
         self._choices_of: Callable[[int], tuple[int, ...]] = lambda number: ()
         self.best: Candidate | None = None
-        """Of the candidates so far."""
         self._memory = ResidentMemory()
         self._start_ns = 0
         self.candidates: list[Candidate] = []
@@ -79,12 +68,14 @@ class Recorder:
         """What the stages measured of themselves."""
 
     @contextmanager
-    def recording(self, choices_of: Callable[[int], tuple[int, ...]]) -> Iterator[None]:
+    def recording(
+        self, choices_of: Callable[[int], tuple[int, ...]], verifier: ScoreVerifier | None
+    ) -> Iterator[None]:
         """The time of the search: leaves a manifest that says how it ended.
 
-        ``choices_of`` names the choices of a subnet by its number.
+        ``choices_of`` returns the choices of a subnet by its number.
         """
-        self._choices_of = choices_of
+        self._choices_of, self._verifier = choices_of, verifier
         self._directory.candidates.touch()
         self._directory.write_manifest({**self._manifest, "status": "running"})
         start_ns = self._start_ns = time.monotonic_ns()
@@ -117,7 +108,7 @@ class Recorder:
         self._directory.write_manifest({**self._manifest, "status": "running"})
 
     def _vitals(self, stream: int) -> dict[str, Any]:
-        """What the heartbeat says, as of a run: its steps are subnets."""
+        """What the heartbeat says, as for a run whose steps are subnets."""
         seconds = (time.monotonic_ns() - self._start_ns) / 1e9
         return {
             "step": len(self.candidates),
@@ -129,24 +120,40 @@ class Recorder:
         }
 
     def on_scores(self, subnet: int, scores: Scores) -> None:
-        """A subnet is judged."""
         self._waiting[subnet] = scores
         while (number := len(self.candidates)) in self._waiting:
             choices = self._choices_of(number)
             candidate = Candidate(
-                number, choices, self._waiting.pop(number), self._prices.of(choices)
+                number, choices, self._waiting.pop(number), self._pricer.of(choices)
             )
             self.candidates.append(candidate)
             self._directory.append(candidate)
             self.best = next(iter(rank([*filter(None, [self.best]), candidate], self._score)), None)
             self._observer.on_candidate(candidate, self.best)
 
+        if self._verifier is not None:
+            if not self._has_first:
+                self._has_first = True
+                self._verifier.ask(subnet, self._choices_of(subnet), scores)
+            self._verifier.poll()
+
+    def finish(self) -> VerifiedScores:
+        """Verify the best subnet; returns how many scores are verified.
+
+        Raises:
+            VerificationError: if a score has other bits than the plain network's.
+        """
+        if self._verifier is None:
+            return VerifiedScores(0, f"because no plain network computes the score {self._score}")
+        if self.best is not None:
+            self._verifier.ask(self.best.sequence_id, self.best.choices, self.best.scores)
+        return self._verifier.finish()
+
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage says how busy it is."""
         self._observer.on_busy(stage, busy_ns, elapsed_ns)
 
     def _found(self) -> dict[str, Any]:
-        """The ranking's beginning, and the front against each cost, as numbers of subnets."""
+        """The start of the ranking, and the front against each cost, as numbers of subnets."""
         ranked = rank(self.candidates, self._score)
         fronts = {
             name: [each.sequence_id for each in front(self.candidates, self._score, name)]

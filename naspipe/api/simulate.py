@@ -44,7 +44,7 @@ DATA_INFO = {
     "vocabulary": 32_000, "padding": 1, "channels": 3, "height": 224, "width": 224,
     "classes": 1000,
 }  # fmt: skip
-"""What a data set would say of itself, where none is needed: WMT's and ImageNet's."""
+"""What WMT and ImageNet state of themselves, for simulations without data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Scenario:
     timing: Callable[[CostTable, Execution, MemoryPlan | None], Costs]
     """What everything takes under a way of execution and its memory plan, with these costs."""
     sizes: DeviceSizes | None
-    """Bytes of every layer; None where they are not known."""
+    """Bytes of every layer; None if they are not known."""
     costs_from: str
     """One of :data:`COSTS`."""
     parameters: Callable[[int, int], int]
@@ -68,21 +68,17 @@ class Scenario:
     stateless: Callable[[], frozenset[tuple[int, int]]] = frozenset
     """Block and candidate of the layers without parameters and buffers."""
     beside: Callable[[int], dict[str, Any]] | None = None
-    """What changes where so many workers compute at once; None where nothing does."""
+    """What changes if this many workers compute concurrently; None if nothing does."""
 
     def on_workers(self, count: int) -> Scenario:
-        """The same with what layers cost where so many workers compute at once.
+        """The scenario with the costs of layers if this many workers compute concurrently.
 
-        Processes on one machine share caches and memory's bandwidth, so each is slower than alone.
+        Processes on one machine share caches and memory bandwidth, so each is slower than alone.
         """
         return self if self.beside is None else replace(self, **self.beside(count))
 
     def stepping(self, passes: str, probes: str = NO_PROBES) -> Scenario:
-        """The same with other steps.
-
-        Raises:
-            ConfigError: for texts that no recipe has as ``passes`` and ``probes``.
-        """
+        """The scenario with other steps."""
         recipe = Recipe(passes=passes, probes=probes).settled(self.space.drawn_counts)
         return replace(self, steps=recipe.steps)
 
@@ -98,8 +94,6 @@ class Scenario:
     ) -> Pipeline:
         """Streams of this space with the seeds ``seed``, ``seed`` + 1, ...
 
-        Where steps have several passes it is looked up which layers have buffers.
-
         Raises:
             ConfigError: for a sampler that does not exist or holds fewer subnets.
         """
@@ -107,23 +101,24 @@ class Scenario:
             raise ConfigError(f"expected 1 or more steps and streams, found {steps} and {streams}")
         buffered = self.buffered() if self.steps.passes > 1 else None
         chain = Chain.of(self.space, buffered, self.stateless())
+        space, found = self.space, []
+        for number in range(streams):
+            drawn = draw_subnets(sampler, space, seed + number, num_draws(self.steps, steps))
+            passes = in_passes(drawn, self.steps, space, self.parameters)
+            subnets = tuple(
+                space.subnet(StreamId(number), place, space.chain(choices))
+                for place, choices in enumerate(passes)
+            )
+            found.append(Stream(chain, subnets, self.costs, is_sample=self.steps.probes > 0))
         return Pipeline(
-            streams=tuple(
-                Stream(
-                    chain,
-                    self._draw(StreamId(number), sampler, seed + number, steps),
-                    self.costs,
-                    is_sample=self.steps.probes > 0,
-                )
-                for number in range(streams)
-            ),
+            streams=tuple(found),
             policy=policy,
             bulk=bulk,
             steps=self.steps,
         )
 
     def plan(self, pipeline: Pipeline, execution: Execution) -> Plan:
-        """The plan that a real run of these streams would follow, had it these costs.
+        """The plan that a real run of these streams would follow if it had these costs.
 
         Raises:
             ConfigError: for more stages than blocks, or a budget below the least that works.
@@ -137,26 +132,14 @@ class Scenario:
     def run(
         self, pipeline: Pipeline, execution: Execution, plan: Plan | None = None
     ) -> SimulatedRun:
-        """Simulate streams, under the plan they would have unless another is given."""
+        """Simulate streams, by default under the plan that they would have."""
         plan = plan or self.plan(pipeline, execution)
         costs = self.costs.split(plan.streams[0].split)
         return simulate_run(pipeline, plan, execution, self.timing(costs, execution, plan.memory))
 
-    def _draw(self, stream: StreamId, sampler: str, seed: int, steps: int) -> tuple[Subnet, ...]:
-        drawn = draw_subnets(sampler, self.space, seed, num_draws(self.steps, steps))
-        passes = in_passes(drawn, self.steps, self.space, self.parameters)
-        return tuple(
-            self.space.subnet(stream, number, self.space.chain(choices))
-            for number, choices in enumerate(passes)
-        )
-
 
 def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
-    """A workload with the costs that its layers have on this machine, measured once and kept.
-
-    Raises:
-        StageFailedError: when a layer, the loss or the data raises in the profile.
-    """
+    """A workload with the costs of its layers on this machine, measured once and cached."""
     from naspipe.api.planning import cores_for, measured_costs, measured_sizes
     from naspipe.inputs.subnet_sources import parameter_counts
     from naspipe.profiling.counts import stateless_layers
@@ -185,7 +168,6 @@ def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
 
 
 def _buffered(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:
-    """Needs torch, so only where it is asked for."""
     from naspipe.checks.sketched import buffered_layers
 
     return buffered_layers(space, defers_norms)
@@ -206,10 +188,10 @@ def table5_scenario(
         with_shared: keep the embeddings, the stem and the head; the paper freezes them.
         recompute: count each forward twice, as the paper does.
         recipe: says how passes form steps.
-        rules: of shared layers, in place of the space's.
+        rules: of shared layers, instead of the space's.
 
     Raises:
-        ConfigError: for a space that the table knows nothing of, or a layer that it does not have.
+        ConfigError: for a space or a layer that the table does not have.
     """
     if ":" in name:
         raise ConfigError(
@@ -233,11 +215,11 @@ def table5_scenario(
 
 
 def simulate_again(path: Path) -> Fidelity:
-    """Simulate a recorded run with what each of its accesses took, and compare the two.
+    """Simulate a recorded run with the time of each of its accesses, and compare the two.
 
     Raises:
-        ConfigError: when the path is no run directory, or not one that can be imitated.
-        LogError: when its log is damaged.
+        ConfigError: if the path is no run directory, or not one that can be imitated.
+        LogError: if its log is damaged.
     """
     recorded = RecordedRun(path)
     costs = logged_costs_of(recorded)
@@ -245,7 +227,7 @@ def simulate_again(path: Path) -> Fidelity:
 
 
 def _planned_costs(recorded: RecordedRun) -> CostTable | None:
-    """What the run's plan took layers to cost; None where it followed no costs."""
+    """The costs that the run's plan followed; None if it followed none."""
     path = recorded.directory.costs
     rows = read_costs(path, COLUMNS)
     if rows is None:
@@ -260,11 +242,7 @@ def _planned_costs(recorded: RecordedRun) -> CostTable | None:
 
 
 def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
-    """What each access of a recorded run took.
-
-    Raises:
-        ConfigError: when there is no log.
-    """
+    """The time of each access of a recorded run."""
     if not recorded.accesses:
         raise ConfigError(f"{recorded.path}: expected an access log to simulate again, found none")
     recipe = recorded.manifest.get("definition", {}).get("recipe", {})
@@ -276,7 +254,7 @@ def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
 
 
 def _by_option(access: Access, subnet: Subnet) -> Access:
-    """An access as costs have it: by its option, unless it is a WRITE, which all have in common."""
+    """An access by its option, as costs have it, unless it is a WRITE, which options share."""
     if access.kind is AccessKind.WRITE:
         return access
     option = subnet.chain[access.layer.block]
@@ -284,7 +262,7 @@ def _by_option(access: Access, subnet: Subnet) -> Access:
 
 
 def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -> Fidelity:
-    """Compare a recorded run to its simulation under other costs: see :func:`simulated_again`."""
+    """Compare a recorded run with its simulation under other costs."""
     simulated = simulated_again(recorded, costs, table)
     return compare_to_real(recorded.accesses, simulated.accesses, recorded.num_stages)
 
@@ -292,13 +270,11 @@ def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -
 def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> SimulatedRun:
     """The run's stream, partitions, order and window under other costs.
 
-    Args:
-        recorded: a run without a memory budget; its log says which stage ran what.
-        costs: what everything takes.
-        table: the costs that its priorities followed, where its order has any.
+    The log of the run says which stage ran what. ``table`` are the costs that the priorities of its
+    order followed, if it has any.
 
     Raises:
-        ConfigError: for a run of several streams, with a memory budget, or of no accesses.
+        ConfigError: for a run of several streams, with a memory budget, or without accesses.
     """
     manifest, labels = recorded.manifest, recorded.labels
     execution = _execution(manifest.get("execution", {}), recorded.path)
@@ -324,7 +300,7 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
 
 
 def ordered_in(accesses: Sequence[Access], steps: Steps) -> frozenset[tuple[int, int]]:
-    """Layers that the passes of every step went through one after the other, in their order.
+    """The layers that the passes of every step went through one after the other, in their order.
 
     Those whose forwards leave something for the next one are among them.
     """
@@ -385,7 +361,7 @@ def _partitions(
 
 
 STATUS = "simulated"
-"""Of the manifest: such a run has an access log, and neither losses nor a checkpoint."""
+"""The status of a run that has an access log, but neither losses nor a checkpoint."""
 
 
 def write_simulated(
@@ -400,9 +376,6 @@ def write_simulated(
     """Write one stream's subnets, its access log and the manifest.
 
     Several streams have a directory each, in which each is the only one, as real runs have.
-
-    Raises:
-        ConfigError: when something is in the directory already.
     """
     directory.create()
     choice_blocks = [block for block, one in enumerate(space.blocks) if not isinstance(one, Shared)]

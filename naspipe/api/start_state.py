@@ -42,17 +42,7 @@ from naspipe.worker.job import StreamJob
 def check_stream(
     number: StreamId, workload: Workload, execution: Execution, is_drawn_beside: bool = False
 ) -> tuple[Subnet, ...]:
-    """The subnets of a stream, or what stands for them; checks everything else of it too.
-
-    Args:
-        number: of the stream.
-        workload: its space, data and definition.
-        execution: how it is carried out.
-        is_drawn_beside: whether the stream is drawn beside the training.
-
-    Raises:
-        ConfigError: for what cannot be used.
-    """
+    """Check everything of a stream; returns its subnets, or some that stand for them."""
     space, definition = workload.space, workload.definition
     check_optimizer(definition.recipe)
     order = execution.pipeline.order
@@ -69,7 +59,18 @@ def check_stream(
             f"stage per block; choose --stages {len(space)} or less"
         )
     if workload.is_proposed:
-        _check_causal(workload)
+        learns = workload.make_strategy is not None
+        who = f"sampler {definition.sampler}" if learns else f"probes={definition.recipe.probes}"
+        if not traits_of(definition.policy).is_causal:
+            raise ConfigError(
+                f"{who}: expected the policy {causal_policies()}, as subnets follow from losses, "
+                f"found {definition.policy}, whose losses depend on the stages"
+            )
+        if learns and definition.recipe.steps.passes > 1:
+            raise ConfigError(
+                f"{who}: expected passes=one and probes=none with a strategy that learns, found "
+                f"passes={definition.recipe.passes}, probes={definition.recipe.probes}"
+            )
     if definition.recipe.steps.probes:
         check_probes(workload, execution)
     subnets = draw_stream(number, workload, is_drawn_beside)
@@ -80,22 +81,6 @@ def check_stream(
     return subnets
 
 
-def _check_causal(workload: Workload) -> None:
-    definition, recipe = workload.definition, workload.recipe
-    learns = workload.make_strategy is not None
-    who = f"sampler {definition.sampler}" if learns else f"probes={recipe.probes}"
-    if not traits_of(definition.policy).is_causal:
-        raise ConfigError(
-            f"{who}: expected the policy {causal_policies()}, as subnets follow from losses, found "
-            f"{definition.policy}, whose losses depend on the stages"
-        )
-    if learns and recipe.steps.passes > 1:
-        raise ConfigError(
-            f"{who}: expected passes=one and probes=none with a strategy that learns, found "
-            f"passes={recipe.passes}, probes={recipe.probes}"
-        )
-
-
 def stream_job(
     number: StreamId,
     workload: Workload,
@@ -103,19 +88,17 @@ def stream_job(
     directory: RunDirectory,
     unit: int = 0,
 ) -> StreamJob:
-    """A stream that is known, or one that is proposed or drawn as it goes.
+    """A stream that is known, or one that is proposed or drawn while the training goes on.
 
-    Args:
-        number: of the stream.
-        workload: its space, data and definition.
-        plan: how it is carried out.
-        directory: where it is recorded.
-        unit: of one that is drawn beside the training: sequence IDs that become known together.
+    ``unit`` is not 0 for one that is drawn: the sequence IDs that become known together.
     """
     job = StreamJob(
-        workload=workload, planned=(), directory=directory, stateless=plan.stateless,
+        workload=workload,
+        planned=(),
+        directory=directory,
+        stateless=plan.stateless,
         split=plan.split,
-    )  # fmt: skip
+    )
     if unit and plan.cut is not None:
         drawn = DrawnSource(workload, number, plan.cut, unit, directory.stream)
         return replace(job, cuts=plan.cuts, source=drawn)
@@ -137,16 +120,12 @@ def stream_job(
 
 
 def begin_record(stream: StreamJob, manifest: Mapping[str, Any], costs: CostTable | None) -> None:
-    """What is known of a new stream, in its directory.
-
-    Args:
-        stream: with its subnets.
-        manifest: of the run.
-        costs: that the plan followed, if any.
+    """Write what is known of a new stream into its directory; ``costs`` are those that the plan
+    followed.
 
     Raises:
-        ConfigError: when the directory cannot be made.
-        StorageError: when it cannot be written; nothing is left of it then.
+        ConfigError: if the directory cannot be made.
+        StorageError: if it cannot be written; nothing is left of it then.
     """
     if not stream.directory.path.exists():
         stream.directory.create()
@@ -168,7 +147,7 @@ def begin_record(stream: StreamJob, manifest: Mapping[str, Any], costs: CostTabl
 
 
 def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
-    """Of every subnet, the candidate of each choice block; of an empty one, those before it."""
+    """The choices of every subnet; an empty subnet has those of the one before."""
     is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
     found: list[tuple[int, ...]] = []
     for subnet in subnets:
@@ -178,7 +157,7 @@ def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int,
 
 
 def comes_new(directory: RunDirectory, workload: Workload) -> bool:
-    """Whether it is a teacher's, whose labels came from elsewhere in earlier lives."""
+    """Return True for a teacher whose labels came from elsewhere in earlier attempts."""
     return not workload.is_written and not directory.path.exists()
 
 
@@ -188,11 +167,7 @@ IF_EXISTS = "if_exists"
 
 
 def asked_resume(resume: bool | str, run_dir: str | Path | None) -> dict[str, Any]:
-    """What a user's ``resume`` makes of a training: its ``resumes`` and ``may_resume``.
-
-    Raises:
-        ConfigError: for another value, or without a directory to look into.
-    """
+    """The ``resumes`` and ``may_resume`` of a training that a user's ``resume`` stands for."""
     if resume not in (True, False, IF_EXISTS):
         raise ConfigError(f"resume: expected True, False or {IF_EXISTS!r}, found {resume!r:.80}")
     if resume and run_dir is None:
@@ -201,19 +176,16 @@ def asked_resume(resume: bool | str, run_dir: str | Path | None) -> dict[str, An
 
 
 def is_begun(statuses: Iterable[str | None]) -> bool:
-    """Whether there is something to go on with.
-
-    Args:
-        statuses: those of the manifests that are there; None for a run that has none.
-    """
+    """Return True if there is something to resume; a status is None without a manifest."""
     return any(status not in (None, PLANNING) for status in statuses)
 
 
 def goes_on(directories: Sequence[RunDirectory]) -> bool:
-    """Whether directories hold a run to go on with; what was ended while it was planned goes.
+    """Return True if directories hold a run to resume; one that ended while it was planned is
+    removed.
 
     Raises:
-        ConfigError: when somebody plans a run there just now, or something else is there.
+        ConfigError: if another process plans a run there, or something else is there.
     """
     found = {each: each.read_manifest() for each in directories if each.manifest.exists()}
     statuses = [str(manifest.get("status")) for manifest in found.values()]
@@ -228,15 +200,13 @@ def goes_on(directories: Sequence[RunDirectory]) -> bool:
 def take_over(
     stack: ExitStack, streams: Iterable[tuple[RunDirectory, Workload, tuple[Subnet, ...], bool]]
 ) -> list[dict[str, Any]]:
-    """Hold the directories of a run that goes on; returns what their manifests say.
+    """Claim the directories of a run that is resumed; returns their manifests.
 
-    Args:
-        stack: holds them.
-        streams: of each its directory, what is trained, its subnets, and whether more are drawn
-            beside the training.
+    ``streams`` gives for each its directory, what is trained, its subnets, and whether more are
+    drawn while the training goes on.
 
     Raises:
-        ConfigError: for a directory that is another run's, or that somebody trains.
+        ConfigError: for a directory of another run, or one that another process trains.
     """
     earlier = []
     for directory, workload, subnets, is_drawn in streams:
@@ -261,9 +231,6 @@ def _check_stateless(
     The access log holds no versions of stateless layers, so all attempts have to agree on them.
     Another version of torch may fail to make a layer on its meta device, which then counts as one
     with state.
-
-    Raises:
-        ConfigError: when the layers differ.
     """
     recorded = earlier.get("stateless", [])
     own = described(workload.space, stateless_layers(workload.space))["stateless"]
@@ -279,7 +246,7 @@ def _check_stateless(
 def _check_settings(
     directory: RunDirectory, workload: Workload, earlier: Mapping[str, Any]
 ) -> None:
-    """Options are recorded by their numbers, which mean something with the same settings only."""
+    """Options are recorded by their numbers, which depend on the settings of elastic layers."""
     recorded, own = (
         settings_of(earlier.get("space", {})),
         settings_of(describe_space(workload.space)),
@@ -294,62 +261,47 @@ def _check_settings(
 
 
 @contextmanager
-def planning(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> Iterator[None]:
+def planning(
+    directories: Sequence[RunDirectory], workloads: Sequence[Workload], execution: Execution
+) -> Iterator[None]:
     """Hold new directories, each with a manifest that says what is to be run.
 
-    When what is done meanwhile fails before another status is written, they are removed: nothing
-    is left of a run that never began.
+    If the planning fails before another status is written, they are removed: nothing is left of a
+    run that never began.
 
     Raises:
-        ConfigError: when one of them is there already, or cannot be made.
+        ConfigError: if one of them exists already, or cannot be made.
     """
+    parents = {each for directory in directories for each in directory.path.absolute().parents}
+    deepest_first = sorted(parents, key=lambda path: -len(path.parts))
+    above = [path for path in deepest_first if not path.exists()]
+    made: list[RunDirectory] = []
     with ExitStack() as stack:
-        above = [path for path in _parents(records) if not path.exists()]
-        made: list[RunDirectory] = []
         stack.push(lambda kind, error, trace: _remove(made, above) if kind else None)
-        for directory, manifest in records:
+        for directory, workload in zip(directories, workloads, strict=True):
             directory.check_new()
             made.append(directory)
             directory.create()
             stack.enter_context(Claim(directory.path))
-            directory.write_manifest(manifest)
+            directory.write_manifest(
+                {
+                    "format": 1,
+                    "status": PLANNING,
+                    "definition": workload.definition.as_dict(),
+                    "requested": execution.as_dict(),
+                    "space": describe_space(workload.space),
+                }
+            )
         yield
 
 
-def new_records(
-    directories: Sequence[RunDirectory], workloads: Sequence[Workload], execution: Execution
-) -> list[tuple[RunDirectory, dict[str, Any]]]:
-    """Each stream's directory, and what is known of it before it is planned."""
-    return [
-        (
-            directory,
-            {
-                "format": 1,
-                "status": PLANNING,
-                "definition": workload.definition.as_dict(),
-                "requested": execution.as_dict(),
-                "space": describe_space(workload.space),
-            },
-        )
-        for directory, workload in zip(directories, workloads, strict=True)
-    ]
-
-
-def _parents(records: Sequence[tuple[RunDirectory, Mapping[str, Any]]]) -> list[Path]:
-    """Of all directories, the deepest first."""
-    found = {parent for directory, _ in records for parent in directory.path.absolute().parents}
-    return sorted(found, key=lambda path: -len(path.parts))
-
-
 def _remove(directories: Sequence[RunDirectory], above: Sequence[Path]) -> None:
-    """Remove directories, and those above that were made for them alone."""
+    """Remove directories, and the folders above that were made only for them."""
     for directory in directories:
-        if _status(directory) in (None, PLANNING):
+        is_there = directory.manifest.exists()
+        status = directory.read_manifest().get("status") if is_there else None
+        if status in (None, PLANNING):
             shutil.rmtree(directory.path, ignore_errors=True)
     for path in above:
         with suppress(OSError):  # somebody else has something in it by now
             path.rmdir()
-
-
-def _status(directory: RunDirectory) -> Any:
-    return directory.read_manifest().get("status") if directory.manifest.exists() else None

@@ -1,21 +1,24 @@
-"""Where the blocks of a blockwise distillation could be: every placement, simulated."""
+"""Plans with teachers, by simulation: placements of distilled blocks, and a student's teacher.
+
+:func:`blockwise_plans` tries where the blocks of a blockwise distillation could be.
+:func:`taught_plans` tries how a student could be trained with one teacher, which may have devices
+of its own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from naspipe.api.planning import make_pipeline, make_plan, measured_costs
 from naspipe.checks.sketched import measure_sizes
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.config.ids import StageId, StreamId, Subnet
+from naspipe.config.ids import StageId, StreamId
 from naspipe.config.partition import Partition
 from naspipe.config.rules import Follows
 from naspipe.config.steps import parse_passes
-from naspipe.config.wiring import Wiring
 from naspipe.data.views import Views
 from naspipe.distill.distillation import (
     Distillation,
@@ -34,22 +37,18 @@ from naspipe.plan.pipeline import Plan, as_planned
 from naspipe.plan.simulation import measured_timing, simulate_run
 from naspipe.store.metrics import Summary
 
-PLACEMENTS = ("free", "pairs", "packed", "layers")
-DEALING = ("hybrid", "shared")
-"""Those that deal the passes of a step."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockwisePlan:
     """One placement on some stages."""
 
     passes: str
-    """Of a step, as the recipe says it."""
+    """The recipe's setting."""
     stages: int
     placement: str
     blocks: tuple[str, ...]
-    """Of each stage: ``T0`` is the teacher's first block, ``S0`` its student; with ``/n`` where n
-    stages share it, with ``*`` where only some of its layers are there."""
+    """The blocks on each stage: ``T0`` is the teacher's first one, ``S0`` its student; with ``/n``
+    if n stages share it, with ``*`` if only some of its layers are there."""
     order: str
     steps_per_second: float
     bubble_ratio: float
@@ -57,10 +56,6 @@ class BlockwisePlan:
     """From stage to stage in a step."""
     memory_bytes: int
     """The most that one stage's layers occupy, and outputs of the teacher that wait there."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def blockwise_plans(
@@ -71,35 +66,26 @@ def blockwise_plans(
 ) -> list[BlockwisePlan]:
     """Every kind of steps on every number of devices, in every placement, the fastest first.
 
-    Args:
-        define: the streams by what their steps are made of.
-        kinds: of steps.
-        devices: numbers of stages.
-        execution: all else.
+    ``define`` makes the streams by what their steps are made of.
     """
     found: list[BlockwisePlan] = []
     for kind in kinds:
         taught = define(kind)
         costs = measured_costs(taught.workloads, execution)
         sizes = [measure_sizes(each) for each in taught.workloads]
+        deals_passes = taught.workloads[0].recipe.steps.passes > 1
         for stages in devices:
-            for placement in _possible_blockwise(taught, stages):
+            placements = ["free"]
+            if stages > 1:
+                placements += ["pairs", "packed", "layers"]
+                placements += ["hybrid", "shared"] if deals_passes else []
+            for placement in placements:
                 how = execution.changed(stages=stages, partition=placement)
                 try:
                     found.append(_simulated_blockwise(taught, costs, sizes, how))
                 except ConfigError:
                     continue  # more stages than it has pieces for
     return sorted(found, key=lambda each: (-each.steps_per_second, each.stages, each.moved_bytes))
-
-
-def _possible_blockwise(taught: Distillation, stages: int) -> Iterator[str]:
-    """The placements that make a difference on so many stages."""
-    if stages == 1:
-        yield "free"
-        return
-    yield from PLACEMENTS
-    if taught.workloads[0].recipe.steps.passes > 1:
-        yield from DEALING
 
 
 def _simulated_blockwise(
@@ -109,18 +95,14 @@ def _simulated_blockwise(
     execution: Execution,
 ) -> BlockwisePlan:
     workloads = taught.workloads
-    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(workloads)]
-    wiring = wiring_of(workloads, taught.taps)
-    pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
-    plan = make_plan(workloads, execution, subnets, costs, wiring)
-    timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
-    summary = simulate_run(pipeline, plan, execution, timing).summary
-    passes = pipeline.steps.passes
+    subnets, plan, summary = _run(taught, costs, execution)
+    passes = workloads[0].recipe.steps.passes
     placed = [[each.partition for each in own.planned[:passes]] for own in plan.streams]
     output_bytes = tuple(each.output_bytes for each in workloads)
+    wiring = wiring_of(workloads, taught.taps)
     pieces = Pieces(((),) * len(workloads), wiring, output_bytes, passes)
     stages = [StageId(number) for number in range(execution.pipeline.stages)]
-    steps = len(subnets[0]) / passes
+    steps = subnets / passes
     return BlockwisePlan(
         passes=workloads[0].recipe.passes,
         stages=len(stages),
@@ -153,7 +135,7 @@ def _memory(
     placed: Sequence[Sequence[Partition]],
     stage: StageId,
 ) -> int:
-    """All candidates of the layers on a stage, and what waits of the teacher's outputs there."""
+    """The bytes of all candidates on a stage, and of the teacher's outputs that wait there."""
     total = 0
     for workload, table, own in zip(workloads, sizes, placed, strict=True):
         blocks = {block for each in own for block in each.blocks(stage)}
@@ -170,43 +152,16 @@ ROUNDING = 1e-9
 
 
 def teachers_needed(student_rate: float, teacher_rate: float) -> int:
-    """The fewest teachers, all alike, that never let the student wait: n = ceil(t_s / t_t).
-
-    Raises:
-        ConfigError: for a rate that is not above 0.
-    """
-    _check(student_rate, teacher_rate)
+    """The fewest teachers, all alike, that never let the student wait: n = ceil(t_s / t_t)."""
+    check_rates(student_rate, teacher_rate)
     return max(1, math.ceil(student_rate / teacher_rate * (1 - ROUNDING)))
 
 
-def busy_share(teachers: int, student_rate: float, teacher_rate: float) -> float:
-    """The student's rate over its rate without a teacher: min(1, n * t_t / t_s).
-
-    Raises:
-        ConfigError: for a rate that is not above 0.
-    """
-    _check(student_rate, teacher_rate)
-    return min(1.0, teachers * teacher_rate / student_rate)
-
-
-def online_rate(student_rate: float, forward_rate: float) -> float:
-    """Batches per second where the student's device runs the teacher's forwards as well.
-
-    Raises:
-        ConfigError: for a rate that is not above 0.
-    """
-    _check(student_rate, forward_rate)
-    return 1.0 / (1.0 / student_rate + 1.0 / forward_rate)
-
-
-def _check(student_rate: float, teacher_rate: float) -> None:
+def check_rates(student_rate: float, teacher_rate: float) -> None:
+    """Refuse a rate that is not above 0."""
     for name, rate in (("student", student_rate), ("teacher", teacher_rate)):
         if not 0 < rate < math.inf:
             raise ConfigError(f"{name}: expected a rate above 0, found {rate}")
-
-
-CUTS = ("own", "joint")
-"""Where a teacher may be cut: where it is balanced by itself, or where the student is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,12 +169,11 @@ class TaughtPlan:
     """One way to train a student with its teacher."""
 
     passes: str
-    """Of a step, as the recipe says it."""
+    """The recipe's setting."""
     views: int
-    """Of each sample."""
     stages: int
     cuts: str
-    """One of :data:`CUTS`."""
+    """``own``: the teacher is cut where it is balanced alone; ``joint``: where the student is."""
     ratio: float
     """The teacher's forward over the student's."""
     filled_from: int | None
@@ -235,103 +189,80 @@ class TaughtPlan:
     """That make labels as fast as the student takes them if it is alone on its stages, each with a
     device of its own; None for one that follows, which makes no labels ahead of the student."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 def taught_plans(
     define: Callable[[str], Workload],
-    teacher: Callable[[], MakesTeacher],
+    teacher: Callable[[], MakesTeacher | None],
     kinds: Sequence[str],
     devices: Sequence[int],
     execution: Execution,
 ) -> list[TaughtPlan]:
     """Every kind of steps on every number of devices, with every cut, the fastest first.
 
-    Args:
-        define: the student by what its steps are made of.
-        teacher: made anew for each student.
-        kinds: of steps.
-        devices: numbers of stages.
-        execution: all else.
+    ``define`` makes the student by what its steps are made of, ``teacher`` a new teacher for each.
 
     Raises:
         ConfigError: for a teacher that does not fit, or steps that the data do not allow.
     """
     found: list[TaughtPlan] = []
     for kind in kinds:
-        student = define(kind)
-        taught = join([student], execution, teacher=teacher())
+        taught = join([define(kind)], execution, teacher=teacher())
         costs = measured_costs(taught.workloads, execution)
+        own, of_teacher = taught.workloads
         for stages in devices:
+            if stages > len(own.space):
+                continue
+            cuts = ["own"] if of_teacher.follows is None and stages <= len(of_teacher.space) else []
+            if of_teacher.follows is not None or stages > 1:
+                cuts.append("joint")
             needed = _teachers(taught.workloads, costs, execution.changed(stages=stages))
-            for cuts in _possible_taught(taught, stages):
-                how = execution.changed(stages=stages, teacher_cuts=cuts)
+            for cut in cuts:
+                how = execution.changed(stages=stages, teacher_cuts=cut)
                 found.append(_simulated_taught(carried_out(taught, how), costs, how, needed))
     return sorted(found, key=lambda each: (-each.passes_per_second, each.stages, each.cuts))
 
 
 def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload]) -> Workload:
-    """A workload whose data have as many micro-batches of each view as such steps need.
-
-    Args:
-        workload: of any data.
-        passes: of a step.
-        make: the workload by the micro-batches of a step.
-    """
+    """The workload, or one that ``make`` makes, with as many micro-batches as such steps need."""
     data, count = workload.data, parse_passes(passes).passes
     if not isinstance(data, Views) or count % (data.views + data.local) or count == data.passes:
         return workload
     return make(count // (data.views + data.local))
 
 
-def _possible_taught(taught: Distillation, stages: int) -> Iterator[str]:
-    """The cuts that make a difference on so many stages."""
-    student, teacher = taught.workloads
-    if stages > len(student.space):
-        return
-    if teacher.follows is None and stages <= len(teacher.space):
-        yield "own"
-    if teacher.follows is not None or stages > 1:
-        yield "joint"
-
-
 def _teachers(
     workloads: Sequence[Workload], costs: Sequence[CostTable], execution: Execution
 ) -> int | None:
-    """By the rate of the student alone on so many stages, and of one teacher alone."""
+    """The teachers needed, from the rates of the student alone and of one teacher alone."""
     student, teacher = workloads
     label_ns = forward_ns(teacher, costs[1])
-    if teacher.follows is not None or execution.pipeline.stages > len(student.space):
+    if teacher.follows is not None:
         return None
-    subnets = [draw_stream(StreamId(0), student)]
-    _, summary = _run([student], subnets, costs[:1], wiring_of([student], ()), execution)
+    subnets, _, summary = _run(Distillation((student,)), costs[:1], execution)
     if not label_ns or not summary.seconds:
         return None
-    return teachers_needed(len(subnets[0]) / summary.seconds, 1e9 / label_ns)
+    return teachers_needed(subnets / summary.seconds, 1e9 / label_ns)
 
 
 def _run(
-    workloads: Sequence[Workload],
-    subnets: Sequence[Sequence[Subnet]],
-    costs: Sequence[CostTable],
-    wiring: Wiring,
-    execution: Execution,
-) -> tuple[Plan, Summary]:
+    taught: Distillation, costs: Sequence[CostTable], execution: Execution
+) -> tuple[int, Plan, Summary]:
+    """Plan and simulate streams; the number of subnets of the first one, the plan, the figures."""
+    workloads = taught.workloads
+    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(workloads)]
+    wiring = wiring_of(workloads, taught.taps)
     pipeline = make_pipeline(workloads, execution, subnets, costs, wiring)
     plan = make_plan(workloads, execution, subnets, costs, wiring)
     timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
-    return plan, simulate_run(pipeline, plan, execution, timing).summary
+    summary = simulate_run(pipeline, plan, execution, timing).summary
+    return len(subnets[0]), plan, summary
 
 
 def _simulated_taught(
     taught: Distillation, costs: Sequence[CostTable], execution: Execution, teachers: int | None
 ) -> TaughtPlan:
     student, teacher = taught.workloads
-    subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(taught.workloads)]
-    wiring = wiring_of(taught.workloads, taught.taps)
-    plan, summary = _run(taught.workloads, subnets, costs, wiring, execution)
+    subnets, plan, summary = _run(taught, costs, execution)
     stages, passes = execution.pipeline.stages, student.recipe.steps.passes - len(teacher.left_out)
     ratio = forward_ratio(taught.workloads, costs) or 0.0
     is_ahead = not any(isinstance(r, Follows) and not r.steps for r in teacher.space.rules)
@@ -345,14 +276,14 @@ def _simulated_taught(
         filled_from=needed,
         is_filled=needed is not None and passes >= needed,
         order=plan.order,
-        passes_per_second=len(subnets[0]) / summary.seconds if summary.seconds else 0.0,
+        passes_per_second=subnets / summary.seconds if summary.seconds else 0.0,
         bubble_ratio=summary.bubble_ratio,
         teachers=teachers,
     )
 
 
 def with_passes(workload: Workload, passes: str, steps: int, seed: int) -> Workload:
-    """A workload of about so many passes in all, in steps of such passes."""
+    """The workload in steps of such passes, with about this many passes in all."""
     recipe = replace(workload.recipe, passes=passes)
     count = recipe.settled(workload.space.drawn_counts).steps.passes
     return workload.redefined(recipe=recipe, steps=max(1, steps // count), seed=seed)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, count
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from naspipe.api.chosen_stages import choose_stages
 from naspipe.api.initial_weights import Weights, begin_with
 from naspipe.api.keywords import Stated, tells_settings
 from naspipe.api.observers import Told, watching
-from naspipe.api.start_state import asked_resume
-from naspipe.api.training import Training
+from naspipe.api.training import start
 from naspipe.checks.data import check_is_data
 from naspipe.checks.inputs import check_is_space
 from naspipe.checks.loss import check_is_loss, given_fields, given_metrics
@@ -31,11 +28,10 @@ from naspipe.config.text import did_you_mean
 from naspipe.config.user_code import users_code
 from naspipe.config.wiring import Tap
 from naspipe.distill.distillation import MakesTeacher
-from naspipe.distill.joined import join
 from naspipe.inputs.run import Run
 from naspipe.inputs.strategies import Asked, check_draws, find_strategy_maker, name_of
 from naspipe.jobs.losses import Loss, Metric
-from naspipe.jobs.workload import Batches, Workload, wiring_of
+from naspipe.jobs.workload import Batches, Workload
 from naspipe.plan.costs import AUTO
 from naspipe.wire.ports import LaunchObserver
 from naspipe.wire.reports import NotesToStderr
@@ -50,26 +46,24 @@ Rate = float | Callable[[int], float] | Mapping[int, float]
 
 
 def read_file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
-    """A recipe file, where one is meant, and the settings that it gives."""
+    """The recipe file, if one is meant, and the settings that it gives."""
     file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
     return file, file.applied_to(Settings())
 
 
 def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, steps: int) -> Recipe:
-    """The recipe; what ``said`` says goes before what a file or a mapping says.
+    """The recipe; what ``said`` says takes precedence over a file or a mapping.
 
     Another optimizer than the recipe's has options of its own. ``steps`` are those of the run, for
-    each of which a function of the rate is asked.
-
-    Raises:
-        ConfigError: for what cannot be used.
+    each of which a function of the rate is called.
     """
     file, settings = read_file(recipe)
     base = settings.recipe
     before = {
-        "optimizer": base.optimizer, "optimizer_options": base.optimizer_options,
+        "optimizer": base.optimizer,
+        "optimizer_options": base.optimizer_options,
         **_further(recipe),
-    }  # fmt: skip
+    }
     fields = {**before, **said.recipe}
     fields["optimizer"] = _named(fields["optimizer"])
     if fields["optimizer"] != _named(before["optimizer"]):
@@ -94,7 +88,7 @@ def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, st
 
 
 def _rated(rate: Any, steps: int) -> dict[str, Any]:
-    """The settings that stand for a rate; one by step is a schedule that multiplies 1."""
+    """The settings that a rate stands for; rates by step are a schedule that multiplies 1."""
     _check_schedule(rate, "lr")
     if isinstance(rate, Mapping):
         return {"lr": 1.0, "schedule": table_text(rate)}
@@ -105,7 +99,7 @@ def _rated(rate: Any, steps: int) -> dict[str, Any]:
 
 
 def _check_schedule(given: Any, what: str) -> None:
-    """Raises ConfigError for a scheduler of torch's, and a function in the place of a name."""
+    """Refuse a scheduler of torch, and a function in the place of a name."""
     kind = given if isinstance(given, type) else type(given)
     todo = "write schedule='cosine' or another name, or lr=FUNCTION, which returns a step's rate"
     if issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
@@ -118,7 +112,7 @@ def _check_schedule(given: Any, what: str) -> None:
 
 
 def _check_one_schedule(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for rates by step beside a schedule, which says them, too."""
+    """Refuse rates by step together with a schedule, which also gives them."""
     rate, schedule = given.get("lr"), given.get("schedule")
     if schedule is not None and (callable(rate) or isinstance(rate, Mapping)):
         kind = "a function" if callable(rate) else "a table"
@@ -129,7 +123,7 @@ def _check_one_schedule(given: Mapping[str, Any]) -> None:
 
 
 def _own_rate(recipe: Recipe) -> float:
-    """What a user's own optimizer has for a rate where nothing is said; the recipe's otherwise."""
+    """The rate that a user's own optimizer has by default; otherwise the recipe's."""
     if isinstance(recipe.optimizer, GivenCode):
         with suppress(Exception):  # whatever is wrong with it is said by its check
             made = recipe.optimizer.code(
@@ -140,7 +134,7 @@ def _own_rate(recipe: Recipe) -> float:
 
 
 def _named(optimizer: Any) -> Any:
-    """What the recipe calls an optimizer; torch's own go by their names."""
+    """What the recipe calls an optimizer; those of torch go by their names."""
     if isinstance(optimizer, str):
         return optimizer
     kind = type(optimizer).__name__
@@ -160,7 +154,7 @@ def _named(optimizer: Any) -> Any:
 
 
 def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The fields that a caller gives in place of a file."""
+    """The fields that a caller gives instead of a file."""
     further = {} if isinstance(recipe, str | Path) else recipe or {}
     known = Recipe.__dataclass_fields__
     if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
@@ -180,18 +174,33 @@ def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]
     "memory_budget", "device", "threads",
 )  # fmt: skip
 def train(
-    space: Space, data: Batches, loss: Loss, *, steps: int | None = None,
-    optimizer: Optimizer | None = None, lr: Rate | None = None,
-    optimizer_options: Mapping[str, Any] | None = None, sampler: str | Any | None = None,
-    seed: int = 0, stages: int | Literal["auto"] | None = None, policy: str = "csp", bulk: int = 0,
-    run_dir: str | Path | None = None, resume: bool | str = False,
+    space: Space,
+    data: Batches,
+    loss: Loss,
+    *,
+    steps: int | None = None,
+    optimizer: Optimizer | None = None,
+    lr: Rate | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
+    sampler: str | Any | None = None,
+    seed: int = 0,
+    stages: int | Literal["auto"] | None = None,
+    policy: str = "csp",
+    bulk: int = 0,
+    run_dir: str | Path | None = None,
+    resume: bool | str = False,
     recipe: str | Path | Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None, execution: Mapping[str, Any] | None = None,
-    observer: LaunchObserver | None = None, held_out: Batches | None = None,
-    teacher: MakesTeacher | None = None, loss_fields: Sequence[str] | None = None,
-    metrics: Mapping[str, Metric] | None = None, init_from: Weights | None = None,
-    progress: bool | None = None, **more: Any,
-) -> Run:  # fmt: skip
+    settings: Mapping[str, Any] | None = None,
+    execution: Mapping[str, Any] | None = None,
+    observer: LaunchObserver | None = None,
+    held_out: Batches | None = None,
+    teacher: MakesTeacher | None = None,
+    loss_fields: Sequence[str] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    init_from: Weights | None = None,
+    progress: bool | None = None,
+    **more: Any,
+) -> Run:
     """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
 
     Args:
@@ -209,21 +218,21 @@ def train(
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with this definition's run in ``run_dir``; ``"if_exists"``: or begin it there.
         recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
-            :class:`naspipe.config.definition.Recipe`. All that is said beside it goes before it.
+            :class:`naspipe.config.definition.Recipe`. Other arguments take precedence over it.
         settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
-        observer: told of losses and stage use as the run goes, in place of progress on stderr.
+        observer: told of losses and stage use as the run goes, instead of progress on stderr.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
         teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
         loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
         metrics: functions by name, called as the loss is; each gives one number, which is recorded.
         init_from: weights to begin with: a run, state dict, file or modules (docs/optimizers.md).
-        progress: False shows none, but notes on stderr; True shows it beside an observer, too.
+        progress: False shows none, but notes on stderr; True shows it in addition to an observer.
         more: every other setting as a keyword: the common ones are below, all in docs/settings.md.
 
     Raises:
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailedError: when a layer, the data or the loss raises in any stage.
-        RunInterruptedError: after SIGINT or SIGTERM, behind a checkpoint to resume from.
+        RunInterruptedError: after SIGINT or SIGTERM, with a checkpoint to resume from.
         StorageError: when a file cannot be written.
     """
     more |= {"stages": None if stages == AUTO else stages, "optimizer": optimizer, "lr": lr}
@@ -232,14 +241,31 @@ def train(
     if steps is None:
         raise ConfigError("steps: expected how many to train, as in steps=1000, found none")
     what = workload(
-        space, data, loss, steps=steps, sampler=sampler, seed=seed, policy=policy, bulk=bulk,
-        recipe=recipe, held_out=held_out, loss_fields=loss_fields, metrics=metrics,
-        init_from=init_from, **said.defining,
-    )  # fmt: skip
+        space,
+        data,
+        loss,
+        steps=steps,
+        sampler=sampler,
+        seed=seed,
+        policy=policy,
+        bulk=bulk,
+        recipe=recipe,
+        held_out=held_out,
+        loss_fields=loss_fields,
+        metrics=metrics,
+        init_from=init_from,
+        **said.defining,
+    )
     return train_together(
-        [what], recipe_execution(recipe, **said.execution), run_dir, observer, resume=resume,
-        teacher=teacher, progress=progress, chooses_stages=stages == AUTO,
-    )[0]  # fmt: skip
+        [what],
+        recipe_execution(recipe, **said.execution),
+        run_dir,
+        observer,
+        resume=resume,
+        teacher=teacher,
+        progress=progress,
+        chooses_stages=stages == AUTO,
+    )[0]
 
 
 def workload(
@@ -323,43 +349,28 @@ def train_together(
         ConfigError: for input that cannot be used; nothing is written then.
         StageFailedError: when a layer, the data or the loss raises in any stage.
     """
-    resuming = asked_resume(resume, run_dir)
-    joined = join(workloads, execution, taps, teacher)
-    workloads = [replace(each, recompute=execution.pipeline.recompute) for each in joined.workloads]
-    path = Path(run_dir) if run_dir is not None else None
-    if chooses_stages:
-        if execution.pipeline.stages > 1:
-            raise ConfigError(
-                f"stages={AUTO!r}: expected no number beside it, found "
-                f"stages={execution.pipeline.stages}; leave one of them out"
-            )
-        wiring, told = wiring_of(workloads, joined.taps, exchanges), observer or NotesToStderr()
-        execution = choose_stages(workloads, execution, wiring, Told(told).on_note).execution
-    with watching(workloads, execution.pipeline.stages, observer, progress) as told:
-        training = Training(
-            workloads=workloads,
-            execution=execution,
-            path=path or default_run_directory(workloads[0].space.name),
-            observer=told,
-            taps=joined.taps,
-            exchanges=exchanges,
-            places=joined.places,
-            **resuming,
+    if chooses_stages and execution.pipeline.stages > 1:
+        raise ConfigError(
+            f"stages={AUTO!r}: expected no number beside it, found "
+            f"stages={execution.pipeline.stages}; leave one of them out"
         )
-        training.run()
+    training = start(
+        workloads,
+        execution,
+        run_dir,
+        watch=partial(watching, observer=observer, progress=progress),
+        resume=resume,
+        taps=taps,
+        exchanges=exchanges,
+        teacher=teacher,
+        on_choice=Told(observer or NotesToStderr()).on_note if chooses_stages else None,
+    )
     return [
         Run(workload.space, directory.path)
-        for workload, directory in zip(workloads, training.directories, strict=True)
+        for workload, directory in zip(training.workloads, training.directories, strict=True)
     ]
 
 
 def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: Any) -> Execution:
-    """How a run is carried out, by its recipe and further settings."""
+    """The execution that a recipe gives, with further settings."""
     return read_file(recipe)[1].execution.changed(**settings)
-
-
-def default_run_directory(name: str) -> Path:
-    """``runs/NAME-TIME`` below the working directory, with a number where that is there already."""
-    path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(each for each in chain([path], others) if not each.exists())

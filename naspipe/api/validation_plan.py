@@ -26,11 +26,10 @@ PROJECTOR = "projector"
 
 
 def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan | None:
-    """How a stream is validated; None where it is not.
+    """How a stream is validated; None if it is not.
 
     Raises:
-        ConfigError: when there are no held-out batches, or a file of subnets does not fit the
-            space.
+        ConfigError: if there are no held-out batches, or a file of subnets does not fit the space.
     """
     if not execution.validation.every_steps or not workload.is_trained:
         return None
@@ -57,11 +56,7 @@ def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan 
 
 
 def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | None, Workload]:
-    """How features are judged, and the network as far as it makes them.
-
-    Raises:
-        ConfigError: when the space has no such block, or nothing but losses with a teacher.
-    """
+    """How features are judged, and the network as far as it makes them."""
     settings, space = execution.validation, workload.space
     if settings.probe == "none":
         if needs_teacher(workload.loss) or is_joined(workload.loss):
@@ -91,7 +86,7 @@ def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | Non
 
 
 def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
-    """The subnets that a setting names; those of a number are drawn apart from the stream."""
+    """The subnets that a setting names; a number of them is drawn independently of the stream."""
     if text.startswith("file:"):
         choices_of = space.decisions.choices_of if space.decisions else None
         path = Path(text.removeprefix("file:"))
@@ -104,13 +99,12 @@ def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
 
 
 def check_validation(workload: Workload, execution: Execution) -> str:
-    """The first held-out batch must hold every field that the space names, and the loss's.
+    """Check that the first held-out batch has every field that the space and the loss need.
 
-    Returns:
-        A note where held-out data were given, and nothing looks at all of them; else nothing.
+    Returns a note if held-out data were given and some are not looked at; else nothing.
 
     Raises:
-        ConfigError: when it does not, or the data raise.
+        ConfigError: if it has not, or the data raise.
     """
     validation = plan_validation(workload, execution)
     if validation is None:
@@ -137,7 +131,7 @@ def check_validation(workload: Workload, execution: Execution) -> str:
 
 
 def describe(validation: ValidationPlan | None) -> dict[str, Any]:
-    """What the manifest says of it, beside the settings."""
+    """What the manifest says of it, in addition to the settings."""
     if validation is None:
         return {}
     record = getattr(validation.evaluation.held_out, "record", None)

@@ -22,7 +22,7 @@ from naspipe.config.errors import ConfigError
 from naspipe.inputs.subnet_sources import draw_passes
 from naspipe.jobs.workload import Workload, common
 from naspipe.machine.forking import done_apart, in_own_thread
-from naspipe.store.checkpoints import FINAL, Checkpoint, CheckpointFolder, cut_name, read_checkpoint
+from naspipe.store.checkpoints import FINAL, Checkpoint, cut_name, read_checkpoint
 from naspipe.store.losses import read_losses
 from naspipe.store.run_directory import RunDirectory
 from naspipe.streams.stream_file import read_stream
@@ -70,9 +70,9 @@ def verify_finished(
 
     Args:
         training: the definition of the run.
-        steps: how many steps; None for as many as ``verify=auto`` takes.
-        checkpoint: to go on from: a step, as in ``"100"``, or the name of a checkpoint; None to
-            begin with step 0.
+        steps: how many steps; by default as many as ``verify=auto`` takes.
+        checkpoint: where to start: a step, as in ``"100"``, or the name of a checkpoint; by default
+            step 0.
 
     Raises:
         ConfigError: if the directory holds another run, or has no such checkpoint.
@@ -169,9 +169,11 @@ def _compare(
                     }
                 found["losses"] += 1
         for number in written:
-            folder = directories[number].checkpoints
-            end = workloads[number].definition.num_passes
-            if (checkpoint := _kept_at(folder, (step + 1) * passes, end)) is not None:
+            cut = (step + 1) * passes
+            is_end = cut == workloads[number].definition.num_passes
+            path = directories[number].checkpoints.path / (FINAL if is_end else cut_name(cut))
+            if path.is_dir():
+                checkpoint = read_checkpoint(path)
                 if difference := _difference(loop, number, checkpoint):
                     where = f"{directories[number].path}, after step {step}"
                     return {**found, "difference": f"{where}: {difference}"}
@@ -191,23 +193,14 @@ def _subnets(training: Training, workloads: Sequence[Workload]) -> list[Iterator
         choices = own[number]
         if not workload.is_trained:
             choices = own[0] if workload.follows is not None else list(draw_passes(workload))
-        found.append(iter(_without_left_out(workload, choices)))
+        steps, left_out = workload.recipe.steps, workload.left_out
+        kept = [None if steps.pass_of(y) in left_out else each for y, each in enumerate(choices)]
+        found.append(iter(kept))
     return found
 
 
-def _without_left_out(workload: Workload, choices: Sequence[Choices]) -> list[Choices]:
-    steps, left_out = workload.recipe.steps, workload.left_out
-    return [None if steps.pass_of(y) in left_out else each for y, each in enumerate(choices)]
-
-
-def _kept_at(folder: CheckpointFolder, cut: int, end: int) -> Checkpoint | None:
-    """The checkpoint that the run has kept at a cut; the final one if that is its end."""
-    path = folder.path / (FINAL if cut == end else cut_name(cut))
-    return read_checkpoint(path) if path.is_dir() else None
-
-
 def _difference(loop: PlainLoop, number: int, checkpoint: Checkpoint) -> str:
-    """The first tensor of a stream that a checkpoint has otherwise than the loop."""
+    """The first tensor of a stream that differs from the loop's in a checkpoint."""
     plain = {
         f"{label}/{name}": tensor_digest(value)
         for stream, label, name, value in loop.tensors()

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from naspipe.config.ids import Subnet
 from naspipe.config.rules import steps_behind
-from naspipe.config.space import Space
 from naspipe.inputs.subnet_sources import draw_passes
 from naspipe.jobs.workload import Workload
 from naspipe.verification.comparison import Comparison
@@ -66,7 +64,10 @@ def _records(
     limit_gpu_memory(device)
     loop = PlainLoop(workloads, taps, subnets, device)
     if first:
-        states = [_states(each, passes) for each in job.streams]
+        states = [
+            states_of(each.restored.checkpoint, passes) if each.restored else {}
+            for each in job.streams
+        ]
         loop.resume(first, [*states, *({} for _ in workloads[count:])])
     for _ in range(steps):
         yield _as_dict(loop.step(), count)
@@ -80,20 +81,10 @@ def _choices(
     if stream.source is not None:
         return (space.choices(chain) if chain else None for chain in proposed)
     planned = islice(stream.planned, first, first + count)
-    return (_choices_of(space, each.subnet) for each in planned)
-
-
-def _choices_of(space: Space, subnet: Subnet) -> Choices:
-    return space.choices(subnet.chain) if subnet.chain else None
-
-
-def _states(stream: StreamJob, passes: int) -> Mapping[str, Any]:
-    restored = stream.restored
-    return states_of(restored.checkpoint, passes) if restored else {}
+    return (space.choices(each.subnet.chain) if each.subnet.chain else None for each in planned)
 
 
 def _as_dict(record: StepRecord, count: int) -> Mapping[str, Any]:
-    """The record of the run's own streams."""
     streams = [
         {
             "losses": each.losses,

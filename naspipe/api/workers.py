@@ -1,33 +1,31 @@
-"""The same command, started by torchrun once per stage: who does what."""
+"""A run that torchrun starts: the same command runs once per stage, on one host or several.
+
+Rank 0 runs the training. It sends an assignment to the other workers, which define the same
+training for themselves, check that it is equal, and run one stage of it. A worker that cannot take
+part tells the others, so that none waits for it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from naspipe.api.attempts import how_to_go_on
-from naspipe.api.planning import make_plan
-from naspipe.api.training import Training
 from naspipe.checks.data import first_digests
 from naspipe.checks.fingerprint import code_digests
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, NaspipeError, RunInterruptedError
-from naspipe.config.ids import StageId, StreamId, WorkerId
-from naspipe.inputs.subnet_sources import draw_stream
-from naspipe.launch.agent import run_agent
+from naspipe.config.ids import StreamId, WorkerId
+from naspipe.jobs.workload import Workload
 from naspipe.launch.hosts import (
     Hosts,
-    OtherHosts,
     Worker,
     WorkerCard,
     exchange_cards,
-    join,
     parent_identity,
     tell_end,
 )
@@ -38,63 +36,82 @@ from naspipe.store.checkpoints import cut_name, read_checkpoint
 from naspipe.store.compare import differing
 from naspipe.store.files import write_json
 from naspipe.worker.checkpoints.restored import Restored
-from naspipe.worker.job import StreamJob, TrainingJob
+from naspipe.worker.job import TrainingJob
 from naspipe.worker.placement import device_name
 
 LAUNCH_FILE = ".launch.json"
-"""In the run directory: the token of the last life on several hosts, and who started it."""
+"""In the run directory: the token of the last attempt on several hosts, and who started it."""
 
 
-def assign(training: Training, hosts: Hosts, job: TrainingJob) -> dict[str, Any]:
+def assign(
+    path: Path,
+    hosts: Hosts,
+    workloads: Sequence[Workload],
+    execution: Execution,
+    job: TrainingJob,
+) -> dict[str, Any]:
     """What the other workers need to make the job; leaves the token in the run directory."""
     launch = {"token": hosts.token, "started_by": list(hosts.started_by)}
-    write_json(training.path / LAUNCH_FILE, launch)
+    write_json(path / LAUNCH_FILE, launch)
     return {
-        "path": str(training.path.absolute()),
+        "path": str(path.absolute()),
         "token": hosts.token,
         "generation": job.generation,
         "first": [stream.first for stream in job.streams],
         "verified_until": job.verified_until,
-        "costs": [_rows(table) for table in job.costs],
+        "costs": [
+            None if table is None else [[*key, *cost] for key, cost in sorted(table.costs.items())]
+            for table in job.costs
+        ],
         "plan": plan_digest(job),
-        "facts": facts(training),
+        "facts": facts(workloads, execution),
     }
 
 
-def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]) -> TrainingJob:
-    """The job of rank 0, made here.
+def check_shared(rank: int, path: Path, token: str) -> None:
+    """Refuse a run directory that is not the one of rank 0's host."""
+    if _launch(path).get("token", "nothing") != token:
+        raise ConfigError(
+            f"rank {rank}: expected the run directory {path} of rank 0's host, found another one "
+            f"or none here; choose a --run-dir on a file system that all hosts share"
+        )
+
+
+def assigned_costs(assignment: Mapping[str, Any]) -> tuple[CostTable | None, ...]:
+    """The costs of each stream that rank 0 planned with."""
+    return tuple(
+        None
+        if rows is None
+        else CostTable({(block, layer): LayerCost(*cost) for block, layer, *cost in rows})
+        for rows in assignment["costs"]
+    )
+
+
+def as_assigned(job: TrainingJob, hosts: Hosts, assignment: Mapping[str, Any]) -> TrainingJob:
+    """The job, made here, at the checkpoints from which rank 0 resumes.
 
     Raises:
-        ConfigError: when this host has another run, other code or another run directory.
-        LogError: when the checkpoint to go on from cannot be read here.
+        ConfigError: if it is not the job of rank 0.
+        LogError: if the checkpoint to resume from cannot be read here.
     """
-    rank = hosts.worker.rank
-    check_facts(rank, facts(training), assignment["facts"], hosts.names)
-    path = Path(assignment["path"])
-    _check_shared(rank, path, assignment["token"])
-    training = replace(training, path=path)
-    samples = training.drawn_beside
-    subnets = [
-        draw_stream(StreamId(number), *each)
-        for number, each in enumerate(zip(training.workloads, samples, strict=True))
-    ]
-    costs = tuple(map(_table, assignment["costs"]))
-    plan = make_plan(
-        training.workloads, training.execution, subnets, costs, training.wiring, samples
-    )
-    job = training.job(plan, costs)
+    worker = hosts.worker
     if (found := plan_digest(job)) != assignment["plan"]:
         raise ConfigError(
-            f"rank {rank}: expected the plan of rank 0 ({assignment['plan']}), found {found}: "
-            f"is something of the space not the same on every host?"
+            f"rank {worker.rank}: expected the plan of rank 0 ({assignment['plan']}), found "
+            f"{found}: is something of the space not the same on every host?"
         )
-    streams = [
-        _restored(StreamId(number), *each)
-        for number, each in enumerate(
-            zip(job.streams, assignment["first"], job.participants, strict=True)
-        )
-    ]
-    device = device_name(job.execution.hardware.device, WorkerId(hosts.worker.local_rank))
+    streams = []
+    for number, (stream, first, stages) in enumerate(
+        zip(job.streams, assignment["first"], job.participants, strict=True)
+    ):
+        if first and not stream.workload.is_written:
+            stream = replace(stream, begins=first)
+        elif first:
+            checkpoint = read_checkpoint(stream.directory.checkpoints.path / cut_name(first))
+            restored = Restored(stream.workload.space, StreamId(number), checkpoint)
+            stream = replace(stream, restored=restored, kept=restored.layers(stages))
+        streams.append(stream)
+    device = device_name(job.execution.hardware.device, WorkerId(worker.local_rank))
     return replace(
         job,
         streams=tuple(streams),
@@ -104,40 +121,32 @@ def assigned_job(training: Training, hosts: Hosts, assignment: Mapping[str, Any]
     )
 
 
-def facts(training: Training) -> dict[str, Any]:
+def facts(workloads: Sequence[Workload], execution: Execution) -> dict[str, Any]:
     """What must be the same on every host, in the order in which it is compared."""
     environment = describe_environment()
     hardware = environment["hardware"]
-    definitions = [workload.definition.as_dict() for workload in training.workloads]
+    definitions = [workload.definition.as_dict() for workload in workloads]
     found = {
         "software": environment["software"],
-        "code": code_digests(training.workloads),
+        "code": code_digests(workloads),
         "processor": {key: hardware[key] for key in hardware if key != "cores"},
-        "definition": _numbered(definitions) if len(definitions) > 1 else definitions[0],
-        "execution": training.execution.as_dict(),
-        "first batch": _numbered([first_digests(each) for each in training.workloads]),
+        "definition": dict(enumerate(definitions)) if definitions[1:] else definitions[0],
+        "execution": execution.as_dict(),
+        "first batch": dict(enumerate(first_digests(each) for each in workloads)),
     }
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
 
 
-def _numbered(found: Sequence[Any]) -> dict[str, Any]:
-    return {str(number): each for number, each in enumerate(found)}
-
-
 def check_facts(
     rank: int, own: Mapping[str, Any], expected: Mapping[str, Any], names: Sequence[str]
 ) -> None:
-    """What must be the same on this host is what it is on rank 0's.
+    """Compare the :func:`facts` of this worker with those of rank 0.
 
-    Args:
-        rank: of this worker.
-        own: see :func:`facts`.
-        expected: those of rank 0.
-        names: of the hosts of all ranks.
+    ``names`` are the hosts of all ranks.
 
     Raises:
-        ConfigError: naming the key that differs, with both values; of code the files.
+        ConfigError: naming the key that differs, with both values; for code, the files.
     """
     whose = f"rank {rank} on {names[rank]} and rank 0 on {names[0]}"
     for part, value in expected.items():
@@ -157,73 +166,37 @@ def check_facts(
         )
 
 
-def _check_shared(rank: int, path: Path, token: str) -> None:
+def _launch(path: Path) -> dict[str, Any]:
+    """The last launch on several hosts; empty if there was none, or the file is damaged."""
     try:
-        found = json.loads((path / LAUNCH_FILE).read_bytes())["token"]
-    except (OSError, ValueError, KeyError, TypeError):
-        found = "nothing"
-    if found != token:
-        raise ConfigError(
-            f"rank {rank}: expected the run directory {path} of rank 0's host, found another one "
-            f"or none here; choose a --run-dir on a file system that all hosts share"
-        )
+        found = json.loads((path / LAUNCH_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def started_by(path: Path) -> set[str]:
-    """The processes that started the last life of a run; empty where that is not known."""
-    try:
-        launch = json.loads((path / LAUNCH_FILE).read_bytes())
-        return {str(each) for each in launch["started_by"] if each}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
-
-
-def _restored(
-    number: StreamId, stream: StreamJob, first: int, stages: Collection[StageId]
-) -> StreamJob:
-    if not first:
-        return stream
-    if not stream.workload.is_written:
-        return replace(stream, begins=first)
-    folder = stream.directory.checkpoints.path
-    restored = Restored(stream.workload.space, number, read_checkpoint(folder / cut_name(first)))
-    return replace(stream, restored=restored, kept=restored.layers(stages))
+    """The processes that started the last attempt of a run; empty if that is not known."""
+    found = _launch(path).get("started_by")
+    return {str(each) for each in found if each} if isinstance(found, list) else set()
 
 
 def plan_digest(job: TrainingJob) -> str:
-    """Of everything that stages must agree about."""
+    """A digest of everything that stages must agree about."""
     digest = hashlib.blake2b(digest_size=8)
     for stream in job.streams:
         known = stream.planned, sorted(stream.cuts), sorted(stream.stateless)
         digest.update(repr(known).encode())
     budgets = job.memory.budgets if job.memory else ()
-    digest.update(
-        repr(
-            (job.execution.pipeline.order, job.execution.pipeline.window, budgets, job.bulk)
-        ).encode()
-    )
+    way = job.execution.pipeline
+    digest.update(repr((way.order, way.window, budgets, job.bulk)).encode())
     return digest.hexdigest()
-
-
-def _rows(table: CostTable | None) -> list[list[int]] | None:
-    if table is None:
-        return None
-    return [[*key, *cost] for key, cost in sorted(table.costs.items())]
-
-
-def _table(rows: Sequence[Sequence[int]] | None) -> CostTable | None:
-    if rows is None:
-        return None
-    return CostTable({(block, layer): LayerCost(*cost) for block, layer, *cost in rows})
 
 
 def execution_of(worker: Worker, execution: Execution, asked_stages: int | None) -> Execution:
     """How a run under torchrun is carried out: a stage of a group for every worker, over tcp.
 
-    Args:
-        worker: this one.
-        execution: what the user asked for.
-        asked_stages: on the command line, if at all.
+    ``asked_stages`` is None unless the command line has ``--stages``.
 
     Raises:
         ConfigError: for what torchrun decides, or cannot be had over several hosts.
@@ -270,42 +243,9 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
     return execution.changed(stages=stages, transport="tcp")
 
 
-def train_as_worker(training: Training, worker: Worker, *, has_place: bool) -> None:
-    """Do a worker's part: rank 0 runs the training, the others run their stage for it.
-
-    Args:
-        training: of all.
-        worker: this one.
-        has_place: whether the user named the run directory.
-
-    Raises:
-        ConfigError: when the hosts do not fit together, or anything else cannot be used.
-        TransportError: when a host is gone.
-    """
-    if not has_place:
-        raise ConfigError(
-            "--run-dir: expected a directory on a file system that all hosts share, which a "
-            "restart finds again; found none"
-        )
-    hosts = join(worker, training.execution)
-    if worker.rank:
-        prepare = partial(assigned_job, training, hosts)
-        is_causal = training.traits.is_causal
-        said = how_to_go_on(training.sources, training.path) if is_causal else ""
-        with _ended_everywhere(hosts), _introduced(hosts, training.observer.on_note):
-            run_agent(
-                hosts, training.execution, prepare, answers_signals=is_causal, how_to_go_on=said
-            )
-        return
-    with _told(hosts), _ended_everywhere(hosts):
-        resumes = training.resumes or _is_restart(training, hosts)
-        others = OtherHosts(hosts=hosts, assign=partial(assign, training, hosts))
-        replace(training, resumes=resumes, others=others).run()
-
-
 @contextmanager
-def _introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
-    """Where nothing is shown, a line at the start says where it is, and one that all went well."""
+def introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
+    """On a host where no progress is shown, report the start and the end in a line."""
     worker, first = hosts.worker, hosts.places[0].on(0)
     who = f"rank {worker.rank} of {worker.world_size} on {hosts.names[worker.rank]}"
     is_one_of_its_host = worker.local_rank == 0
@@ -316,14 +256,9 @@ def _introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
         say(f"{who} is done: the run is complete")
 
 
-def _is_restart(training: Training, hosts: Hosts) -> bool:
-    """Whether the run directory holds a run that the same torchrun began."""
-    return bool(started_by(training.path) & {each for each in hosts.started_by if each})
-
-
 @contextmanager
-def _told(hosts: Hosts) -> Iterator[None]:
-    """Whatever happens here, the other workers hear of the end."""
+def told_of_end(hosts: Hosts) -> Iterator[None]:
+    """Tell the other workers of the end, whatever happens here."""
     problem, signal_number = "rank 0 failed", 0
     try:
         yield
@@ -338,7 +273,7 @@ def _told(hosts: Hosts) -> Iterator[None]:
 
 
 @contextmanager
-def _ended_everywhere(hosts: Hosts) -> Iterator[None]:
+def ended_everywhere(hosts: Hosts) -> Iterator[None]:
     """A signal to one host ends the torchrun of every host.
 
     torchrun starts anew what did not end well, waits ten minutes for the host that has left, and
@@ -355,11 +290,17 @@ def _ended_everywhere(hosts: Hosts) -> Iterator[None]:
         raise
 
 
-def refuse(worker: Worker, problem: str) -> None:
-    """Tell the other workers that this one cannot take part, so that none waits for it.
+@contextmanager
+def refusal_told(worker: Worker | None) -> Iterator[None]:
+    """Tell the other workers of a ConfigError, so that none waits for this one.
 
     Raises:
         ConfigError: with that problem, and those of others.
     """
-    card = WorkerCard(address="", public_key="", started_by="", problem=problem)
-    exchange_cards(worker, card, Execution().watch.timeout_seconds)
+    try:
+        yield
+    except ConfigError as error:
+        if worker is not None:
+            card = WorkerCard(address="", public_key="", started_by="", problem=str(error))
+            exchange_cards(worker, card, Execution().watch.timeout_seconds)
+        raise

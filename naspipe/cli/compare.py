@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from naspipe.cli.output import add_json, as_json
+from naspipe.cli.options import add_options
+from naspipe.cli.output import add_json, as_json, print_table
 from naspipe.config.errors import ConfigError, LogError
 from naspipe.store.compare import Comparison, RecordedRun, compare_to
-from naspipe.store.metrics import Summary, summarize_parts
+from naspipe.store.metrics import summarize_parts
 
 _EXAMPLE = """\
 example:
@@ -31,9 +32,14 @@ _COLUMNS = ("run", "stages", "passes", "seconds", "passes/s", "bubble", "verdict
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("reference", metavar="RUN", help="reference run directory")
-    parser.add_argument(
-        "others", metavar="RUN", nargs="+", help="run directories to compare with the reference"
+    add_options(
+        parser,
+        """
+        reference RUN  reference run directory
+        others RUN+    run directories to compare with the reference
+        """,
+        reference=str,
+        others=str,
     )
     add_json(parser, "a table")
 
@@ -58,14 +64,19 @@ def compare_groups(groups: Sequence[Sequence[str]], *, is_json: bool = False) ->
             is_read = any(not comparison.reason for _, comparison in compared)
             rows.append(_row(reference, "reference", is_read))
             for recorded, comparison in compared:
-                rows.append(_row(recorded, _verdict(comparison), not comparison.reason))
+                verdict = "IDENTICAL" if comparison.is_identical else "DIFFERS"
+                verdict = "NOT COMPARABLE" if comparison.reason else verdict
+                rows.append(_row(recorded, verdict, not comparison.reason))
             comparisons += (comparison for _, comparison in compared)
     except LogError as error:
         raise ConfigError(f"cannot be compared: {error}") from error
     if is_json:
         print(as_json(_described(rows, comparisons)))
     else:
-        _print_table(_shortened(rows))
+        left = ("run", "verdict")
+        print_table(
+            _COLUMNS, _shortened(rows), left=left, fold=("run",), overflow="crop", width=None
+        )
     for comparison in () if is_json else comparisons:
         for warning in comparison.warnings:
             print(f"naspipe: warning: {comparison.run}: {warning}", file=sys.stderr)
@@ -79,7 +90,7 @@ def compare_groups(groups: Sequence[Sequence[str]], *, is_json: bool = False) ->
 def _described(
     rows: Sequence[tuple[str, ...]], comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """The table, and of each run but a reference what differs, and why it cannot be compared."""
+    """The table, and for each run but a reference, what differs or why it cannot be compared."""
     numbers = ("stages", "passes", "seconds", "passes_per_second", "bubble_ratio")
     return {
         "runs": [
@@ -108,53 +119,22 @@ def _described(
 
 
 def _shortened(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The rows with runs named from the folder that they all share, which is printed above."""
+    """The rows with runs named from their common folder, which is printed above."""
     paths = [Path(row[0]).absolute() for row in rows]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     print(f"runs in {os.path.relpath(base)}:")
     return [(str(path.relative_to(base)), *row[1:]) for path, row in zip(paths, rows, strict=True)]
 
 
-def _verdict(comparison: Comparison) -> str:
-    if comparison.reason:
-        return "NOT COMPARABLE"
-    return "IDENTICAL" if comparison.is_identical else "DIFFERS"
-
-
 def _row(recorded: RecordedRun, verdict: str, is_read: bool) -> tuple[str, ...]:
-    """Of a run that cannot be compared nothing is read. It has no numbers, as one without a log."""
-    summary = None
+    """The cells of a run; one that cannot be compared, or has no whole log, has no numbers."""
+    numbers: tuple[str, ...] = ("-",) * 4
     if is_read and recorded.has_whole_log:
         summary = summarize_parts(recorded.log.parts, recorded.num_stages)
-    return (str(recorded.path), str(recorded.num_stages), *_numbers(summary), verdict)
-
-
-def _numbers(summary: Summary | None) -> tuple[str, ...]:
-    if summary is None:
-        return ("-",) * 4
-    return (
-        str(summary.num_passes),
-        f"{summary.seconds:.2f}",
-        f"{summary.passes_per_second:.2f}",
-        f"{summary.bubble_ratio:.3f}",
-    )
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        is_text = name in ("run", "verdict")
-        table.add_column(
-            name,
-            justify="left" if is_text else "right",
-            overflow="fold",
-            no_wrap=name != "run",
+        numbers = (
+            str(summary.num_passes),
+            f"{summary.seconds:.2f}",
+            f"{summary.passes_per_second:.2f}",
+            f"{summary.bubble_ratio:.3f}",
         )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+    return (str(recorded.path), str(recorded.num_stages), *numbers, verdict)

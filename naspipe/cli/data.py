@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from naspipe.cli.options import Options
+from naspipe.cli.options import Options, add_options
 from naspipe.config.errors import NotPreparedError
 
 # The command
@@ -27,7 +27,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``naspipe data`` to ``parser``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Fetch and prepare data sets. Each one is fetched once and kept in a cache."
@@ -41,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Fetch and prepare a data set. If it is already prepared, verify it and report "
         "that it is.",
     )
-    prepare.add_argument(
-        "name", metavar="NAME", help="name of a data set, as listed by 'naspipe data list'"
-    )
+    add_options(prepare, "name NAME  name of a data set, as listed by 'naspipe data list'")
     prepare.add_argument(
         "--from",
         dest="source",
@@ -52,57 +49,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use local files instead of downloading: a .deb file, or a directory with .deb "
         "files or their unpacked contents",
     )
-    prepare.add_argument("--force", action="store_true", help="prepare the data set again")
+    add_options(prepare, "--force  prepare the data set again")
     _add_data_dir(prepare)
 
     _add_data_dir(actions.add_parser("list", help="list the available data sets"))
 
 
 def _add_data_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        metavar="DIR",
-        help="directory of prepared data (default: naspipe/data in $XDG_CACHE_HOME or ~/.cache)",
+    add_options(
+        parser,
+        """
+        --data-dir DIR  directory of prepared data (default: naspipe/data in $XDG_CACHE_HOME or
+            ~/.cache)
+        """,
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry the command out; errors are raised, the exit status is 0."""
-    root = None if arguments.data_dir is None else arguments.data_dir.expanduser().absolute()
-    if arguments.data_action == "list":
-        _list(root)
-    else:
-        _prepare(arguments, root)
-    return 0
-
-
-def _prepare(arguments: argparse.Namespace, root: Path | None) -> None:
     from naspipe.data import registry
     from naspipe.data.cache import ConsoleProgress
 
+    root = None if arguments.data_dir is None else arguments.data_dir.expanduser().absolute()
+    if arguments.data_action == "list":
+        for entry in registry.entries():
+            if entry.build is None:
+                state = "no preparation needed"
+            else:
+                state = "ready" if registry.is_prepared(entry.name, root) else "not prepared"
+            print(f"{entry.name:18} {entry.summary} ({state})")
+        return 0
+    name = arguments.name
     source = None if arguments.source is None else arguments.source.expanduser().absolute()
     with ConsoleProgress() as progress:
         place = registry.prepare(
-            arguments.name, root=root, source=source, force=arguments.force, progress=progress
+            name, root=root, source=source, force=arguments.force, progress=progress
         )
     if place is None:
-        print(f"{arguments.name}: needs no preparation")
-        return
-    record = registry.read_record(arguments.name, root)
+        print(f"{name}: needs no preparation")
+        return 0
+    record = registry.read_record(name, root)
     counts = ", ".join(f"{key} {count:,}" for key, count in sorted(record["counts"].items()))
-    print(f"{arguments.name}: ready in {place}\n  from {record['version']}\n  {counts}")
-
-
-def _list(root: Path | None) -> None:
-    from naspipe.data import registry
-
-    for entry in registry.entries():
-        if entry.build is None:
-            state = "no preparation needed"
-        else:
-            state = "ready" if registry.is_prepared(entry.name, root) else "not prepared"
-        print(f"{entry.name:18} {entry.summary} ({state})")
+    print(f"{name}: ready in {place}\n  from {record['version']}\n  {counts}")
+    return 0
 
 
 # Data sets that another command needs
@@ -110,21 +98,20 @@ def _list(root: Path | None) -> None:
 
 def add_data_place(parser: Options) -> None:
     """Declare where data sets are, and whether a missing one is prepared."""
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="directory of prepared data")
-    parser.add_argument(
-        "--no-prepare",
-        action="store_true",
-        help="fail if a data set is not prepared (default: prepare it, except under torchrun)",
+    add_options(
+        parser,
+        """
+        --data-dir DIR  directory of prepared data
+        --no-prepare    fail if a data set is not prepared (default: prepare it, except under
+            torchrun)
+        """,
     )
 
 
 def run_with_data(run: Callable[[Namespace], int], arguments: Namespace) -> int:
-    """Carry a command out; it begins again when a data set that it asked for has been prepared.
+    """Run a command; it begins again when a data set that it asked for has been prepared.
 
     Data are opened before anything is written.
-
-    Raises:
-        NotPreparedError: for a command that prepares nothing.
     """
     prepared: set[str] = set()
     while True:
@@ -133,26 +120,17 @@ def run_with_data(run: Callable[[Namespace], int], arguments: Namespace) -> int:
         except NotPreparedError as missing:
             if getattr(arguments, "no_prepare", True) or missing.name in prepared:
                 raise
-            if _is_one_of_many():
-                raise  # every worker of every host would
-            _prepare_missing(missing)
+            from naspipe.data import registry
+            from naspipe.data.cache import ConsoleProgress
+            from naspipe.launch.hosts import Worker
+
+            if Worker.find() is not None:
+                raise  # every worker of every host would prepare it
+            print(
+                f"naspipe: data set '{missing.name}' is not prepared yet; it will be in "
+                f"{missing.root} (once; --no-prepare refuses instead)",
+                file=sys.stderr,
+            )
+            with ConsoleProgress() as progress:
+                registry.prepare(missing.name, root=missing.root, progress=progress)
             prepared.add(missing.name)
-
-
-def _is_one_of_many() -> bool:
-    from naspipe.launch.hosts import Worker
-
-    return Worker.find() is not None
-
-
-def _prepare_missing(missing: NotPreparedError) -> None:
-    from naspipe.data import registry
-    from naspipe.data.cache import ConsoleProgress
-
-    print(
-        f"naspipe: data set '{missing.name}' is not prepared yet; it will be in {missing.root} "
-        f"(once; --no-prepare refuses instead)",
-        file=sys.stderr,
-    )
-    with ConsoleProgress() as progress:
-        registry.prepare(missing.name, root=missing.root, progress=progress)

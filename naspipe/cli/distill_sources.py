@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from naspipe.cli.data import add_data_place
-from naspipe.cli.options import add_flags, flags, given, key_list
-from naspipe.cli.train import add_run, recorded_recipe, resumed_execution
+from naspipe.cli.options import add_flags, add_options, flags, given, key_list
+from naspipe.cli.train import add_run, recorded_recipe, refuse_beside_resume, resumed_execution
 from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
 from naspipe.config.errors import ConfigError
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from naspipe.api.distill import Blockwise
-    from naspipe.cli.options import Options
     from naspipe.cli.sources import RunSource
     from naspipe.config.space import Space
+    from naspipe.distill.distillation import Distillation
     from naspipe.inputs.named import Students
     from naspipe.jobs.workload import Batches
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Found(NamedTuple):
-    """Of a distillation."""
+    """What the names of a distillation stand for."""
 
     teachers: list[nn.Module]
     students: Students
@@ -41,11 +41,7 @@ class Found(NamedTuple):
 
 
 def find(source: Source, data_dir: Path | None) -> Found:
-    """The teacher's blocks, the students and the data.
-
-    Raises:
-        ConfigError: for a name that cannot be found, or a teacher that nobody knows how to cut.
-    """
+    """The teacher's blocks, the students and the data."""
     import search_spaces
     from naspipe.cli.teacher import find_teacher
     from naspipe.config.rules import parse_rule
@@ -77,11 +73,7 @@ class Distilled(NamedTuple):
     source: Source
 
     def held_out(self, split: str, own: str | None, data_dir: Path | None) -> Batches:
-        """Held-out batches of the same data, or a user's own.
-
-        Raises:
-            ConfigError: when there are none.
-        """
+        """Held-out batches of the same data, or a user's own."""
         import search_spaces
         from naspipe.inputs.held_out import find_held_out
 
@@ -94,7 +86,7 @@ class Distilled(NamedTuple):
 
     @property
     def loss(self) -> Any:
-        """Of the network that the teacher is, where that has a name."""
+        """The loss of the network that the teacher is, if it has a name."""
         import search_spaces
 
         named = _source_of_teacher(self.source)
@@ -103,11 +95,7 @@ class Distilled(NamedTuple):
 
 
 def read_distilled(path: Path, data_dir: Path | None) -> Distilled:
-    """A distillation, with the teacher, students and data that its command line named.
-
-    Raises:
-        ConfigError: when ``naspipe distill`` has left none there.
-    """
+    """A distillation, with the teacher, students and data that its command line named."""
     from naspipe.api.distill import Blockwise
     from naspipe.store.run_directory import RunDirectory
 
@@ -124,40 +112,32 @@ def read_distilled(path: Path, data_dir: Path | None) -> Distilled:
 
 
 def _check_layers(found: Space, expected: Space, source: Source) -> None:
-    """A file of weights does not say what it is: its layers must be those of the network.
+    """Refuse an exported network that has other layers than the one that it is said to be."""
+    from naspipe.checks.sketched import sketch
 
-    Raises:
-        ConfigError: naming the first layer that is another one.
-    """
+    def shapes(space: Space, position: int) -> list[tuple[int, ...]]:
+        values = sketch(space, position, 0).state_dict().values()
+        return [tuple(each.shape) for each in values if hasattr(each, "shape")]
+
+    def said(shapes: list[tuple[int, ...]]) -> str:
+        return f"{' and '.join(map(str, shapes)) or 'no shape':.80}"
+
     told = f"{source.teacher}: expected the layers of {expected.name}"
     told += f" at the scale {source.scale or 'tiny'}"
+    todo = "give the --network and the --scale that it was exported from"
     if len(found) != len(expected):
-        raise ConfigError(
-            f"{told}, {len(expected)}, found {len(found)}; give the --network and the --scale that "
-            f"it was exported from"
-        )
+        raise ConfigError(f"{told}, {len(expected)}, found {len(found)}; {todo}")
     for position in range(len(found)):
-        own, other = (_shapes(space, position) for space in (found, expected))
+        own, other = (shapes(space, position) for space in (found, expected))
         if own != other:
             raise ConfigError(
-                f"{told}, found layer {position} with tensors of {_said(own)}, not {_said(other)}; "
-                f"give the --network and the --scale that it was exported from"
+                f"{told}, found layer {position} with tensors of {said(own)}, not {said(other)}; "
+                f"{todo}"
             )
 
 
-def _shapes(space: Space, position: int) -> list[tuple[int, ...]]:
-    from naspipe.checks.sketched import sketch
-
-    values = sketch(space, position, 0).state_dict().values()
-    return [tuple(each.shape) for each in values if hasattr(each, "shape")]
-
-
-def _said(shapes: list[tuple[int, ...]]) -> str:
-    return f"{' and '.join(map(str, shapes)) or 'no shape':.80}"
-
-
 def _source_of_teacher(source: Source) -> RunSource:
-    """What the teacher was trained on, and what is said in place of that."""
+    """What the teacher was trained on, or what the command line says instead."""
     from naspipe.cli.sources import RunSource, run_source
     from naspipe.store.run_directory import RunDirectory
 
@@ -177,7 +157,7 @@ def _source_of_teacher(source: Source) -> RunSource:
 
 
 def _data(named: RunSource, data_dir: Path | None) -> Any:
-    """Of the teacher's batch sizes, unless others are given."""
+    """The data, with the teacher's batch sizes unless others are given."""
     import search_spaces
     from naspipe.inputs.named import find_data, find_workload
 
@@ -214,49 +194,38 @@ DEFINING = ("scale", "seed", "steps", "sampler")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE + key_list(Execution)
-    parser.add_argument(
-        "teacher", metavar="TEACHER", nargs="?", help="finished run, or exported network"
+    add_options(
+        parser,
+        """
+        teacher TEACHER?  finished run, or exported network
+        student STUDENT?  name of a student, or MODULE:ATTRIBUTE
+        """,
     )
-    parser.add_argument(
-        "student", metavar="STUDENT", nargs="?", help="name of a student, or MODULE:ATTRIBUTE"
+    definition = parser.add_argument_group("training")
+    add_flags(definition, flags(Definition, *DEFINING))
+    add_options(
+        definition, "--data NAME  name of a data set, or MODULE:FUNCTION (default: the teacher's)"
     )
-    _add_definition(parser.add_argument_group("training"))
-    add_flags(
-        parser.add_argument_group("execution, which changes no bit of the result"), flags(Execution)
-    )
-    add_run(parser.add_argument_group("run directory and output"), "STUDENT")
-
-
-def _add_definition(parser: Options) -> None:
-    add_flags(parser, flags(Definition, *DEFINING))
-    parser.add_argument(
-        "--data",
-        metavar="NAME",
-        help="name of a data set, or MODULE:FUNCTION (default: the teacher's)",
-    )
-    add_data_place(parser)
-    parser.add_argument(
+    add_data_place(definition)
+    definition.add_argument(
         "--cuts",
         type=_positions,
         metavar="P,P,...",
         help="layers of the teacher at which its second block begins, its third block, ...",
     )
-    parser.add_argument(
-        "--network",
-        metavar="NAME",
-        help="name of the network of an exported TEACHER, as for naspipe train",
+    add_options(
+        definition,
+        """
+        --network NAME      name of the network of an exported TEACHER, as for naspipe train
+        --teacher-subnet CHOICES  subnet of the teacher's supernet, as for naspipe train (default:
+            last)
+        --recipe NAME|FILE  training recipe (default: the student's)
+        --set KEY=VALUE...  any setting listed below
+        """,
     )
-    parser.add_argument(
-        "--teacher-subnet",
-        metavar="CHOICES",
-        help="subnet of the teacher's supernet, as for naspipe train (default: last)",
-    )
-    parser.add_argument(
-        "--recipe", metavar="NAME|FILE", help="training recipe (default: the student's)"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting listed below"
-    )
+    execution = parser.add_argument_group("execution, which changes no bit of the result")
+    add_flags(execution, flags(Execution))
+    add_run(parser.add_argument_group("run directory and output"), "STUDENT")
 
 
 def _positions(text: str) -> list[int]:
@@ -271,8 +240,10 @@ def _positions(text: str) -> list[int]:
 # What is asked for
 
 
-_SETUP = (*DEFINING, "teacher", "student", "data", "recipe", "run_dir", "network", "cuts",
-          "teacher_subnet")  # fmt: skip
+_SETUP = (
+    *DEFINING, "teacher", "student", "data", "recipe", "run_dir", "network", "cuts",
+    "teacher_subnet",
+)  # fmt: skip
 """Options that a resume takes from the run."""
 
 
@@ -302,17 +273,35 @@ class Asked:
     sampler: str
     recipe: Recipe
     execution: Mapping[str, Any]
-    path: Path
+
+    @property
+    def recipe_fields(self) -> dict[str, Any]:
+        """The recipe as a mapping, which is what the Python API takes."""
+        return {each.name: getattr(self.recipe, each.name) for each in fields(Recipe)}
+
+    def streams(self, found: Found) -> Distillation:
+        """What is trained, defined."""
+        from naspipe.api.distill import blockwise_streams
+        from naspipe.distill.blockwise import DECOUPLED
+
+        teachers, students, data = found
+        return blockwise_streams(
+            teachers,
+            students.blocks,
+            data,
+            loss=students.loss,
+            last_loss=students.last_loss,
+            relay=self.execution.get("relay", DECOUPLED),
+            steps=self.steps,
+            seed=self.seed,
+            sampler=self.sampler,
+            recipe=self.recipe_fields,
+        )
 
 
 def read_asked(arguments: argparse.Namespace) -> Asked:
-    """From the command line.
-
-    Raises:
-        ConfigError: for a value that does not fit, or a setting that means nothing here.
-    """
+    """From the command line."""
     import search_spaces
-    from naspipe.api.train import default_run_directory
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
 
     if arguments.student is None:
@@ -325,11 +314,16 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
     execution = settings.execution.changed(**given(Execution, arguments))
     _check_settings(settings, execution)
     source = Source(
-        teacher=str(arguments.teacher), subnet=arguments.teacher_subnet or "last",
-        network=arguments.network, student=arguments.student, scale=arguments.scale,
-        data=arguments.data, sizes=dict(settings.data), cuts=arguments.cuts or [],
+        teacher=str(arguments.teacher),
+        subnet=arguments.teacher_subnet or "last",
+        network=arguments.network,
+        student=arguments.student,
+        scale=arguments.scale,
+        data=arguments.data,
+        sizes=dict(settings.data),
+        cuts=arguments.cuts or [],
         rules={name: str(rule) for name, rule in settings.rules.items()},
-    )  # fmt: skip
+    )
     usual_of = {each.key: each.usual for each in flags(Definition, *DEFINING)}
     said = {key: getattr(arguments, key) for key in DEFINING}
     said = {key: usual_of[key] if value is None else value for key, value in said.items()}
@@ -342,14 +336,14 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
         sampler=arguments.sampler or file.sampler or said["sampler"],
         recipe=settings.recipe,
         execution={key: values[key] for key in values if key in keys},
-        path=arguments.run_dir or default_run_directory(arguments.student.replace(":", "-")),
     )
 
 
 def _check_settings(settings: Settings, execution: Execution) -> None:
     if settings.momentum:
-        raise ConfigError("momentum: expected none, as TEACHER stays as it is, found some; leave "
-                          "it out")  # fmt: skip
+        raise ConfigError(
+            "momentum: expected none, as TEACHER stays as it is, found some; leave it out"
+        )
     if execution.validation.every_steps:
         raise ConfigError(
             "--validate-every: expected none, as no student block alone predicts a target, found "
@@ -358,21 +352,11 @@ def _check_settings(settings: Settings, execution: Execution) -> None:
 
 
 def read_resumed(arguments: argparse.Namespace) -> Asked:
-    """From a run; options that are given change the execution.
-
-    Raises:
-        ConfigError: when it is no distillation from the command line, or for an option that it
-            defines.
-    """
+    """From a run; options that are given change the execution."""
     from naspipe.store.run_directory import RunDirectory
 
     path = arguments.resume
-    for name in _SETUP:
-        if getattr(arguments, name) is not None:
-            is_word = name in ("teacher", "student")
-            option = name.upper() if is_word else f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option}: expected nothing beside --resume, which takes it from "
-                              f"{path}; leave it out")  # fmt: skip
+    refuse_beside_resume(arguments, _SETUP, path)
     manifest = RunDirectory(path / "block-0").read_manifest()
     execution = resumed_execution(manifest, path, arguments)
     _check_settings(Settings(), execution)
@@ -388,4 +372,4 @@ def read_resumed(arguments: argparse.Namespace) -> Asked:
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
     recipe = recorded_recipe(definition, path)
-    return Asked(source=source, recipe=recipe, execution=execution.as_dict(), path=path, **said)
+    return Asked(source=source, recipe=recipe, execution=execution.as_dict(), **said)

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from naspipe.cli.data import add_data_place
-from naspipe.cli.output import tell
+from naspipe.cli.options import add_options
+from naspipe.cli.output import complain, tell
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from naspipe.api.distill import Blockwise
@@ -45,57 +47,49 @@ where.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("run", metavar="RUN", help="run directory")
-    parser.add_argument(
-        "--subnet",
-        required=True,
-        metavar="ID",
-        help="subnet to export: best, first, last, a step number, or choices such as 0,1,3",
+    add_options(
+        parser,
+        """
+        run RUN           run directory
+        --subnet ID!      subnet to export: best, first, last, a step number, or choices such as
+            0,1,3
+        -o --output DIR!  directory to write
+        --ema             export the moving averages of the weights
+        --calibrate C     number of training batches from which running statistics are recomputed; 0
+            to use those of the supernet (default: for best, as many as its search used; otherwise
+            0)
+        --onnx            also write model.onnx
+        --retrain STEPS   first train the subnet alone for this many steps, from its initial weights
+        --space MODULE:ATTRIBUTE  search space of a run that trained your own space
+        --data NAME       name of a data set, or MODULE:FUNCTION
+        """,
+        run=str,
     )
-    parser.add_argument(
-        "-o", "--output", required=True, type=Path, metavar="DIR", help="directory to write"
-    )
-    parser.add_argument(
-        "--ema", action="store_true", help="export the moving averages of the weights"
-    )
-    parser.add_argument(
-        "--calibrate", type=int, metavar="C",
-        help="number of training batches from which running statistics are recomputed; 0 to use "
-        "those of the supernet (default: for best, as many as its search used; otherwise 0)",
-    )  # fmt: skip
-    parser.add_argument("--onnx", action="store_true", help="also write model.onnx")
-    parser.add_argument(
-        "--retrain",
-        type=int,
-        metavar="STEPS",
-        help="first train the subnet alone for this many steps, from its initial weights",
-    )
-    parser.add_argument(
-        "--space",
-        metavar="MODULE:ATTRIBUTE",
-        help="search space of a run that trained your own space",
-    )
-    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
     add_data_place(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; prints the directory on stdout, and what to know on stderr."""
-    from naspipe.config.errors import ConfigError
     from naspipe.distill.blockwise import folder
     from naspipe.export.assembly import find_choices
     from naspipe.export.exporter import check_onnx, export_subnet, train_alone
     from naspipe.inputs.run import Run, check_space
+    from naspipe.search.search_directory import newest_search
     from naspipe.store.run_directory import RunDirectory
     from naspipe.wire.reports import NotesToStderr
 
-    if (Path(arguments.run) / folder(0)).is_dir():
-        return _finish(export_students(arguments))
-    space, data, loss = _workload(arguments, RunDirectory(Path(arguments.run)))
-    found = Run(space, Path(arguments.run))
+    path = Path(arguments.run)
+    if (path / folder(0)).is_dir():
+        return _finish(_export_students(arguments))
+    space, data, loss = _workload(arguments, RunDirectory(path))
+    found = Run(space, path)
     check_space(found)
     choices = find_choices(found, arguments.subnet)
-    calibrate, ema = _as_searched(arguments)
+    calibrate, ema = arguments.calibrate, arguments.ema
+    if arguments.subnet == "best" and arguments.retrain is None:  # as the search judged it
+        search = newest_search(path)
+        calibrate = search.calibration if calibrate is None else calibrate
+        ema = ema or search.ema
     output: Path = arguments.output
     if arguments.onnx:
         check_onnx()
@@ -107,29 +101,33 @@ def run(arguments: argparse.Namespace) -> int:
         )
         output = output / "model"
     done = export_subnet(
-        found, choices, output, data=data, onnx=arguments.onnx, ema=ema, calibrate=calibrate,
+        found,
+        choices,
+        output,
+        data=data,
+        onnx=arguments.onnx,
+        ema=ema,
+        calibrate=calibrate,
         observer=NotesToStderr(),
-    )  # fmt: skip
+    )
     return _finish(done)
 
 
 def _finish(done: Exported) -> int:
-    """Say what was exported, and what to know."""
-    import sys
-
+    """Report what was exported, and what the user should know about it."""
     if done.needs:
-        print(f"naspipe: loading it needs {', '.join(done.needs)} importable", file=sys.stderr)
+        complain(f"loading it needs {', '.join(done.needs)} importable")
     for why in done.whys:
-        print(f"naspipe: {why}", file=sys.stderr)
+        complain(why)
     if done.untrained:
-        print(f"naspipe: never trained by this run: {', '.join(done.untrained)}", file=sys.stderr)
+        complain(f"never trained by this run: {', '.join(done.untrained)}")
     if done.calibrated:
         taken = f"running statistics taken anew from {done.calibrated} batches"
-        print(f"naspipe: {taken}; --calibrate 0 keeps the supernet's", file=sys.stderr)
+        complain(f"{taken}; --calibrate 0 keeps the supernet's")
     if not done.is_checked:
-        print("naspipe: not checked on a batch; give --data to do so", file=sys.stderr)
+        complain("not checked on a batch; give --data to do so")
     if done.onnx_difference is not None:
-        print(f"naspipe: ONNX within {done.onnx_difference:.1e} of torch", file=sys.stderr)
+        complain(f"ONNX within {done.onnx_difference:.1e} of torch")
     tell(str(done.directory))
     return 0
 
@@ -137,7 +135,7 @@ def _finish(done: Exported) -> int:
 def _workload(
     arguments: argparse.Namespace, directory: RunDirectory
 ) -> tuple[Space, Batches | None, Loss | None]:
-    """The run's space, its data where they are known, and its loss where that is needed."""
+    """The run's space, its data if they are known, and its loss if it is needed."""
     from naspipe.cli.sources import run_source
     from naspipe.config.rules import parse_rule
     from naspipe.inputs.named import as_trained, find_space, find_workload, run_loss
@@ -157,31 +155,9 @@ def _workload(
     return named.space, named.data, run_loss(named, directory, (data, space))
 
 
-def _as_searched(arguments: argparse.Namespace) -> tuple[int | None, bool]:
-    """Batches to take running statistics from, and whether to take averages of the weights.
-
-    The best subnet of a search is exported as the search judged it.
-    """
-    from naspipe.search.search_directory import newest_search
-
-    calibrate, ema = arguments.calibrate, arguments.ema
-    if arguments.subnet == "best" and arguments.retrain is None:
-        search = newest_search(Path(arguments.run))
-        calibrate = search.calibration if calibrate is None else calibrate
-        ema = ema or search.ema
-    return calibrate, ema
-
-
-# The student blocks of a blockwise distillation, as one network
-
-
-def export_students(arguments: argparse.Namespace) -> Exported:
-    """Export what the arguments of ``naspipe export`` name.
-
-    Raises:
-        ConfigError: for input that cannot be used.
-    """
-    from naspipe.config.errors import ConfigError
+def _export_students(arguments: argparse.Namespace) -> Exported:
+    """Export the student blocks of a blockwise distillation as one network."""
+    from naspipe.api.block_rating import combine_blocks
     from naspipe.export.composed import export_blocks
 
     for option in ("ema", "retrain"):
@@ -190,18 +166,26 @@ def export_students(arguments: argparse.Namespace) -> Exported:
                 f"--{option}: expected a run of its own, found a blockwise distillation; "
                 f"train its network from Python, and export that run"
             )
-    found = _found(arguments)
-    choices = _choices(found, arguments.subnet)
+    found, text = _found(arguments), arguments.subnet
+    if text == "best":
+        choices = list(combine_blocks(found.ratings()).choices)
+    elif re.fullmatch(r"[0-9,;\s]*", text):
+        parts = text.split(";")
+        choices = [tuple(int(each) for each in part.split(",") if each.strip()) for part in parts]
+    else:
+        raise ConfigError(
+            f"--subnet {text!r:.80}: expected best, or the choices of {len(found.blocks)} blocks, "
+            f"as in 0,1;2;"
+        )
     return export_blocks(
         found, choices, arguments.output, calibrate=arguments.calibrate or 0, onnx=arguments.onnx
     )
 
 
 def _found(arguments: argparse.Namespace) -> Blockwise:
-    """The distillation, by what the command line once called it or what it is now told."""
+    """The distillation that was started by a command line, or that this one describes."""
     from naspipe.api.distill import Blockwise, read_blocks
     from naspipe.cli.distill_sources import read_distilled
-    from naspipe.config.errors import ConfigError
     from naspipe.config.user_code import import_attribute
     from naspipe.inputs.named import find_data
     from naspipe.store.run_directory import RunDirectory
@@ -222,18 +206,3 @@ def _found(arguments: argparse.Namespace) -> Blockwise:
         )
     data = find_data(arguments.data, arguments.data_dir, {})
     return Blockwise(read_blocks(path, listed), (), data, ())
-
-
-def _choices(found: Blockwise, text: str) -> list[tuple[int, ...]]:
-    from naspipe.api.block_rating import combine_blocks
-    from naspipe.config.errors import ConfigError
-
-    if text == "best":
-        return list(combine_blocks(found.ratings()).choices)
-    if not re.fullmatch(r"[0-9,;\s]*", text):
-        raise ConfigError(
-            f"--subnet {text!r:.80}: expected best, or the choices of {len(found.blocks)} blocks, "
-            f"as in 0,1;2;"
-        )
-    parts = text.split(";")
-    return [tuple(int(each) for each in part.split(",") if each.strip()) for part in parts]

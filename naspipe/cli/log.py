@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from naspipe.cli.options import add_options
 from naspipe.cli.output import add_json, as_json
 from naspipe.config.errors import ConfigError, LogError
 from naspipe.config.ids import LayerId
@@ -37,17 +38,14 @@ Long orders are shortened on a terminal, but not in a file or a pipe.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("run", metavar="RUN", help="run directory")
-    parser.add_argument(
-        "--layer",
-        metavar="LAYER",
-        help="layer to print: BLOCK.CANDIDATE, the name of a shared layer, or LABEL=VALUE of an "
-        "NNI label; 1:3.1 is layer 3.1 of stream 1",
-    )
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="print complete lines even if the terminal is too narrow for them",
+    add_options(
+        parser,
+        """
+        run RUN        run directory
+        --layer LAYER  layer to print: BLOCK.CANDIDATE, the name of a shared layer, or LABEL=VALUE
+            of an NNI label; 1:3.1 is layer 3.1 of stream 1
+        --full         print complete lines even if the terminal is too narrow for them
+        """,
     )
     add_json(parser, "lines")
     parser.add_argument(
@@ -66,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(as_json(_described(recorded, arguments.layer)))
         return 0
-    width = None if arguments.full else _width()
+    has_width = sys.stdout.isatty() and not arguments.full
+    width = shutil.get_terminal_size().columns if has_width else None
     if arguments.layer is None:
         for line in _lines(recorded, width):
             print(line)
@@ -80,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _unused(recorded: RecordedRun, layer: LayerId) -> str:
-    """That no subnet used a layer, and which ones of its block were used."""
+    """Report that no subnet used a layer, and which layers of its block were used."""
     labels = recorded.labels
     used = sorted(each for each in recorded.log.layers if each[:2] == layer[:2])
     said = f"naspipe: no subnet of {recorded.path} used {labels.full_label(layer)}"
@@ -88,7 +87,7 @@ def _unused(recorded: RecordedRun, layer: LayerId) -> str:
 
 
 def folded(order: str, width: int) -> str:
-    """An order's beginning and end, where it does not fit a line; how many are left out."""
+    """The beginning and the end of an order that does not fit a line."""
     if len(order) <= width:
         return order
     steps = order.split("-")
@@ -102,11 +101,7 @@ def folded(order: str, width: int) -> str:
 
 
 def print_rows(path: Path) -> None:
-    """All rows of a file of lines, those of long ago included.
-
-    Raises:
-        ConfigError: when they cannot be read.
-    """
+    """All rows of a file of lines, those of long ago included."""
     try:
         for _, row in read_rows(path):
             sys.stdout.write(line_of(row).decode())
@@ -131,7 +126,7 @@ def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
 
 
 def _orders(recorded: RecordedRun, layers: Iterable[LayerId]) -> Iterator[tuple[LayerId, str]]:
-    """The orders of these layers, in chain order; of those that were used."""
+    """The orders of those layers that were used, in chain order."""
     wanted, labels = Wanted(layers=frozenset(layers), backwards=False), recorded.labels
     stream = read_stream(recorded.directory.stream) if labels.has_settings else []
     for layer, order in orders_of_parts(recorded.log.parts(wanted)):
@@ -141,7 +136,7 @@ def _orders(recorded: RecordedRun, layers: Iterable[LayerId]) -> Iterator[tuple[
 
 
 def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]:
-    """Of each layer, or of one: label, rule, number of WRITEs and order."""
+    """Label, rule, number of WRITEs and order of each layer, or of one."""
     labels = recorded.labels
     groups: list[frozenset[LayerId]] = [*groups_of_layers(recorded.log.layers)]
     orders: dict[LayerId, str] = {}
@@ -159,8 +154,3 @@ def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]
         }
         for layer, order in orders.items()
     ]
-
-
-def _width() -> int | None:
-    """Columns of the terminal, or None where there is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

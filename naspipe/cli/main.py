@@ -61,11 +61,7 @@ _EXIT_SIGNAL = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (without the program's name) and return its exit status.
-
-    Raises:
-        SystemExit: from ``--help`` and ``--version`` (0).
-    """
+    """Run one command line (without the program's name) and return its exit status."""
     # NNI warns of every class of a newer torch that it cannot wrap, when a user's file imports it.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch\.")
     words = list(sys.argv[1:] if argv is None else argv)
@@ -106,22 +102,18 @@ class Parser(argparse.ArgumentParser):
     """A parser whose refusals are one line, like every other one."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line, and say what is near to an unknown word of it.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse the command line, and say what is near to an unknown word of it."""
         raise ConfigError(f"{_with_meant(message, self._options())}; see {self.prog} --help")
 
     def _options(self) -> list[str]:
-        """Those of the parser, and of the command that was chosen."""
+        """The options of the parser, and of the command that was chosen."""
         commands = [each.choices or {} for each in self._actions if each.nargs == argparse.PARSER]
         parsers = [self, *(parser for each in commands for parser in dict(each).values())]
         return [option for parser in parsers for option in parser._option_string_actions]
 
 
 def _with_meant(message: str, options: Sequence[str]) -> str:
-    """What argparse says of an unknown word, with the known one that is nearest."""
+    """What argparse says of an unknown word, with the nearest known one."""
     known: Sequence[str] = options
     found = re.match(r"unrecognized arguments: (--[^ =]+)", message)
     if found is None and (found := re.search(r"invalid choice: '?([^' ]+)'? \(", message)):
@@ -144,7 +136,6 @@ class _Version(argparse.Action):
         )
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        """Print one line and leave."""
         python = platform.python_version()
         print(f"naspipe {__version__} (torch {version('torch')}, Python {python})")
         parser.exit()
@@ -153,7 +144,7 @@ class _Version(argparse.Action):
 def build_parser(
     chosen: str | None = None, module: ModuleType | None = None
 ) -> argparse.ArgumentParser:
-    """The parser of all commands; only the chosen one's arguments are known."""
+    """The parser of all commands; only the arguments of the chosen one are known."""
     parser = Parser(
         prog="naspipe",
         description=__doc__,

@@ -12,16 +12,17 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from naspipe.config.errors import reason
 from naspipe.store.files import STORAGE, cannot_write
-from naspipe.store.run_directory import read_heartbeat
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from naspipe.cli.options import Options
     from naspipe.store.run_directory import RunDirectory
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def tell(line: str) -> None:
-    """Print a result that is on disk already: where stdout takes it not, a note says it."""
+    """Print a result that is on disk already, on stderr if stdout cannot be written."""
     try:
         print(line, flush=True)
     except (OSError, ValueError) as error:
@@ -39,7 +40,7 @@ def tell(line: str) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, with the prefix that all of them have; or nothing, where that is gone."""
+    """Print one line on stderr, with the prefix of all of them, if stderr can be written."""
     try:
         print(f"naspipe: {text}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -47,11 +48,7 @@ def complain(text: str) -> None:
 
 
 def systems_line(error: OSError | MemoryError | ImportError) -> str:
-    """One line on what the system refused.
-
-    Raises:
-        OSError, ImportError: the error itself, where it is something else.
-    """
+    """One line on what the system refused."""
     if isinstance(error, OSError) and error.errno in STORAGE:
         return str(cannot_write(Path(error.filename or "stdout"), error))
     is_short = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
@@ -64,28 +61,91 @@ def systems_line(error: OSError | MemoryError | ImportError) -> str:
 
 
 def silence(stream: TextIO | None) -> None:
-    """Keep the interpreter from failing as it flushes a stream at its exit."""
+    """Keep the interpreter from failing when it flushes a stream at exit."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
         os.close(nowhere)
 
 
+# Tables
+
+
+WIDTH = 120
+"""Columns of a table in a file or a pipe."""
+
+
+def table_console(width: int | None = WIDTH) -> Console:
+    """A console on stdout for tables; without a terminal it has this width."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if width is not None and not console.is_terminal:
+        console.width = width
+    return console
+
+
+def print_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Collection[str] = (),
+    fold: Collection[str] = (),
+    overflow: Literal["ellipsis", "crop"] = "ellipsis",
+    has_lines: bool = True,
+    width: int | None = WIDTH,
+) -> Console:
+    """Print a table; returns the console.
+
+    Columns are aligned to the right and in one line, except those whose heads are in ``left`` or
+    ``fold``. With ``has_lines`` there is a line below the heads, and more space between columns.
+    ``width`` applies without a terminal; None stands for that of rich.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD if has_lines else None, pad_edge=False)
+    for head in heads:
+        table.add_column(
+            head,
+            justify="left" if head in left else "right",
+            no_wrap=head not in fold,
+            overflow="fold" if head in fold or overflow == "crop" else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = table_console(width)
+    console.print(table)
+    return console
+
+
+def cost_figures(flops: float, params: float, latency_ms: float) -> list[tuple[float, str]]:
+    """MFLOPs, parameters and milliseconds, each with its format."""
+    return [(flops / 1e6, ".2f"), (params, ",.0f"), (latency_ms, ".2f")]
+
+
+def in_cells(figures: Iterable[tuple[float, str]]) -> list[str]:
+    """Numbers in their formats; one that is not known (NaN) has an empty cell."""
+    return ["" if math.isnan(value) else format(value, form) for value, form in figures]
+
+
 # Results as JSON
 
 
 def add_json(parser: Options, in_place_of: str) -> None:
-    """Declare ``--json``."""
     parser.add_argument("--json", action="store_true", help=f"print JSON instead of {in_place_of}")
 
 
 def as_json(value: Any) -> str:
-    """JSON that every reader accepts: what is infinite or no number is null."""
+    """JSON that every reader accepts: infinity and NaN become null."""
     return json.dumps(_plain(value), indent=1, allow_nan=False)
 
 
 def trained(directories: Iterable[RunDirectory]) -> list[dict[str, Any]]:
-    """Of runs that are over: path, status, steps, the last loss and what was measured."""
+    """For each finished run: path, status, steps, the last loss and what was measured."""
+    from naspipe.store.run_directory import read_heartbeat
+
     found = []
     for directory in directories:
         manifest = directory.read_manifest()

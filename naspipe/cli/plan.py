@@ -9,13 +9,15 @@ import argparse
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from naspipe.cli import teacher
-from naspipe.cli.options import add_flags, flags
+from naspipe.cli.options import add_flags, add_options, flags
+from naspipe.cli.output import print_table
 from naspipe.cli.simulate import add_scenario_arguments, open_scenario
-from naspipe.cli.teacher_plans import WIDTH, is_student, show_blocks, show_taught
+from naspipe.cli.teacher_plans import is_student, show_blocks, show_taught
 from naspipe.config.definition import Definition, Settings, apply_settings
+from naspipe.config.errors import ConfigError
 from naspipe.plan.costs import Shape, counts, shapes
 
 if TYPE_CHECKING:
@@ -27,10 +29,6 @@ if TYPE_CHECKING:
 
 
 # What was simulated: rows as they are found, the table, and why it is so
-
-
-_EVERY_SECONDS = 30.0
-"""From one line of a bar to the next, where there is no terminal."""
 
 
 class Row(NamedTuple):
@@ -50,47 +48,7 @@ class Row(NamedTuple):
     """The least K of lag(K) that is enough; looked for on all devices in one group."""
 
 
-class Found:
-    """Says on stderr what is found while the rest is simulated; a context manager.
-
-    Args:
-        total: simulations to be done.
-        is_quiet: say nothing.
-    """
-
-    def __init__(self, total: int, is_quiet: bool) -> None:
-        from naspipe.api.progress import Bar
-
-        self._bar = Bar("simulating", total, is_quiet, _EVERY_SECONDS)
-        self._done = 0
-
-    def __enter__(self) -> Self:
-        self._bar.show()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.__exit__(*exception)
-
-    def row(self, row: Row) -> None:
-        """One more row is known."""
-        outcome = row.outcome
-        kind = " ".join(filter(None, [row.sampler, "" if row.passes == "one" else row.passes]))
-        streams = f", {row.streams} streams" if row.streams > 1 else ""
-        budget = f", budget {row.budget}" if row.budget != "none" else ""
-        self._bar.say(
-            f"{kind}, stages {row.shape}{streams}{budget}: {outcome.passes_per_second:.3f} "
-            f"subnets/s, bubble {outcome.bubble_ratio:.3f}"
-        )
-        self.step()
-
-    def step(self) -> None:
-        """One more simulation is done."""
-        self._done += 1
-        self._bar.update(self._done, "")
-
-
 def as_json(row: Row) -> dict[str, object]:
-    """One row's plain values."""
     return {
         "sampler": row.sampler,
         "passes": row.passes,
@@ -113,30 +71,23 @@ _NAMES = (
     "sampler", "passes", "streams", "stages", "cuts", "budget", "order", "subnets/s", "bubble",
     "bound", "bound\nsplit", "above", "hits", "layers\nMiB", "passes\nMiB",
 )  # fmt: skip
-"""Of columns; those without anything known are left out."""
+"""The heads of the columns; a column without anything known is left out."""
 _CHOSEN = ("passes", "streams", "cuts", "budget", "hits")
-"""Columns that are left out where all rows are alike."""
+"""Columns that are left out if all rows are alike."""
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """The table, best first, and what limits the most stages of each kind."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    """Print the table, best first, and what limits the most stages of each kind."""
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("sampler", no_wrap=True)
     columns = {name: list(cells) for name, *cells in zip(_NAMES, *map(_cells, rows), strict=True)}
-    known = {name: cells for name, cells in columns.items() if _is_told(name, cells)}
-    for name in list(known)[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for cells in zip(*known.values(), strict=True):
-        table.add_row(*map(Text, cells))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(table)
+    known = {
+        name: cells
+        for name, cells in columns.items()
+        if any(cells) and (name not in _CHOSEN or len(set(cells)) > 1)
+    }
+    cells = list(zip(*known.values(), strict=True))
+    console = print_table(list(known), cells, left=("sampler",))
     for kind in dict.fromkeys(row[:3] for row in rows):
         widest = max((r for r in rows if r[:3] == kind), key=lambda row: row.outcome.stages)
         streams = f", {widest.streams} streams," if widest.streams > 1 else ""
@@ -148,11 +99,10 @@ def print_rows(rows: Sequence[Row]) -> None:
         console.print(Text("\n".join([head, *lines])))
 
 
-def _is_told(name: str, cells: list[str]) -> bool:
-    return any(cells) and (name not in _CHOSEN or len(set(cells)) > 1)
-
-
 def _cells(row: Row) -> tuple[str, ...]:
+    def mebibytes(count: int) -> str:
+        return f"{count / (1 << 20):.1f}" if count else ""
+
     outcome = row.outcome
     own = f"{outcome.bound:.3f}"
     bounds = [f"{bound.bubble(outcome.stages):.3f}" for bound in row.bounds or ()] or [own, ""]
@@ -169,13 +119,9 @@ def _cells(row: Row) -> tuple[str, ...]:
         *bounds,
         f"{outcome.distance:+.3f}",
         f"{outcome.hit_rate:.1%}",
-        _mebibytes(max(use.layer_bytes for use in outcome.uses)),
-        _mebibytes(max(use.activation_bytes for use in outcome.uses)),
+        mebibytes(max(use.layer_bytes for use in outcome.uses)),
+        mebibytes(max(use.activation_bytes for use in outcome.uses)),
     )
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):.1f}" if count else ""
 
 
 # The command
@@ -208,42 +154,27 @@ _TEACHING = ("teacher", "teacher_subnet", "teacher_top", "momentum")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("space", metavar="SPACE", help="name of a space, or MODULE:ATTRIBUTE")
-    parser.add_argument(
-        "--devices", type=int, default=8, metavar="N", help="maximum number of devices (default: 8)"
+    add_options(
+        parser,
+        """
+        space SPACE      name of a space, or MODULE:ATTRIBUTE
+        --devices N [8]  maximum number of devices
+        """,
     )
     add_flags(parser, flags(Definition, "steps"), {"steps": 200})
-    parser.add_argument(
-        "--samplers",
-        default="",
-        metavar="NAMES",
-        help="comma-separated list of samplers; one row for each",
-    )
-    parser.add_argument(
-        "--passes",
-        default="",
-        metavar="KINDS",
-        help="comma-separated list of passes that make "
-        "up a step, such as one,accumulate:4,subnets:4; one row for each",
-    )
-    parser.add_argument(
-        "--partitions",
-        default="",
-        metavar="NAMES",
-        help="comma-separated list of partitions, such as balanced,static; one row for each",
-    )
-    parser.add_argument(
-        "--streams",
-        default="1",
-        metavar="COUNTS",
-        help="comma-separated list of numbers of streams (default: 1)",
-    )
-    parser.add_argument(
-        "--budget",
-        default="none",
-        metavar="BUDGETS",
-        help="comma-separated list of memory "
-        "budgets, such as none,3x,512MiB; one row for each (default: none)",
+    add_options(
+        parser,
+        """
+        --samplers NAMES []      comma-separated list of samplers; one row for each
+        --passes KINDS []        comma-separated list of passes that make up a step, such as
+            one,accumulate:4,subnets:4; one row for each
+        --partitions NAMES []    comma-separated list of partitions, such as balanced,static; one
+            row for each
+        --streams COUNTS [1]     comma-separated list of numbers of streams
+        --budget BUDGETS [none]  comma-separated list of memory budgets, such as none,3x,512MiB; one
+            row for each
+        """,
+        streams=str,
     )
     add_scenario_arguments(parser)
     teacher.add_arguments(parser)
@@ -251,8 +182,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate every choice and print them; returns the exit status."""
-    from naspipe.config.errors import ConfigError
-
     if not 1 <= arguments.devices <= 256:
         raise ConfigError(f"--devices {arguments.devices}: expected 1 to 256")
     recipe = apply_settings(Settings(), arguments.set).recipe
@@ -277,7 +206,10 @@ def run(arguments: argparse.Namespace) -> int:
     partitions = _listed("--partitions", arguments.partitions or execution.pipeline.partition)
     choices = [
         _Choice(
-            kinds[words].on_workers(way.workers), way, (sampler, words, count), arguments.seed,
+            kinds[words].on_workers(way.workers),
+            way,
+            (sampler, words, count),
+            arguments.seed,
             arguments.steps,
         )
         for sampler in samplers
@@ -285,7 +217,7 @@ def run(arguments: argparse.Namespace) -> int:
         for count in streams
         for how in _ways(arguments.devices, kinds[words], partitions, budgets)
         for way in [execution.changed(**how)]
-    ]  # fmt: skip
+    ]
     choices.sort(key=lambda choice: choice.execution.workers)  # few stages are simulated sooner
     rows = _rows(choices, arguments.devices, arguments.json)
     if arguments.json:
@@ -298,21 +230,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _ways(
     devices: int, scenario: Scenario, partitions: Sequence[str], budgets: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """Settings of the execution."""
     steps = scenario.steps
     passes = 1 if steps.distills or steps.probes else steps.passes
     for groups, stages in shapes(devices, len(scenario.space), passes):
+        how = {"groups": groups, "stages": stages}
         for partition in partitions if stages > 1 else partitions[:1]:
             for budget in budgets:
-                yield {
-                    "groups": groups, "stages": stages, "partition": partition,
-                    "memory_budget": budget,
-                }  # fmt: skip
+                yield how | {"partition": partition, "memory_budget": budget}
 
 
 def _listed(option: str, text: str) -> list[str]:
-    from naspipe.config.errors import ConfigError
-
     words = [word.strip() for word in text.split(",")]
     if not all(words):
         raise ConfigError(f"{option} {text!r:.80}: expected names with commas between")
@@ -320,8 +247,6 @@ def _listed(option: str, text: str) -> list[str]:
 
 
 def _count(option: str, text: str) -> int:
-    from naspipe.config.errors import ConfigError
-
     if not re.fullmatch("[1-9][0-9]{0,2}", text):
         raise ConfigError(f"{option} {text!r:.80}: expected whole numbers from 1 to 999")
     return int(text)
@@ -341,7 +266,7 @@ class _Choice(NamedTuple):
     def simulated(
         self, scenario: Scenario, execution: Execution, passes: int
     ) -> tuple[Pipeline, SimulatedRun]:
-        """Of so many passes, once lags have grown."""
+        """Simulate this many passes, once lags have grown."""
         from naspipe.plan.pipeline import with_grown_lags
 
         sampler, _, streams = self.stream
@@ -350,7 +275,7 @@ class _Choice(NamedTuple):
         return pipeline, scenario.run(pipeline, execution)
 
     def row(self) -> Row:
-        """The figures, without the lag that is enough."""
+        """The row without the lag that is enough."""
         from naspipe.plan.bottlenecks import bottlenecks
         from naspipe.plan.pipeline import as_planned
         from naspipe.plan.simulation import backward_bounds, bound_of, outcome_of
@@ -371,7 +296,7 @@ class _Choice(NamedTuple):
         )
 
     def lag(self, row: Row) -> int | None:
-        """The least K that is enough, on the first of the passes, in the order that was found."""
+        """The least K that is enough, on the first passes, in the order that was found."""
         from naspipe.api.chosen_stages import lag_needed
         from naspipe.plan.simulation import PREVIEW_SUBNETS
 
@@ -385,20 +310,34 @@ class _Choice(NamedTuple):
 
 
 def _rows(choices: Sequence[_Choice], devices: int, is_quiet: bool) -> list[Row]:
-    """All of them, and of the widest ones the lag that is enough; the best first."""
+    """All rows, the best first, and for the widest ones the lag that is enough.
+
+    What is found is reported on stderr while the rest is simulated.
+    """
+    from naspipe.api.progress import Bar
 
     def wants_lag(choice: _Choice) -> bool:
         return 1 < choice.execution.pipeline.stages == min(devices, len(choice.scenario.space))
 
-    with Found(len(choices) + sum(map(wants_lag, choices)), is_quiet) as told:
-        rows = []
-        for choice in choices:
-            rows.append(choice.row())
-            told.row(rows[-1])
-        for place, choice in enumerate(choices):
-            if wants_lag(choice):
-                rows[place] = rows[place]._replace(lag=choice.lag(rows[place]))
-                told.step()
+    rows = []
+    with Bar("simulating", len(choices) + sum(map(wants_lag, choices)), is_quiet, 30.0) as bar:
+        bar.show()
+        for done, choice in enumerate(choices, 1):
+            row = choice.row()
+            rows.append(row)
+            kind = " ".join(filter(None, [row.sampler, "" if row.passes == "one" else row.passes]))
+            streams = f", {row.streams} streams" if row.streams > 1 else ""
+            budget = f", budget {row.budget}" if row.budget != "none" else ""
+            bar.say(
+                f"{kind}, stages {row.shape}{streams}{budget}: "
+                f"{row.outcome.passes_per_second:.3f} subnets/s, bubble "
+                f"{row.outcome.bubble_ratio:.3f}"
+            )
+            bar.update(done, "")
+        wanting = [place for place, choice in enumerate(choices) if wants_lag(choice)]
+        for done, place in enumerate(wanting, len(choices) + 1):
+            rows[place] = rows[place]._replace(lag=choices[place].lag(rows[place]))
+            bar.update(done, "")
     return sorted(
         rows, key=lambda row: (-row.outcome.passes_per_second, row.outcome.stages, *row[:-4])
     )

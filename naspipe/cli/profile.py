@@ -15,7 +15,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.data import add_data_place
-from naspipe.cli.options import add_flags, flags, given
+from naspipe.cli.options import add_flags, add_options, flags, given
+from naspipe.cli.output import print_table
 from naspipe.config.definition import Execution, first_gpu
 from naspipe.config.space import Block, Space
 from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable, first_of_kind
@@ -48,43 +49,45 @@ _NOTES = {
 
 _EXPECTED = "expected layers, data and a loss that compute, found"
 
+_HEADS = (
+    "kind", "measured", "forward\nms", "backward\nms", "inputs'\nms", "weights'\nms", "write\nms",
+    "state\nMiB", "activations\nMiB",
+)  # fmt: skip
+
 _MOST_NAMED = 3
 """Candidates in a line that says why they cannot be split."""
-
-_WIDTH = 120
-"""Columns of the table in a file or a pipe."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("space", metavar="SPACE", help="name of a space, or MODULE:ATTRIBUTE")
-    parser.add_argument(
-        "--scale",
-        default="tiny",
-        help="scale of a named space: tiny, small or paper (default: tiny)",
+    add_options(
+        parser,
+        """
+        space SPACE     name of a space, or MODULE:ATTRIBUTE
+        --scale [tiny]  scale of a named space: tiny, small or paper
+        --data NAME     name of a data set, or MODULE:FUNCTION
+        """,
     )
-    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
     add_data_place(parser)
     add_flags(parser, flags(Execution, "device", "recompute"), {})
-    parser.add_argument(
-        "--fresh", action="store_true", help="measure again instead of using cached costs"
-    )
-    parser.add_argument("--json", action="store_true", help="print every candidate as JSON")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any setting, as for naspipe train",
+    add_options(
+        parser,
+        """
+        --fresh             measure again instead of using cached costs
+        --json              print every candidate as JSON
+        --set KEY=VALUE...  any setting, as for naspipe train
+        """,
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print it; returns the exit status."""
+    from naspipe.checks.machine import check_device
     from naspipe.checks.sketched import measure_sizes
     from naspipe.config.user_code import users_code
     from naspipe.inputs.named import find_measurable
+    from naspipe.machine.gpus import NO_GPUS, find_gpus
     from naspipe.profiling.profiles import ProfileCache
 
     workload, execution = find_measurable(
@@ -95,36 +98,28 @@ def run(arguments: argparse.Namespace) -> int:
         Execution(**given(Execution, arguments)),
         arguments.set,
     )
-    named_device = _device_name(execution.hardware.device)
+    device = execution.hardware.device
+    gpus = NO_GPUS if device == "cpu" else find_gpus()
+    check_device(device, len(gpus))
     with users_code(f"space {workload.space.name}: {_EXPECTED}"):
-        cache = ProfileCache(workload, device=named_device)
+        cache = ProfileCache(workload, device=gpus.name_of(first_gpu(device)))
         costs, state = _costs(workload, cache, arguments.fresh, execution)
         sizes = measure_sizes(workload)
     kinds = summarize_kinds(workload.space, costs, sizes)
     if arguments.json:
         print(json.dumps(_as_json(workload, kinds, cache.path, state), indent=1))
     else:
-        _print_table(kinds)
+        print_table(_HEADS, list(map(_cells, kinds)), left=("kind",), fold=("kind",))
         for line in whole_lines(workload.space, kinds):
             print(line)
         print(_NOTES[state].format(cache.path))
     return 0
 
 
-def _device_name(device: str) -> str:
-    """What the device is called in the cache; it must be on this machine."""
-    from naspipe.checks.machine import check_device
-    from naspipe.machine.gpus import NO_GPUS, find_gpus
-
-    gpus = NO_GPUS if device == "cpu" else find_gpus()
-    check_device(device, len(gpus))
-    return gpus.name_of(first_gpu(device))
-
-
 def _costs(
     workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
 ) -> tuple[CostTable, str]:
-    """The costs, and where they are from or went to."""
+    """The costs, and where they are from or are kept."""
     from naspipe.machine.determinism import deterministic_torch
     from naspipe.machine.forking import calm_collector, kept_heap, may_compute_here
     from naspipe.profiling.probes import refusing
@@ -153,13 +148,13 @@ class KindCosts:
     blocks: tuple[str, ...]
     """Labels of the blocks of this kind."""
     sizes: tuple[LayerSize, ...]
-    """Of every candidate; of an elastic layer, once for each setting."""
+    """One for every candidate, or for every setting of an elastic layer."""
     costs: dict[int, LayerCost]
-    """Of the candidates, or settings, that were measured."""
+    """Those of the candidates, or settings, that were measured."""
     whole: dict[int, str]
-    """Why the backward cannot be split, of those for which that is known."""
+    """Why the backward of some candidates cannot be split."""
     settings: tuple[Mapping[str, Any], ...]
-    """Of each candidate; empty, but of an elastic layer."""
+    """One for each candidate; empty unless the layer is elastic."""
 
 
 def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[KindCosts]:
@@ -214,27 +209,6 @@ def _as_json(
     }
 
 
-def _print_table(kinds: Sequence[KindCosts]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kind", overflow="fold")
-    for name in (
-        "measured", "forward\nms", "backward\nms", "inputs'\nms", "weights'\nms", "write\nms",
-        "state\nMiB", "activations\nMiB",
-    ):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    for kind in kinds:
-        table.add_row(*map(Text, _cells(kind)))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
-    console.print(table)
-
-
 def _cells(kind: KindCosts) -> tuple[str, ...]:
     costs = kind.costs.values()
     many = f"{len(kind.blocks)} blocks" if len(kind.blocks) > 1 else ""
@@ -251,7 +225,7 @@ def _cells(kind: KindCosts) -> tuple[str, ...]:
 
 
 def _parts(costs: Collection[LayerCost]) -> tuple[str, str]:
-    """What the parts of a split backward take, and how many candidates cannot be split."""
+    """The times of the parts of a split backward, and how many candidates cannot be split."""
     split = [cost for cost in costs if cost.split != cost]
     if not split:
         return "whole", "whole"
@@ -261,7 +235,7 @@ def _parts(costs: Collection[LayerCost]) -> tuple[str, str]:
 
 
 def whole_lines(space: Space, kinds: Sequence[KindCosts]) -> list[str]:
-    """Why backwards cannot be split: a line for each reason, which names a few candidates."""
+    """A line for each reason why backwards cannot be split, which names a few candidates."""
     found: dict[str, list[str]] = {}
     for kind in kinds:
         block = space.labels.index(kind.blocks[0])
@@ -275,12 +249,12 @@ def whole_lines(space: Space, kinds: Sequence[KindCosts]) -> list[str]:
 
 
 def _spread(values: Sequence[int], unit: float) -> str:
-    """The median and, on a second line, the range where there is one."""
+    """The median and, on a second line, the range if there is one."""
     least, greatest = _short(min(values) / unit), _short(max(values) / unit)
     middle = _short(median(values) / unit)
     return middle if len(values) == 1 else f"{middle}\n{least} - {greatest}"
 
 
 def _short(value: float) -> str:
-    """Two decimals, or fewer, so that a large number takes no more room than a small one."""
+    """Two decimals, or fewer for a large number."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"

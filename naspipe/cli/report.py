@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from naspipe.cli.options import add_options
 from naspipe.config.errors import ConfigError
 
 _EXAMPLE = """\
@@ -32,13 +33,13 @@ and --to to show others.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run directory")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="page to write; an existing file is replaced (default: report.html in the first RUN)",
+    add_options(
+        parser,
+        """
+        runs RUN+         run directory
+        -o --output FILE  page to write; an existing file is replaced (default: report.html in the
+            first RUN)
+        """,
     )
     parser.add_argument(
         "--from",
@@ -51,9 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", dest="last", type=int, metavar="STEP", help="last step whose records are shown"
     )
-    parser.add_argument(
-        "--trace", action="store_true", help="also write trace.json to each run directory"
-    )
+    add_options(parser, "--trace  also write trace.json to each run directory")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
     names = _names(paths)
     asked = Asked(arguments.first, arguments.last)
     recorded = [read_run(path, asked) for path in paths]
-    _check_output(output)
+    if output.is_dir():
+        raise ConfigError(f"-o {output}: expected a file to write, found a directory")
+    if not output.parent.is_dir():
+        raise ConfigError(
+            f"-o {output}: expected {output.parent} to be a directory, found none; make it first"
+        )
     tables = [run_tables(each, name) for each, name in zip(recorded, names, strict=True)]
     for table, each in zip(tables[1:], recorded[1:], strict=True):
         table["agreement"] = agreement(recorded[0], each)
@@ -89,17 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(output: Path) -> None:
-    if output.is_dir():
-        raise ConfigError(f"-o {output}: expected a file to write, found a directory")
-    if not output.parent.is_dir():
-        raise ConfigError(
-            f"-o {output}: expected {output.parent} to be a directory, found none; make it first"
-        )
-
-
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What the page calls each run: its path from the folder that all share."""
+    """The name of each run on the page: its path from the folder that all share."""
     absolute = [path.resolve() for path in paths]
     for place, path in enumerate(absolute):
         if path in absolute[:place]:

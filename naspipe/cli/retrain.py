@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from naspipe.cli.options import add_flags, flags, given
-from naspipe.cli.output import tell
+from naspipe.cli.options import add_flags, add_options, flags, given
+from naspipe.cli.output import print_table, table_console, tell
 from naspipe.cli.sources import add_judged_run
 from naspipe.config.definition import Execution
 
@@ -37,55 +36,43 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        required=True,
-        metavar="N",
-        help="number of steps for each subnet, from its initial weights",
-    )
-    parser.add_argument(
-        "--search", default="", metavar="NAME", help="name of the search (default: the newest)"
-    )
-    parser.add_argument(
-        "--best",
-        type=int,
-        default=3,
-        metavar="K",
-        help="number of best subnets to train (default: 3)",
-    )
-    parser.add_argument(
-        "--others", type=int, default=5, metavar="K",
-        help="number of further subnets to train, evenly spaced in the ranking down to the worst "
-        "(default: 5)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=int, metavar="S", help="seed of the weights and batches (default: the run's)"
+    add_options(
+        parser,
+        """
+        run RUN           run directory
+        --steps N!        number of steps for each subnet, from its initial weights
+        --search NAME []  name of the search (default: the newest)
+        --best K [3]      number of best subnets to train
+        --others K [5]    number of further subnets to train, evenly spaced in the ranking down to
+            the worst
+        --seed S          seed of the weights and batches (default: the run's)
+        """,
+        seed=int,
     )
     add_flags(parser, flags(Execution, "stages", "device", "memory_budget"), {})
     add_judged_run(parser)
-    parser.add_argument("--quiet", action="store_true", help="do not show progress")
+    add_options(parser, "--quiet  do not show progress")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Retrain; prints the table and how far the ranking holds on stdout."""
     from naspipe.api.observers import training_progress
-    from naspipe.api.retraining import Retraining
+    from naspipe.api.retraining import retrain
     from naspipe.cli.sources import judged_run
     from naspipe.search.search_directory import find_search
 
     search = find_search(arguments.run, arguments.search)
     found = judged_run(arguments)
-    retraining = Retraining(
-        **found._asdict(),
+    retrained = retrain(
         search=search,
+        **found._asdict(),
         steps=arguments.steps,
         seed=arguments.seed,
+        best=arguments.best,
+        others=arguments.others,
         execution=Execution(**given(Execution, arguments)),
         watch=partial(training_progress, is_quiet=arguments.quiet),
     )
-    retrained = retraining.start(arguments.best, arguments.others)
     print_retrained(search, retrained)
     tell(str(search.path))
     return 0
@@ -98,35 +85,20 @@ _NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5"}
 
 
 def print_retrained(search: Search, retrained: Sequence[Retrained]) -> None:
-    """Scores of each subnet in the search and alone, the search's best first.
-
-    Args:
-        search: that ranked them.
-        retrained: with the same terms.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
+    """Print the scores of each subnet in the search and alone, the search's best first."""
     terms = retrained[0].terms
-    console.print(f"alone for {terms.steps} steps, seed {terms.seed}; {terms.judged_by}")
-    table = Table(box=None, pad_edge=False)
-    heads = [_NAMES.get(search.score, search.score), *(f"{each} alone" for each in _NAMES.values())]
-    for head in ("subnet", "rank", *heads):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("choices", overflow="ellipsis", no_wrap=True)
+    table_console().print(f"alone for {terms.steps} steps, seed {terms.seed}; {terms.judged_by}")
+    alone = (f"{each} alone" for each in _NAMES.values())
+    heads = ["subnet", "rank", _NAMES.get(search.score, search.score), *alone, "choices"]
     places = {each.sequence_id: place for place, each in enumerate(search.ranked(), 1)}
+    rows = []
     for each in retrained:
-        candidate, scores = search.candidates[each.subnet], each.scores
-        table.add_row(
-            str(each.subnet), str(places[each.subnet]),
-            _text(search.score, candidate.scores.of(search.score)),
-            *(_text(name, scores.of(name)) for name in _NAMES),
-            ",".join(map(str, candidate.choices)),
-        )  # fmt: skip
-    console.print(table)
+        candidate = search.candidates[each.subnet]
+        scores = [_text(name, each.scores.of(name)) for name in _NAMES]
+        inherited = _text(search.score, candidate.scores.of(search.score))
+        choices = ",".join(map(str, candidate.choices))
+        rows.append((str(each.subnet), str(places[each.subnet]), inherited, *scores, choices))
+    console = print_table(heads, rows, left=("choices",), has_lines=False)
     console.print(in_words(search, retrained))
 
 

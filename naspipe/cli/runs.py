@@ -13,11 +13,12 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from naspipe.cli.output import add_json, print_table
 from naspipe.config.errors import ConfigError
 from naspipe.search.search_directory import PREFIX
-from naspipe.store.run_directory import RunDirectory, RunState, ago, run_state
+from naspipe.store.run_directory import RunDirectory, ago, run_state
 
 _EXAMPLE = """\
 examples:
@@ -38,10 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     parser.add_argument(
-        "directory", metavar="DIR", nargs="?", type=Path, default=Path("runs"),
+        "directory",
+        metavar="DIR",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
         help="directory that contains the runs (default: runs)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    )
+    add_json(parser, "a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,13 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
     found = [_described(base, directory) for directory in _runs(base, _MOST_DEPTH)]
     if arguments.json:
         print(json.dumps(found, indent=1))
-    else:
-        _print(found)
+        return 0
+    left = [head for head in _COLUMNS if head not in ("step", "steps/s")]
+    rows = list(map(_cells, found))
+    print_table(_COLUMNS, rows, left=left, fold=("run",), overflow="crop", width=None)
     return 0
 
 
 def _runs(place: Path, depth: int) -> Iterator[RunDirectory]:
-    """Every run directory below a place, and itself; streams and blocks are runs of their own."""
+    """Every run directory below a place, or itself; streams and blocks are runs of their own."""
     directory = RunDirectory(place)
     if (place / _MANIFEST).is_file():
         try:
@@ -88,6 +95,10 @@ def _described(base: Path, directory: RunDirectory) -> dict[str, Any]:
     measured = manifest.get("measured")
     speeds = measured if isinstance(measured, dict) else {}
     speed = speeds.get("steps_per_second", speeds.get("subnets_per_second"))
+    origin = manifest.get("provenance")
+    hosts = origin.get("hosts") if isinstance(origin, dict) else None
+    host = ", ".join(map(str, hosts)) if isinstance(hosts, list) else None
+    failure = str(manifest.get("failure") or "").splitlines()
     return {
         "run": str(directory.path.relative_to(base)) if directory.path != base else ".",
         "path": str(directory.path),
@@ -98,17 +109,9 @@ def _described(base: Path, directory: RunDirectory) -> dict[str, Any]:
         "last_step": state.last_step,
         "is_stalled": state.is_stalled(time.time()),
         "seen": state.seen,
-        "host": _host(state, manifest),
-        "failure": _first_line(manifest.get("failure")),
+        "host": str(state.beat["host"]) if state.beat else host,
+        "failure": failure[0][:500] if failure else None,
     }
-
-
-def _host(state: RunState, manifest: dict[str, Any]) -> str | None:
-    origin = manifest.get("provenance")
-    hosts = origin.get("hosts") if isinstance(origin, dict) else None
-    if state.beat:
-        return str(state.beat["host"])
-    return ", ".join(map(str, hosts)) if isinstance(hosts, list) else None
 
 
 def _number(value: Any) -> float | None:
@@ -116,27 +119,10 @@ def _number(value: Any) -> float | None:
     return value if is_one else None
 
 
-def _first_line(failure: object) -> str | None:
-    lines = str(failure or "").splitlines()
-    return lines[0][:500] if lines else None
-
-
-def _print(found: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        justify: Literal["right", "left"] = "right" if name in ("step", "steps/s") else "left"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=name != "run")
-    for each in found:
-        table.add_row(*map(Text, _cells(each)))
-    Console(highlight=False).print(table)
-
-
 def _cells(each: dict[str, Any]) -> tuple[str, ...]:
+    def since(moment: float | None) -> str:
+        return "-" if moment is None else ago(max(0.0, time.time() - moment))
+
     step = "-" if each["step"] is None else f"{each['step']:g}"
     speed = each["steps_per_second"]
     return (
@@ -144,11 +130,7 @@ def _cells(each: dict[str, Any]) -> tuple[str, ...]:
         each["status"],
         f"{step}/{each['steps']:g}" if each["steps"] else step,
         "-" if speed is None else f"{speed:.3g}",
-        _since(each["last_step"]) + (", stalled" if each["is_stalled"] else ""),
-        _since(each["seen"]),
+        since(each["last_step"]) + (", stalled" if each["is_stalled"] else ""),
+        since(each["seen"]),
         each["host"] or "-",
     )
-
-
-def _since(moment: float | None) -> str:
-    return "-" if moment is None else ago(max(0.0, time.time() - moment))

@@ -11,22 +11,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from naspipe.cli.options import add_flags, flags, given
-from naspipe.cli.output import tell
+from naspipe.cli.options import Options, add_flags, add_options, flags, given
+from naspipe.cli.output import cost_figures, in_cells, table_console, tell
 from naspipe.cli.sources import add_judged_run
 from naspipe.config.definition import Execution
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.table import Table
 
-    from naspipe.api.search import Searching
-    from naspipe.cli.options import Options
-    from naspipe.search.search_directory import Candidate, Search, SearchDefinition
+    from naspipe.search.search_directory import Candidate, Search
     from naspipe.search.strategies import Limits
     from naspipe.store.labels import Decided
 
@@ -47,82 +43,54 @@ strategies: evolution, random, greedy, all; nni:NAME (Random, GridSearch, Regula
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    _add_definition(parser)
+    add_options(
+        parser,
+        """
+        run RUN                      run directory
+        --strategy NAME [evolution]  strategy that proposes subnets, listed below
+        --budget N [100]             number of subnets to evaluate
+        --seed K [0]                 seed of the strategy
+        --delay D [8]                number of subnets after which the strategy learns a score
+        --score [loss]               loss, top1 or top5; bleu (decodes, in one process); synflow or
+            naswot (initial weights, in one process); or a sum, such as loss+naswot
+        --bleu                       also decode with the best subnets (nlp spaces)
+        --beams K [4]                number of beams of the beam search
+        --calibrate C [4]            number of training batches from which running statistics are
+            recomputed; 0 to use those of the run
+        --ema                        evaluate the moving averages of the weights
+        --set KEY=VALUE...           setting of the strategy: population, tournament or mutation
+        """,
+    )
     add_cost_limits(parser)
-    parser.add_argument(
-        "--latency", default="profile",
-        help="profile (sum of the times of the layers) or measured (also time the best subnets "
-        "as a whole) (default: profile)",
-    )  # fmt: skip
+    add_options(
+        parser,
+        """
+        --latency [profile]  profile (sum of the times of the layers) or measured (also time the
+            best subnets as a whole)
+        """,
+    )
     add_flags(parser, flags(Execution, "stages", "device", "memory_budget", "verify"), {})
-    parser.add_argument("--name", default="", help="name of the search (default: the next number)")
-    parser.add_argument(
-        "--top", type=int, default=10, metavar="K", help="number of subnets to show (default: 10)"
+    add_options(
+        parser,
+        """
+        --name []     name of the search (default: the next number)
+        --top K [10]  number of subnets to show
+        """,
     )
     add_judged_run(parser)
-    parser.add_argument("--quiet", action="store_true", help="do not show progress")
-
-
-def _add_definition(parser: argparse.ArgumentParser) -> None:
-    """What subnets and scores depend on."""
-    parser.add_argument(
-        "--strategy",
-        default="evolution",
-        metavar="NAME",
-        help="strategy that proposes subnets, listed below (default: evolution)",
-    )
-    parser.add_argument(
-        "--budget",
-        type=int,
-        default=100,
-        metavar="N",
-        help="number of subnets to evaluate (default: 100)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="K", help="seed of the strategy (default: 0)"
-    )
-    parser.add_argument(
-        "--delay",
-        type=int,
-        default=8,
-        metavar="D",
-        help="number of subnets after which the strategy learns a score (default: 8)",
-    )
-    parser.add_argument(
-        "--score", default="loss",
-        help="loss, top1 or top5; bleu (decodes, in one process); synflow or naswot (initial "
-        "weights, in one process); or a sum, such as loss+naswot (default: loss)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--bleu", action="store_true", help="also decode with the best subnets (nlp spaces)"
-    )
-    parser.add_argument(
-        "--beams",
-        type=int,
-        default=4,
-        metavar="K",
-        help="number of beams of the beam search (default: 4)",
-    )
-    parser.add_argument(
-        "--calibrate", type=int, default=4, metavar="C",
-        help="number of training batches from which running statistics are recomputed; 0 to use "
-        "those of the run (default: 4)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ema", action="store_true", help="evaluate the moving averages of the weights"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="setting of the strategy: population, tournament or mutation",
-    )  # fmt: skip
+    add_options(parser, "--quiet  do not show progress")
 
 
 def add_cost_limits(parser: Options) -> None:
     """Declare the options that :func:`cost_limits` reads."""
-    parser.add_argument("--max-flops", metavar="N", help="maximum FLOPs of one sample, such as 20M")
-    parser.add_argument(
-        "--max-params", metavar="N", help="maximum number of parameters, such as 60k"
+    add_options(
+        parser,
+        """
+        --max-flops N   maximum FLOPs of one sample, such as 20M
+        --max-params N  maximum number of parameters, such as 60k
+        """,
+        max_flops=str,
+        max_params=str,
     )
     parser.add_argument(
         "--max-latency-ms",
@@ -134,11 +102,7 @@ def add_cost_limits(parser: Options) -> None:
 
 
 def cost_limits(arguments: argparse.Namespace) -> Limits:
-    """The most that a subnet may cost.
-
-    Raises:
-        ConfigError: for a limit that is none.
-    """
+    """The most that a subnet may cost."""
     from naspipe.search.strategies import Limits, parse_count
 
     return Limits(
@@ -150,10 +114,9 @@ def cost_limits(arguments: argparse.Namespace) -> Limits:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; prints the tables and the search's directory on stdout."""
-    from naspipe.api.judging import note_verified
-    from naspipe.api.progress import SearchProgress
-    from naspipe.api.search_parts import title_of
-    from naspipe.config.errors import ConfigError
+    from naspipe.api.search import judge_subnets
+    from naspipe.cli.sources import judged_run
+    from naspipe.search.search_directory import SearchDefinition
     from naspipe.store.labels import Decided, decided_in
 
     if arguments.top < 1:
@@ -162,60 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--latency: expected profile or measured, found {arguments.latency!r:.80}"
         )
-    definition = _definition(arguments)
-    searching = _searching(arguments, definition)
-    judge = _bleu(arguments, searching)
-    if definition.score == "bleu":
-        searching = replace(searching, judge=judge)
-    title = title_of(arguments.run, searching.definition, searching.held_out)
-    with SearchProgress(title, definition.budget, definition.score, arguments.quiet) as progress:
-        search = replace(searching, observer=progress).start()
-        note_verified(search, progress)
-    shown, measured = _examine(arguments, searching, search, judge)
-    print_tables(search, shown, measured, Decided(decided_in(searching.run.space)))
-    tell(str(search.path))
-    return 0
-
-
-def _bleu(
-    arguments: argparse.Namespace, searching: Searching
-) -> Callable[[Sequence[int]], float] | None:
-    """What decodes, where it is asked for."""
-    if not (arguments.bleu or arguments.score == "bleu"):
-        return None
-    from naspipe.export.translation import BeamOptions, BleuScorer
-
-    options = BeamOptions(beams=arguments.beams)
-    return BleuScorer(searching.run, searching.held_out, searching.definition.validation, options)
-
-
-def _examine(
-    arguments: argparse.Namespace,
-    searching: Searching,
-    search: Search,
-    judge: Callable[[Sequence[int]], float] | None,
-) -> tuple[list[Candidate], dict[int, float]]:
-    """The best subnets with all that was asked of them, and milliseconds of whole forwards."""
-    shown = search.ranked()[: arguments.top]
-    measured: dict[int, float] = {}
-    if arguments.latency == "measured":
-        from naspipe.export.translation import measure_top
-
-        measured = measure_top(searching.run, search, shown, searching.held_out)
-        if limit := searching.definition.limits.latency_ms:
-            shown = [each for each in shown if measured[each.sequence_id] <= limit]
-    if judge is not None and search.score != "bleu":
-        shown = [
-            each._replace(scores=each.scores._replace(bleu=judge(each.choices))) for each in shown
-        ]
-        search.note(bleu={str(each.sequence_id): each.scores.bleu for each in shown})
-    return shown, measured
-
-
-def _definition(arguments: argparse.Namespace) -> SearchDefinition:
-    from naspipe.search.search_directory import SearchDefinition
-
-    return SearchDefinition(
+    definition = SearchDefinition(
         strategy=arguments.strategy,
         options=dict(_option(text) for text in arguments.set),
         budget=arguments.budget,
@@ -226,34 +136,49 @@ def _definition(arguments: argparse.Namespace) -> SearchDefinition:
         limits=cost_limits(arguments),
         ema=arguments.ema,
     )
+    found = judged_run(arguments)
+    definition = replace(definition, validation=found.validation)
+    decode = None
+    if arguments.bleu or arguments.score == "bleu":
+        from naspipe.export.translation import BeamOptions, BleuScorer
+
+        options = BeamOptions(beams=arguments.beams)
+        decode = BleuScorer(found.run, found.held_out, found.validation, options)
+    search = judge_subnets(
+        found.run,
+        found.data,
+        found.held_out,
+        found.loss,
+        definition,
+        Execution(**given(Execution, arguments)),
+        name=arguments.name,
+        is_quiet=arguments.quiet,
+        judge=decode if arguments.score == "bleu" else None,
+    )
+    shown = search.ranked()[: arguments.top]
+    measured: dict[int, float] = {}
+    if arguments.latency == "measured":
+        from naspipe.export.translation import measure_top
+
+        measured = measure_top(found.run, search, shown, found.held_out)
+        if limit := definition.limits.latency_ms:
+            shown = [each for each in shown if measured[each.sequence_id] <= limit]
+    if decode is not None and search.score != "bleu":
+        shown = [
+            each._replace(scores=each.scores._replace(bleu=decode(each.choices))) for each in shown
+        ]
+        search.note(bleu={str(each.sequence_id): each.scores.bleu for each in shown})
+    print_tables(search, shown, measured, Decided(decided_in(found.run.space)))
+    tell(str(search.path))
+    return 0
 
 
 def _option(text: str) -> tuple[str, float]:
-    from naspipe.config.errors import ConfigError
-
     name, _, value = text.partition("=")
     try:
         return name, float(value) if "." in value else int(value)
     except ValueError:
         raise ConfigError(f"--set {text!r:.80}: expected KEY=NUMBER, as in population=20") from None
-
-
-def _searching(arguments: argparse.Namespace, definition: SearchDefinition) -> Searching:
-    from naspipe.api.search import Searching
-    from naspipe.api.search_record import SilentSearchObserver
-    from naspipe.cli.sources import judged_run
-
-    found = judged_run(arguments)
-    return Searching(
-        run=found.run,
-        data=found.data,
-        held_out=found.held_out,
-        loss=found.loss,
-        definition=replace(definition, validation=found.validation),
-        execution=Execution(**given(Execution, arguments)),
-        name=arguments.name,
-        observer=SilentSearchObserver(),
-    )
 
 
 # The tables
@@ -265,19 +190,11 @@ def print_tables(
     measured: Mapping[int, float],
     decided: Decided,
 ) -> None:
-    """The best subnets, and those that no other beats in both score and parameters.
+    """Print the best subnets, and those that no other beats in both score and parameters.
 
-    Args:
-        search: that ended.
-        shown: the best ones.
-        measured: milliseconds of whole forwards, by subnet.
-        decided: what labels say of a subnet.
+    ``measured`` has the milliseconds of whole forwards, by subnet; ``decided`` the labels of each.
     """
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120
+    console = table_console()
     for title, rows in (
         (f"best by {search.score}", shown),
         (f"front: {search.score} against parameters", search.front("params")),
@@ -292,7 +209,7 @@ def _table(
     decided: Decided,
     width: int,
 ) -> Table:
-    """Numbers in full; choices and labels as far as there is room, else with an ellipsis."""
+    """Numbers are shown in full; choices and labels are cut if there is no room."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
@@ -323,21 +240,15 @@ def _table(
 
 def _row(candidate: Candidate, measured: Mapping[int, float]) -> list[str]:
     scores, cost = candidate.scores, candidate.cost
-    latency = measured.get(candidate.sequence_id, cost.latency_ms)
-    return [
-        str(candidate.sequence_id),
-        _text(scores.loss, ".4f"),
-        _text(scores.top1 * 100, ".2f"),
-        _text(scores.top5 * 100, ".2f"),
-        _text(scores.bleu, ".2f"),
-        _text(scores.synflow, ".3f"),
-        _text(scores.naswot, ".3f"),
-        _text(scores.combined, ".3f"),
-        _text(cost.flops / 1e6, ".2f"),
-        _text(cost.params, ",.0f"),
-        _text(latency, ".2f"),
-    ]
-
-
-def _text(value: float, form: str) -> str:
-    return "" if value != value else format(value, form)
+    latency_ms = measured.get(candidate.sequence_id, cost.latency_ms)
+    figures = (
+        (scores.loss, ".4f"),
+        (scores.top1 * 100, ".2f"),
+        (scores.top5 * 100, ".2f"),
+        (scores.bleu, ".2f"),
+        (scores.synflow, ".3f"),
+        (scores.naswot, ".3f"),
+        (scores.combined, ".3f"),
+        *cost_figures(cost.flops, cost.params, latency_ms),
+    )
+    return [str(candidate.sequence_id), *in_cells(figures)]

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.data import add_data_place
-from naspipe.cli.options import add_flags, flags, given
+from naspipe.cli.options import add_flags, add_options, flags, given
+from naspipe.cli.output import add_json
 from naspipe.config.definition import Definition, Execution
 
 if TYPE_CHECKING:
     from naspipe.api.simulate import Scenario
     from naspipe.plan.simulation import Outcome
-    from naspipe.store.run_directory import RunDirectory
 
 _EXAMPLE = """\
 examples:
@@ -37,52 +36,46 @@ A run directory written with --run-dir has an access log like that of a real run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument(
-        "space", metavar="SPACE", nargs="?", help="name of a space, or MODULE:ATTRIBUTE"
-    )
-    parser.add_argument(
-        "--like", type=Path, metavar="RUN", help="simulate a recorded run instead of a space"
+    add_options(
+        parser,
+        """
+        space SPACE?  name of a space, or MODULE:ATTRIBUTE
+        --like RUN    simulate a recorded run instead of a space
+        """,
     )
     add_flags(parser, flags(Definition, "steps", "sampler", "policy", "bulk"), {"steps": 300})
     add_flags(parser, flags(Execution, "stages", "memory_budget"), {"stages": 4})
     add_scenario_arguments(parser)
-    parser.add_argument(
-        "--streams",
-        type=int,
-        default=1,
-        metavar="K",
-        help="number of runs that share the stages (default: 1)",
+    add_options(
+        parser,
+        """
+        --streams K [1]  number of runs that share the stages
+        --run-dir DIR    directory for the access log
+        """,
     )
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="directory for the access log")
 
 
 def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what says where a space's costs are from; `naspipe plan` has the same."""
-    parser.add_argument(
-        "--costs",
-        default="profiled",
-        help="source of the costs: profiled or table5 (default: profiled)",
-    )
-    parser.add_argument(
-        "--scale",
-        default="tiny",
-        help="scale of a named space, for profiled costs: tiny, small or paper (default: tiny)",
+    """Declare where a space's costs are from; `naspipe plan` has the same options."""
+    add_options(
+        parser,
+        """
+        --costs [profiled]  source of the costs: profiled or table5
+        --scale [tiny]      scale of a named space, for profiled costs: tiny, small or paper
+        """,
     )
     add_flags(parser, flags(Definition, "seed"), {})
     add_flags(parser, flags(Execution, "order", "partition", "recompute"), {})
-    parser.add_argument(
-        "--no-shared", action="store_true", help="leave out shared layers (only with table5 costs)"
+    add_options(
+        parser,
+        """
+        --no-shared  leave out shared layers (only with table5 costs)
+        --data NAME  name of a data set, or MODULE:FUNCTION
+        """,
     )
-    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
     add_data_place(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any setting, as for naspipe train",
-    )
+    add_json(parser, "text")
+    add_options(parser, "--set KEY=VALUE...  any setting, as for naspipe train")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from naspipe.config.errors import ConfigError
     from naspipe.plan.pipeline import as_planned
     from naspipe.plan.simulation import bound_of, outcome_of
+    from naspipe.store.run_directory import stream_directories
 
     if (arguments.space is None) == (arguments.like is None):
         raise ConfigError(
@@ -108,40 +102,38 @@ def run(arguments: argparse.Namespace) -> int:
         policy=arguments.policy,
         bulk=arguments.bulk or execution.pipeline.stages,
     )
-    directories = _directories(arguments)
+    directories = []
+    if arguments.run_dir is not None:
+        directories = stream_directories(arguments.run_dir, arguments.streams)
+    for directory in directories:
+        directory.check_new()
     simulated = scenario.run(pipeline, execution)
     outcome = outcome_of(simulated, pipeline, bound_of(as_planned(pipeline, simulated.plan)))
+    keys = ("seed", "steps", "sampler", "policy", "streams")
+    definition = {
+        "space": scenario.space.name,
+        "costs": scenario.costs_from,
+        **{key: getattr(arguments, key) for key in keys},
+    }
     for number, directory in enumerate(directories):
-        definition = {**_definition(arguments, scenario), "seed": arguments.seed + number}
-        stream = pipeline.streams[number]
         write_simulated(
-            directory, scenario.space, stream, simulated, execution, outcome, definition
+            directory,
+            scenario.space,
+            pipeline.streams[number],
+            simulated,
+            execution,
+            outcome,
+            {**definition, "seed": arguments.seed + number},
         )
     if arguments.json:
-        print(json.dumps({**_definition(arguments, scenario), **outcome.as_dict()}, indent=1))
+        print(json.dumps({**definition, **outcome.as_dict()}, indent=1))
     else:
         _print(outcome)
     return 0
 
 
-def _directories(arguments: argparse.Namespace) -> list[RunDirectory]:
-    """Where the access logs go, checked; none where they are not asked for."""
-    from naspipe.store.run_directory import stream_directories
-
-    if arguments.run_dir is None:
-        return []
-    found = stream_directories(arguments.run_dir, arguments.streams)
-    for directory in found:
-        directory.check_new()
-    return found
-
-
 def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scenario, Execution]:
-    """The scenario and the way of execution that a command line asks for.
-
-    Raises:
-        ConfigError: for whatever cannot be used.
-    """
+    """The scenario and the way of execution that a command line asks for."""
     from naspipe.api import simulate as scenario
     from naspipe.config.definition import Settings, apply_settings
     from naspipe.config.errors import ConfigError
@@ -160,7 +152,7 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
             rules=settings.rules,
         )
         return space, settings.execution.changed(recompute=True)
-    from naspipe.inputs.named import find_measurable
+    from naspipe.inputs.named import find_measurable  # needs torch
 
     if arguments.no_shared:
         raise ConfigError("--no-shared: expected --costs table5, as a real run has shared layers")
@@ -170,41 +162,28 @@ def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scen
     return scenario.profiled_scenario(workload, how), how
 
 
-def _definition(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
-    return {
-        "space": scenario.space.name,
-        "costs": scenario.costs_from,
-        "seed": arguments.seed,
-        "steps": arguments.steps,
-        "sampler": arguments.sampler,
-        "policy": arguments.policy,
-        "streams": arguments.streams,
-    }
-
-
 def _print(outcome: Outcome) -> None:
-    rows = [
-        ("subnets per second", f"{outcome.passes_per_second:.3f}"),
-        ("bubble ratio", f"{outcome.bubble_ratio:.3f}"),
-        ("causal bound", f"{outcome.bound:.3f}"),
-        ("above the bound", f"{outcome.distance:+.3f}"),
-        ("cache hit rate", f"{outcome.hit_rate:.1%}"),
-        ("stalled", f"{outcome.stall_ratio:.2%}"),
-        ("order", outcome.order),
-        ("subnets under way", f"at most {outcome.window}"),
-    ]
-    for name, value in rows:
-        print(f"{name:20} {value}")
+    rows = {
+        "subnets per second": f"{outcome.passes_per_second:.3f}",
+        "bubble ratio": f"{outcome.bubble_ratio:.3f}",
+        "causal bound": f"{outcome.bound:.3f}",
+        "above the bound": f"{outcome.distance:+.3f}",
+        "cache hit rate": f"{outcome.hit_rate:.1%}",
+        "stalled": f"{outcome.stall_ratio:.2%}",
+        "order": outcome.order,
+        "subnets under way": f"at most {outcome.window}",
+    }
     for stage, use in enumerate(outcome.uses):
         layers = f", layers {use.layer_bytes / 2**20:.1f} MiB" if use.layer_bytes else ""
         held = f", activations {use.activation_bytes / 2**20:.1f} MiB"
-        print(
-            f"stage {stage:<14} busy {use.busy:.1%}{layers}{held if use.activation_bytes else ''}"
-        )
+        held = held if use.activation_bytes else ""
+        rows[f"stage {stage}"] = f"busy {use.busy:.1%}{layers}{held}"
+    for name, value in rows.items():
+        print(f"{name:20} {value}")
 
 
 def _imitate(arguments: argparse.Namespace) -> int:
-    """A recorded run beside its simulation, with what each of its accesses took."""
+    """Print a recorded run next to its simulation."""
     from naspipe.api.simulate import simulate_again
 
     fidelity = simulate_again(arguments.like)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from naspipe.cli.data import add_data_place
+from naspipe.cli.options import Options, add_options
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from naspipe.cli.options import Options
     from naspipe.inputs.run import Run
     from naspipe.jobs.losses import Loss
     from naspipe.jobs.workload import Batches
@@ -34,44 +35,32 @@ class JudgedRun(NamedTuple):
 
 
 def add_held_out(parser: Options) -> None:
-    """Declare the options that say what judges."""
-    parser.add_argument(
-        "--validate", type=int, metavar="V",
-        help="number of held-out batches to evaluate on; 0 for all (default: 8, or all if there "
-        "are fewer)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--split",
-        default="valid",
-        help="split of the data to evaluate on: valid or test (default: valid)",
-    )
-    parser.add_argument(
-        "--validation",
-        metavar="MODULE:FUNCTION",
-        help="function that returns your own held-out batches",
+    add_options(
+        parser,
+        """
+        --validate V  number of held-out batches to evaluate on; 0 for all (default: 8, or all if
+            there are fewer)
+        --split [valid]  split of the data to evaluate on: valid or test
+        --validation MODULE:FUNCTION  function that returns your own held-out batches
+        """,
     )
 
 
 def add_judged_run(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that :func:`judged_run` reads, but the run."""
+    """Declare the options that :func:`judged_run` reads, except for the run."""
     add_held_out(parser)
-    parser.add_argument(
-        "--space",
-        metavar="MODULE:ATTRIBUTE",
-        help="search space of a run that trained your own space",
-    )
-    parser.add_argument(
-        "--data", metavar="NAME", help="data of a run that trained on your own data"
+    add_options(
+        parser,
+        """
+        --space MODULE:ATTRIBUTE  search space of a run that trained your own space
+        --data NAME  data of a run that trained on your own data
+        """,
     )
     add_data_place(parser)
 
 
 def judged_run(arguments: argparse.Namespace) -> JudgedRun:
-    """The run that ``arguments.run`` names, with its loss.
-
-    Raises:
-        ConfigError: when something of it cannot be found.
-    """
+    """The run that ``arguments.run`` names, with its loss."""
     from naspipe.inputs.held_out import find_held_out, judged_by
     from naspipe.inputs.named import as_trained, find_workload, run_loss
     from naspipe.inputs.run import Run
@@ -105,18 +94,13 @@ class RunSource(NamedTuple):
     space: str
     scale: str
     data: str | None
-    """None where a user's own space was trained from Python, and no data are given."""
+    """None if a user's own space was trained from Python, and no data are given."""
     sizes: dict[str, int]
 
 
 def run_source(arguments: argparse.Namespace, manifest: Mapping[str, Any]) -> RunSource:
-    """From the run's manifest, unless ``--space`` or ``--data`` say otherwise.
-
-    Raises:
-        ConfigError: for a run of a user's own space that was not started from the command line.
-    """
+    """From the run's manifest, unless ``--space`` or ``--data`` say otherwise."""
     import search_spaces
-    from naspipe.config.errors import ConfigError
 
     definition, source = manifest["definition"], manifest.get("source") or {}
     space = arguments.space or source.get("space") or definition["space"]

@@ -9,16 +9,17 @@ Therefore, where and when a label is computed changes no bit of a student.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli.data import add_data_place
-from naspipe.cli.output import tell
+from naspipe.cli.options import add_options
+from naspipe.cli.output import complain, tell
+from naspipe.config.definition import Execution, Settings, apply_settings
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from naspipe.config.definition import Settings
     from naspipe.distill.teachers import Teacher
     from naspipe.jobs.workload import Batches
 
@@ -34,23 +35,19 @@ that the run's setting teacher_keys names. The key pair is kept in the --key fil
 alone.
 """
 
-_EVERY_SECONDS = 10.0
 _SIZES = ("batch_size", "max_tokens", "batches")
-
-DEFAULT_KEY = Path("~/.config/naspipe/teacher.key")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument(
-        "teacher", metavar="RUN|DIR", type=Path, help="run directory, or exported subnet"
-    )
-    parser.add_argument(
-        "--subnet",
-        metavar="ID",
-        help="subnet of a supernet's run: best, first, last, a step "
-        "number, or choices such as 0,1,3 (default: last)",
+    add_options(
+        parser,
+        """
+        teacher RUN|DIR  run directory, or exported subnet
+        --subnet ID  subnet of a supernet's run: best, first, last, a step number, or choices such
+            as 0,1,3 (default: last)
+        """,
     )
     parser.add_argument(
         "--top",
@@ -59,167 +56,111 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="number of highest scores to keep, as given to the students by --teacher-top",
     )
-    parser.add_argument(
-        "--data", metavar="NAME", help="data of the students (default: the teacher's own)"
-    )
+    add_options(parser, "--data NAME  data of the students (default: the teacher's own)")
     add_data_place(parser)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="data sizes, such as data.batch_size=32, precision or threads",
-    )  # fmt: skip
-    parser.add_argument(
-        "--device", default="cpu", help="device to compute on: cpu, cuda or cuda:N (default: cpu)"
+    add_options(
+        parser,
+        """
+        --set KEY=VALUE...  data sizes, such as data.batch_size=32, precision or threads
+        --device [cpu]      device to compute on: cpu, cuda or cuda:N
+        --quiet             do not show progress
+        """,
     )
-    parser.add_argument("--quiet", action="store_true", help="do not show progress")
-    written = parser.add_argument_group("writing a file")
-    written.add_argument(
-        "--to", type=Path, metavar="FILE", help="file to write; it must not exist yet"
+    add_options(
+        parser.add_argument_group("writing a file"),
+        """
+        --to FILE     file to write; it must not exist yet
+        --batches N   number of batches, counted from the first
+        --seed K [0]  seed of the students
+        """,
     )
-    written.add_argument(
-        "--batches", type=int, metavar="N", help="number of batches, counted from the first"
-    )
-    written.add_argument(
-        "--seed", type=int, default=0, metavar="K", help="seed of the students (default: 0)"
-    )
-    served = parser.add_argument_group("serving as a teacher")
-    served.add_argument(
-        "--registry",
-        metavar="URL",
-        help="registry to join: redis://HOST, or tcp://HOST:PORT of a run",
-    )
-    served.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address of this machine as seen by the students (default: 127.0.0.1)",
-    )
-    served.add_argument(
-        "--port",
-        type=int,
-        default=0,
-        metavar="N",
-        help="port to listen on; 0 for any free port (default: 0)",
-    )
-    served.add_argument(
-        "--stages",
-        type=int,
-        default=1,
-        metavar="K",
-        help="number of processes among which the network's blocks are divided (default: 1)",
-    )
-    served.add_argument(
-        "--key",
-        type=Path,
-        default=DEFAULT_KEY,
-        metavar="FILE",
-        help="file with the key pair of this teacher (default: ~/.config/naspipe/teacher.key)",
-    )
-    served.add_argument(
-        "--ttl",
-        type=float,
-        default=6.0,
-        metavar="SECONDS",
-        help="time without a sign of life after which this teacher is treated as gone (default: 6)",
-    )
-    served.add_argument(
-        "--pace",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="minimum response time, for measurements (default: 0)",
+    add_options(
+        parser.add_argument_group("serving as a teacher"),
+        """
+        --registry URL              registry to join: redis://HOST, or tcp://HOST:PORT of a run
+        --host ADDRESS [127.0.0.1]  address of this machine as seen by the students
+        --port N [0]                port to listen on; 0 for any free port
+        --stages K [1]              number of processes among which the network's blocks are divided
+        --key FILE [~/.config/naspipe/teacher.key]  file with the key pair of this teacher
+        --ttl SECONDS [6]           time without a sign of life after which this teacher is treated
+            as gone
+        --pace SECONDS [0]          minimum response time, for measurements
+        """,
+        key=Path,
+        ttl=float,
+        pace=float,
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write, or serve; says on stderr what goes on."""
-    from naspipe.config.errors import ConfigError
+    """Write a file, or serve."""
+    from naspipe.api.progress import Bar
+    from naspipe.checks.machine import check_device
+    from naspipe.cli.teacher import find_teacher
+    from naspipe.distill.label_file import write_labels
+    from naspipe.distill.label_service import Teaching, teach
+    from naspipe.machine.gpus import find_gpus
 
     if (arguments.to is None) == (arguments.registry is None):
         raise ConfigError("naspipe teach: expected either --to FILE or --registry URL")
-    _check(arguments)
-    return _write(arguments) if arguments.to else _serve(arguments)
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """What is no setting of a run is checked as those are.
-
-    Raises:
-        ConfigError: for a value that is not allowed.
-    """
-    from naspipe.checks.machine import check_device
-    from naspipe.config.definition import Execution
-    from naspipe.config.errors import ConfigError
-    from naspipe.machine.gpus import find_gpus
-
     device = arguments.device
-    Execution(
-        device=device, teacher_ttl=arguments.ttl, teacher_pace=arguments.pace,
+    Execution(  # checks the options as settings of a run are checked
+        device=device,
+        teacher_ttl=arguments.ttl,
+        teacher_pace=arguments.pace,
         teacher_stages=arguments.stages,
-    )  # fmt: skip
+    )
     check_device(device, 0 if device == "cpu" else len(find_gpus()))
     if not 0 <= arguments.port < 1 << 16:
         raise ConfigError(f"--port: expected 0 to 65535, found {arguments.port}")
     if arguments.to and not arguments.to.absolute().parent.is_dir():
         raise ConfigError(f"--to {arguments.to}: expected a folder that is there, found none")
-
-
-def _write(arguments: argparse.Namespace) -> int:
-    from naspipe.api.progress import Bar
-    from naspipe.config.errors import ConfigError
-    from naspipe.distill.label_file import write_labels
-
-    if arguments.batches is None:
+    if arguments.to and arguments.batches is None:
         raise ConfigError("--to: expected --batches N with it, one for each pass of a run")
-    settings = _settings(arguments)
-    teacher, data = _teacher(arguments), _data(arguments, _own_record(arguments.teacher))
-    with Bar("labels", arguments.batches, arguments.quiet, _EVERY_SECONDS) as bar:
+    recipe = apply_settings(Settings(), arguments.set).recipe
+
+    def teacher() -> Teacher:
+        subnet = arguments.subnet or "last"
+        return find_teacher(arguments.teacher, subnet, arguments.data_dir, arguments.top)
+
+    if arguments.registry:
+        way = Teaching(
+            registry=arguments.registry,
+            host=arguments.host,
+            port=arguments.port,
+            key=arguments.key.expanduser(),
+            device=device,
+            stages=arguments.stages,
+            threads=recipe.threads,
+            ttl_seconds=arguments.ttl,
+            pace_seconds=arguments.pace,
+        )
+        made = teach(teacher(), lambda record: _data(arguments, record), way, complain)
+        complain(f"{made} labels made")
+        return 0
+    labels, data = teacher(), _data(arguments, _own_record(arguments.teacher))
+    with Bar("labels", arguments.batches, arguments.quiet, 10.0) as bar:
 
         def on_label(number: int) -> None:
             bar.show()
             bar.update(number + 1, "")
 
         write_labels(
-            teacher, data, arguments.to, batches=arguments.batches, seed=arguments.seed,
-            recipe=settings.recipe, device=arguments.device, on_label=on_label,
-        )  # fmt: skip
+            labels,
+            data,
+            arguments.to,
+            batches=arguments.batches,
+            seed=arguments.seed,
+            recipe=recipe,
+            device=device,
+            on_label=on_label,
+        )
     tell(str(arguments.to))
     return 0
 
 
-def _serve(arguments: argparse.Namespace) -> int:
-    from naspipe.distill.label_service import Teaching, teach
-
-    key = arguments.key.expanduser()
-    way = Teaching(
-        registry=arguments.registry, host=arguments.host, port=arguments.port, key=key,
-        device=arguments.device, stages=arguments.stages,
-        threads=_settings(arguments).recipe.threads,
-        ttl_seconds=arguments.ttl, pace_seconds=arguments.pace,
-    )  # fmt: skip
-    made = teach(_teacher(arguments), lambda record: _data(arguments, record), way, _say)
-    _say(f"{made} labels made")
-    return 0
-
-
-def _say(text: str) -> None:
-    print(f"naspipe: {text}", file=sys.stderr, flush=True)
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    from naspipe.config.definition import Settings, apply_settings
-
-    return apply_settings(Settings(), arguments.set)
-
-
-def _teacher(arguments: argparse.Namespace) -> Teacher:
-    from naspipe.cli.teacher import find_teacher
-
-    subnet = arguments.subnet or "last"
-    return find_teacher(arguments.teacher, subnet, arguments.data_dir, arguments.top)
-
-
 def _own_record(path: Path) -> Mapping[str, Any]:
-    """Of the data that the teacher was trained on, where that is known."""
+    """The record of the data that the teacher was trained on, if it is known."""
     from naspipe.store.run_directory import RunDirectory
 
     if (path / "model.json").is_file():
@@ -228,12 +169,7 @@ def _own_record(path: Path) -> Mapping[str, Any]:
 
 
 def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
-    """The data that the command names, or those that a record tells of; sizes are the record's.
-
-    Raises:
-        ConfigError: where neither says which, or for data that cannot be opened.
-    """
-    from naspipe.config.errors import ConfigError
+    """The data that the command names, or those that a record tells of; sizes are the record's."""
     from naspipe.inputs.named import find_data
 
     name = arguments.data or record.get("name")
@@ -246,4 +182,6 @@ def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
             f"--data {name:.80}"
         )
     known = {size: record[size] for size in _SIZES if isinstance(record.get(size), int)}
-    return find_data(name, arguments.data_dir, {**known, **_settings(arguments).data})
+    return find_data(
+        name, arguments.data_dir, {**known, **apply_settings(Settings(), arguments.set).data}
+    )

@@ -3,68 +3,40 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from naspipe.cli.options import Options, add_options
+from naspipe.config.definition import Settings, apply_settings
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from naspipe.cli.options import Options
-    from naspipe.config.definition import Execution, Settings
-    from naspipe.config.wiring import Tap
+    from naspipe.config.definition import Settings
     from naspipe.distill.distillation import MakesTeacher
     from naspipe.distill.momentum import Momentum
     from naspipe.distill.teachers import Teacher
     from naspipe.jobs.workload import Workload
 
 
-class Joined(NamedTuple):
-    """Streams and what is between them."""
-
-    workloads: Sequence[Workload]
-    sources: Sequence[dict[str, Any]]
-    taps: Sequence[Tap] = ()
-    places: Sequence[str] = ()
-
-
 def add_arguments(parser: Options) -> None:
-    """Declare the arguments."""
-    parser.add_argument(
-        "--teacher",
-        type=Path,
-        metavar="RUN|DIR",
-        help="finished run, or exported subnet, from whose output the student learns",
-    )
-    parser.add_argument(
-        "--teacher-subnet",
-        metavar="CHOICES",
-        help="subnet of the teacher's supernet: best, first, last, a step number, or choices "
-        "such as 0,1,3 (default: last)",
-    )
-    parser.add_argument(
-        "--teacher-top",
-        type=int,
-        metavar="K",
-        help="learn only from the teacher's K highest scores, normalised to sum to one; this "
-        "defines a different teacher",
-    )
-    parser.add_argument(
-        "--momentum",
-        metavar="TAU[:END]",
-        help="train with a momentum teacher that keeps the fraction TAU of its weights in each "
-        "step; END is the fraction at the last step",
+    add_options(
+        parser,
+        """
+        --teacher RUN|DIR  finished run, or exported subnet, from whose output the student learns
+        --teacher-subnet CHOICES  subnet of the teacher's supernet: best, first, last, a step
+            number, or choices such as 0,1,3 (default: last)
+        --teacher-top K  learn only from the teacher's K highest scores, normalised to sum to one;
+            this defines a different teacher
+        --momentum TAU[:END]  train with a momentum teacher that keeps the fraction TAU of its
+            weights in each step; END is the fraction at the last step
+        """,
     )
 
 
 def with_momentum(settings: Settings, text: str | None) -> Settings:
-    """Settings with what ``--momentum`` says.
-
-    Raises:
-        ConfigError: for a text that is no number or two.
-    """
-    from naspipe.config.definition import apply_settings
-    from naspipe.config.errors import ConfigError
-
+    """The settings with what ``--momentum`` says."""
     if text is None:
         return settings
     tau, colon, end = text.partition(":")
@@ -76,51 +48,38 @@ def with_momentum(settings: Settings, text: str | None) -> Settings:
         raise ConfigError(f"--momentum {text:.40}: {said_of}") from None
 
 
-def join_teacher(
-    arguments: argparse.Namespace,
-    execution: Execution,
-    workloads: Sequence[Workload],
-    sources: Sequence[dict[str, Any]],
-) -> Joined:
-    """The streams with the teacher that the command line, or the run to resume, asks for.
+def with_teacher(
+    arguments: argparse.Namespace, workloads: list[Workload], sources: list[dict[str, Any]]
+) -> tuple[list[Workload], list[dict[str, Any]], MakesTeacher | None]:
+    """The workloads, the sources, and the teacher of the command line or of the run to resume.
 
-    Raises:
-        ConfigError: for a teacher that cannot be used.
+    With a teacher there are two sources, because its stream has one as well.
     """
-    from naspipe.config.errors import ConfigError
-    from naspipe.distill.joined import join
     from naspipe.losses.top_target import TopTarget
 
-    asked = sources[0].get("teacher") if arguments.resume else None
     if arguments.resume and (arguments.teacher or arguments.momentum):
         option = "--teacher" if arguments.teacher else "--momentum"
-        raise ConfigError(f"{option}: expected nothing beside --resume, which takes it from "
-                          f"{arguments.resume}; leave it out")  # fmt: skip
-    asked = asked or _asked(arguments)
+        raise ConfigError(
+            f"{option}: expected nothing beside --resume, which takes it from {arguments.resume}; "
+            f"leave it out"
+        )
+    asked = (sources[0].get("teacher") if arguments.resume else None) or _asked(arguments)
     teacher = _made(asked, sources[0].get("momentum") or {}, arguments.data_dir)
     if asked and "top" in asked:
         workloads = [replace(each, loss=TopTarget(each.loss)) for each in workloads]
-    taught = join(workloads, execution, teacher=teacher)
-    named = list(sources)
     if teacher is not None:
-        named = [{**sources[0], **({"teacher": asked} if asked else {})}] * 2
-    return Joined(taught.workloads, named, taught.taps, taught.places)
+        sources = [{**sources[0], **({"teacher": asked} if asked else {})}] * 2
+    return workloads, sources, teacher
 
 
 def teacher_of(arguments: argparse.Namespace, momentum: Mapping[str, Any]) -> MakesTeacher | None:
-    """The teacher that the command line asks for, and the settings of one that follows.
-
-    Raises:
-        ConfigError: for a teacher that cannot be used.
-    """
+    """The teacher that the command line asks for, and the settings of one that follows."""
     asked = _asked(arguments) or {}
     asked.pop("top", None)  # no matter of what it costs
     return _made(asked or None, momentum, arguments.data_dir)
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, str] | None:
-    from naspipe.config.errors import ConfigError
-
     if arguments.teacher is not None:
         top = {} if arguments.teacher_top is None else {"top": str(arguments.teacher_top)}
         return {"run": str(arguments.teacher), "subnet": arguments.teacher_subnet or "last", **top}
@@ -133,8 +92,6 @@ def _asked(arguments: argparse.Namespace) -> dict[str, str] | None:
 def _made(
     asked: Mapping[str, str] | None, momentum: Mapping[str, Any], data_dir: Path | None
 ) -> MakesTeacher | None:
-    from naspipe.config.errors import ConfigError
-
     if asked is not None and momentum:
         raise ConfigError("--teacher: expected no momentum teacher beside it, found one; choose")
     if asked is not None:
@@ -144,12 +101,7 @@ def _made(
 
 
 def momentum_of(said: Mapping[str, Any]) -> Momentum:
-    """The teacher that settings ask for.
-
-    Raises:
-        ConfigError: where they do not say how much of it stays.
-    """
-    from naspipe.config.errors import ConfigError
+    """The teacher that settings ask for."""
     from naspipe.distill.momentum import Momentum
 
     if "tau" not in said:
@@ -162,11 +114,7 @@ def momentum_of(said: Mapping[str, Any]) -> Momentum:
 
 
 def find_teacher(path: Path, subnet: str, data_dir: Path | None, top: int = 0) -> Teacher:
-    """A subnet of a run that was started from the command line, or one that was exported.
-
-    Raises:
-        ConfigError: for a run or a subnet that is not there.
-    """
+    """A subnet of a run that was started from the command line, or one that was exported."""
     from naspipe.cli.sources import run_source
     from naspipe.distill.teachers import Teacher
     from naspipe.export.assembly import find_choices

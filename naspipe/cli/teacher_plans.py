@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from naspipe.cli.options import given
+from naspipe.cli.output import print_table
 from naspipe.cli.teacher import teacher_of, with_momentum
 from naspipe.config.definition import Execution, Settings, apply_settings
+from naspipe.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from naspipe.api.teacher_plans import BlockwisePlan, TaughtPlan
     from naspipe.distill.distillation import Distillation
     from naspipe.jobs.workload import Workload
 
-
-# What both plans have in common
-
-
-Plan = TypeVar("Plan", "BlockwisePlan", "TaughtPlan")
-
-WIDTH = 120
-"""Columns of a table in a file or a pipe."""
 
 _UNUSED = {
     "samplers": "", "partitions": "", "streams": "1", "budget": "none", "costs": "profiled",
@@ -38,27 +31,11 @@ _UNUSED = {
 
 
 def refuse_unused(arguments: argparse.Namespace, beside: str, *without: str) -> None:
-    """Options that say nothing here must not be given; ``without`` names others.
-
-    Raises:
-        ConfigError: naming the first that is.
-    """
-    from naspipe.config.errors import ConfigError
-
+    """Options that say nothing here must not be given; ``without`` names others."""
     for name, usual in (_UNUSED | dict.fromkeys(without)).items():
         if getattr(arguments, name) != usual:
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{option}: expected nothing beside {beside}; leave it out")
-
-
-def show(
-    plans: Sequence[Plan], as_json: bool, print_table: Callable[[Sequence[Plan]], None]
-) -> None:
-    """As JSON or as a table."""
-    if as_json:
-        print(json.dumps([plan.as_dict() for plan in plans], indent=1))
-    else:
-        print_table(plans)
 
 
 # A student and its teacher
@@ -73,22 +50,9 @@ _COLUMNS = (
 def show_taught(
     arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
 ) -> None:
-    """Simulate every choice and print them, the fastest first; arguments as below."""
-    show(plan_taught(arguments, kinds, devices), arguments.json, print_taught)
+    """Simulate every choice for a student and its teacher, and print them, the fastest first.
 
-
-def plan_taught(
-    arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
-) -> list[TaughtPlan]:
-    """Simulate every choice for a student and its teacher, the fastest first.
-
-    Args:
-        arguments: of the command line.
-        kinds: of steps; the recipe's where there are none.
-        devices: numbers of stages.
-
-    Raises:
-        ConfigError: for whatever cannot be used.
+    ``kinds`` are those of steps; by default the recipe's. ``devices`` are numbers of stages.
     """
     from naspipe.api.teacher_plans import for_passes, taught_plans, with_passes
     from naspipe.inputs.named import find_workload
@@ -111,35 +75,30 @@ def plan_taught(
         fitting = for_passes(found(), passes, found)
         return with_passes(fitting, passes, arguments.steps, arguments.seed)
 
-    def make():  # type: ignore[no-untyped-def]
-        return teacher_of(arguments, asked.momentum)
-
     kinds = kinds or [found().recipe.passes]
-    return taught_plans(define, make, kinds, devices, asked.execution)
-
-
-def print_taught(plans: Sequence[TaughtPlan]) -> None:
-    """A table, the fastest first, and what ``full`` means."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        justify: Literal["left", "right"] = "left" if name in ("passes", "cuts") else "right"
-        table.add_column(name, justify=justify, no_wrap=True)
-    for plan in plans:
-        needed = "never" if plan.filled_from is None else str(plan.filled_from)
-        table.add_row(
-            plan.passes, str(plan.views), str(plan.stages), plan.cuts, f"{plan.ratio:.2f}",
-            needed, "yes" if plan.is_filled else "no", plan.order,
-            f"{plan.passes_per_second:.3f}", f"{plan.bubble_ratio:.3f}",
+    plans = taught_plans(
+        define, lambda: teacher_of(arguments, asked.momentum), kinds, devices, asked.execution
+    )
+    if arguments.json:
+        print(json.dumps([asdict(plan) for plan in plans], indent=1))
+        return
+    rows = [
+        (
+            plan.passes,
+            str(plan.views),
+            str(plan.stages),
+            plan.cuts,
+            f"{plan.ratio:.2f}",
+            "never" if plan.filled_from is None else str(plan.filled_from),
+            "yes" if plan.is_filled else "no",
+            plan.order,
+            f"{plan.passes_per_second:.3f}",
+            f"{plan.bubble_ratio:.3f}",
             "-" if plan.teachers is None else str(plan.teachers),
-        )  # fmt: skip
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(table)
+        )
+        for plan in plans
+    ]
+    console = print_table(_COLUMNS, rows, left=("passes", "cuts"))
     console.print(
         "r: the teacher's forward over the student's; fills from: the passes of a step (views "
         "times micro-batches) from which on r * passes >= 3 * (stages - 1), so that a teacher "
@@ -156,7 +115,6 @@ def print_taught(plans: Sequence[TaughtPlan]) -> None:
 
 
 def is_student(name: str) -> bool:
-    """Whether a name is that of a student whose blocks have teachers."""
     import search_spaces
 
     return name in search_spaces.student_names()
@@ -165,76 +123,49 @@ def is_student(name: str) -> bool:
 def show_blocks(
     arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
 ) -> None:
-    """Simulate every placement and print them, the fastest first; arguments as below."""
-    show(plan_blocks(arguments, kinds, devices), arguments.json, print_blocks)
+    """Simulate every placement of blocks and print them, the fastest first.
 
-
-def plan_blocks(
-    arguments: argparse.Namespace, kinds: Sequence[str], devices: Sequence[int]
-) -> list[BlockwisePlan]:
-    """Simulate every placement, the fastest first.
-
-    Args:
-        arguments: of the command line.
-        kinds: of steps; the recipe's where there are none.
-        devices: numbers of stages.
-
-    Raises:
-        ConfigError: for whatever cannot be used.
+    The arguments are those of :func:`show_taught`.
     """
-    from naspipe.api.distill import blockwise_streams
     from naspipe.api.teacher_plans import blockwise_plans
     from naspipe.cli.distill_sources import find, read_asked
-    from naspipe.config.errors import ConfigError
 
     if not arguments.teacher:
         raise ConfigError(
             f"{arguments.space}: expected --teacher RUN, whose blocks teach it, found none"
         )
     refuse_unused(arguments, "blocks with teachers", "momentum")
-    nothing = ("network", "cuts", "recipe", "sampler", "run_dir")
-    asked = read_asked(
-        argparse.Namespace(
-            **{**vars(arguments), "student": arguments.space, **dict.fromkeys(nothing)}
-        )
-    )
+    nothing = dict.fromkeys(("network", "cuts", "recipe", "sampler", "run_dir"))
+    words = {**vars(arguments), "student": arguments.space, **nothing}
+    asked = read_asked(argparse.Namespace(**words))
     found = find(asked.source, arguments.data_dir)
 
     def define(passes: str) -> Distillation:
         recipe = replace(asked.recipe, passes=passes)
-        values = {each.name: getattr(recipe, each.name) for each in fields(recipe)}
         steps = max(1, asked.steps // recipe.steps.passes)
-        return blockwise_streams(
-            found.teachers, found.students.blocks, found.data, seed=asked.seed, steps=steps,
-            sampler=asked.sampler, losses=(found.students.loss, found.students.last_loss),
-            recipe=values,
-        )  # fmt: skip
+        made = replace(asked, recipe=recipe, steps=steps, execution={})
+        return made.streams(found)
 
     how = Execution(**given(Execution, arguments))
-    return blockwise_plans(define, kinds or [asked.recipe.passes], devices, how)
-
-
-def print_blocks(plans: Sequence[BlockwisePlan]) -> None:
-    """A table, the fastest first, and what its letters mean."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("passes", "stages", "placement", "steps/s", "bubble", "moved", "memory"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("blocks", overflow="fold")
-    for plan in plans:
-        table.add_row(
-            plan.passes, str(plan.stages), plan.placement, f"{plan.steps_per_second:.2f}",
-            f"{plan.bubble_ratio:.3f}", f"{plan.moved_bytes / 1e6:.2f} MB",
-            f"{plan.memory_bytes / 1e6:.1f} MB", " | ".join(plan.blocks),
-        )  # fmt: skip
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(table)
-    console.print(
+    plans = blockwise_plans(define, kinds or [asked.recipe.passes], devices, how)
+    if arguments.json:
+        print(json.dumps([asdict(plan) for plan in plans], indent=1))
+        return
+    heads = ("passes", "stages", "placement", "steps/s", "bubble", "moved", "memory", "blocks")
+    rows = [
+        (
+            plan.passes,
+            str(plan.stages),
+            plan.placement,
+            f"{plan.steps_per_second:.2f}",
+            f"{plan.bubble_ratio:.3f}",
+            f"{plan.moved_bytes / 1e6:.2f} MB",
+            f"{plan.memory_bytes / 1e6:.1f} MB",
+            " | ".join(plan.blocks),
+        )
+        for plan in plans
+    ]
+    print_table(heads, rows, left=("blocks",), fold=("blocks",)).print(
         "T0 is the teacher's first block, S0 its student; | stands between stages; * where only "
         "some layers are there, /n where n stages share the passes; moved: in a step"
     )

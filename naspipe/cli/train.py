@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from naspipe.cli import teacher
 from naspipe.cli.data import add_data_place
-from naspipe.cli.options import Options, add_flags, flags, given, key_list
+from naspipe.cli.options import Options, add_flags, add_options, flags, given, key_list
 from naspipe.cli.output import add_json, as_json, tell, trained
-from naspipe.cli.teacher import join_teacher, with_momentum
+from naspipe.cli.teacher import with_momentum, with_teacher
 from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
 from naspipe.config.errors import ConfigError
 from naspipe.config.settings import declared
@@ -27,9 +27,8 @@ from naspipe.plan.costs import AUTO
 
 if TYPE_CHECKING:
     from naspipe.api.training import Training
-    from naspipe.cli.teacher import Joined
-    from naspipe.config.recipe_file import RecipeFile
     from naspipe.jobs.workload import Workload
+    from naspipe.launch.hosts import Worker
 
 
 # Streams: several runs side by side, from a number or from a file
@@ -55,10 +54,6 @@ def parse_streams(text: str, arguments: argparse.Namespace) -> list[StreamOption
 
     Each line is a JSON object with some of ``space``, ``scale``, ``data``, ``seed``, ``steps``
     and ``sampler``; the others are the command's.
-
-    Raises:
-        ConfigError: for a number below 1 or too large, a file that cannot be read, or a line
-            that is not such an object.
     """
     given = StreamOptions(
         **{field.name: getattr(arguments, field.name) for field in fields(StreamOptions)}
@@ -75,33 +70,30 @@ def parse_streams(text: str, arguments: argparse.Namespace) -> list[StreamOption
             f"--streams: expected a number or a file with a JSON object a line, found {text!r:.80}"
             f" ({error})"
         ) from None
-    streams = [
-        _parse_line(line, f"{text}:{number}", given)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    kinds = {"seed": int, "steps": int}
+    known = [field.name for field in fields(StreamOptions)]
+    streams = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found: Any = parse_json(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or any(
+            key not in known or type(value) is not kinds.get(key, str)
+            for key, value in found.items()
+        ):
+            raise ConfigError(
+                f"{text}:{number}: expected a JSON object with some of {', '.join(known)}, found "
+                f"{line!r:.80}"
+            )
+        streams.append(replace(given, **found))
     if not 1 <= len(streams) <= MAX_STREAMS:
         raise ConfigError(
             f"--streams {text}: expected 1 to {MAX_STREAMS} streams, found {len(streams)}"
         )
     return streams
-
-
-def _parse_line(line: str, place: str, given: StreamOptions) -> StreamOptions:
-    known: dict[str, type] = {
-        "space": str, "scale": str, "data": str, "seed": int, "steps": int, "sampler": str
-    }  # fmt: skip
-    try:
-        found: Any = parse_json(line)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or any(
-        type(value) is not known.get(key) for key, value in found.items()
-    ):
-        raise ConfigError(
-            f"{place}: expected a JSON object with some of {', '.join(known)}, found {line!r:.80}"
-        )
-    return replace(given, **found)
 
 
 # The arguments
@@ -134,67 +126,53 @@ recipes: spos, fairnas, greedynas, sandwich, evolved-transformer, nasbench201, b
   the recipe
 """
 
-DEFAULTS: dict[str, Any] = {
-    **{each.key: each.usual for each in flags(Definition)}, "streams": "1"
-}  # fmt: skip
-"""Of what defines a run; what is said of its execution has its defaults there."""
+DEFAULTS: dict[str, Any] = {each.key: each.usual for each in flags(Definition)} | {"streams": "1"}
+"""Defaults of the options that define a run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE + key_list(Execution)
-    parser.add_argument(
-        "space", metavar="SPACE", nargs="?", help="name of a space, or MODULE:ATTRIBUTE"
+    add_options(parser, "space SPACE?  name of a space, or MODULE:ATTRIBUTE")
+    definition = parser.add_argument_group("training")
+    add_flags(definition, flags(Definition))
+    add_options(
+        definition,
+        """
+        --streams K|FILE  runs that share the pipeline: K seeds, or a file with one JSON object per
+            line
+        --data NAME       name of a data set, or MODULE:FUNCTION
+        """,
     )
-    _add_definition(parser.add_argument_group("training"))
+    add_data_place(definition)
+    add_options(
+        definition,
+        "--recipe NAME|FILE  training recipe: name of a recipe of naspipe, or a TOML file",
+    )
+    teacher.add_arguments(definition)
+    add_options(definition, "--set KEY=VALUE...  any setting listed below")
     execution = parser.add_argument_group("execution, which changes no bit of the result")
     add_flags(execution, flags(Execution), words={"stages": AUTO})
-    execution.add_argument(
-        "--validation",
-        metavar="MODULE:FUNCTION",
-        help="function that returns your own held-out batches (default: the valid split of the "
-        "data)",
+    add_options(
+        execution,
+        """
+        --validation MODULE:FUNCTION  function that returns your own held-out batches (default: the
+            valid split of the data)
+        """,
     )
     add_run(parser.add_argument_group("run directory and output"))
 
 
-def _add_definition(parser: Options) -> None:
-    """What the bits of the result depend on."""
-    add_flags(parser, flags(Definition))
-    parser.add_argument(
-        "--streams",
-        metavar="K|FILE",
-        help="runs that share the pipeline: K seeds, or a file with one JSON object per line",
-    )
-    parser.add_argument("--data", metavar="NAME", help="name of a data set, or MODULE:FUNCTION")
-    add_data_place(parser)
-    parser.add_argument(
-        "--recipe",
-        metavar="NAME|FILE",
-        help="training recipe: name of a recipe of naspipe, or a TOML file",
-    )
-    teacher.add_arguments(parser)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting listed below"
-    )
-
-
 def add_run(parser: Options, name: str = "SPACE") -> None:
-    """Where the run is, and its progress; ``name`` is what its folder is called after."""
-    parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help=f"run directory (default: runs/{name}-TIME)"
-    )
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RUN",
-        help="resume a run from its newest checkpoint, on any number of stages",
-    )
-    parser.add_argument(
-        "--resume-if-exists",
-        action="store_true",
-        help="resume the run in --run-dir, or start it if it does not exist yet: one command for "
-        "the first start and for every restart",
+    """Declare where the run is, and its progress; ``name`` is what its folder is called after."""
+    add_options(
+        parser,
+        f"""
+        --run-dir DIR       run directory (default: runs/{name}-TIME)
+        --resume RUN        resume a run from its newest checkpoint, on any number of stages
+        --resume-if-exists  resume the run in --run-dir, or start it if it does not exist yet: one
+            command for the first start and for every restart
+        """,
     )
     parser.add_argument(
         "--log-every",
@@ -203,16 +181,12 @@ def add_run(parser: Options, name: str = "SPACE") -> None:
         metavar="SECONDS",
         help="interval between progress lines when there is no terminal (default: 10)",
     )
-    parser.add_argument("--quiet", action="store_true", help="do not show progress")
+    add_options(parser, "--quiet  do not show progress")
     add_json(parser, "the run directory: status, steps, loss and measurements")
 
 
 def resume_of(arguments: argparse.Namespace) -> bool | str:
-    """Whether a command line goes on with a run; as ``resume=`` of :func:`naspipe.train`.
-
-    Raises:
-        ConfigError: for options that do not go together.
-    """
+    """The ``resume=`` of :func:`naspipe.train` that a command line stands for."""
     if not arguments.resume_if_exists:
         return arguments.resume is not None
     if arguments.resume or not arguments.run_dir:
@@ -239,37 +213,10 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
-    from naspipe.api.chosen_stages import choose_stages
-    from naspipe.api.workers import execution_of, refuse, train_as_worker
-    from naspipe.jobs.workload import wiring_of
     from naspipe.launch.hosts import Worker
-    from naspipe.wire.reports import NotesToStderr
 
     worker = Worker.find()
-    if chooses_stages := arguments.stages == AUTO:
-        arguments.stages = None
-    try:
-        if chooses_stages and any(each.startswith("stages=") for each in arguments.set):
-            raise ConfigError(
-                f"--stages {AUTO}: expected no --set stages=N beside it; leave one of them out"
-            )
-        execution, workloads, sources = _defined(arguments)
-        joined = join_teacher(arguments, execution, workloads, sources)
-        if worker is not None:
-            execution = execution_of(worker, execution, arguments.stages)
-        elif chooses_stages:
-            wiring, say = wiring_of(joined.workloads, joined.taps), NotesToStderr().on_note
-            execution = choose_stages(joined.workloads, execution, wiring, say).execution
-    except ConfigError as error:
-        if worker is not None:
-            refuse(worker, str(error))
-        raise
-    with _training(arguments, execution, joined) as training:
-        if worker is not None:
-            has_place = bool(arguments.resume or arguments.run_dir)
-            train_as_worker(training, worker, has_place=has_place)
-        else:
-            training.run()
+    training = carry_out(arguments, worker)
     if worker is None or worker.rank == 0:
         if arguments.json:
             tell(as_json(trained(training.directories)))
@@ -278,108 +225,92 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def training_of(arguments: argparse.Namespace, stack: ExitStack) -> Training:
-    """The training that a command line defines; ``stack`` holds what shows its progress."""
-    execution, workloads, sources = _defined(arguments)
-    joined = join_teacher(arguments, execution, workloads, sources)
-    return stack.enter_context(_training(arguments, execution, joined))
-
-
-@contextmanager
-def _training(
+def carry_out(
     arguments: argparse.Namespace,
-    execution: Execution,
-    joined: Joined,
-) -> Iterator[Training]:
-    """The training, whose progress is shown while it goes on."""
+    worker: Worker | None = None,
+    act: Callable[[Training], None] | None = None,
+) -> Training:
+    """Define the training of a command line, and run it or do something else with it."""
     from naspipe.api.observers import training_progress
-    from naspipe.api.start_state import asked_resume
-    from naspipe.api.train import default_run_directory
-    from naspipe.api.training import Training
+    from naspipe.api.training import Training, start
+    from naspipe.api.workers import execution_of, refusal_told
+    from naspipe.wire.reports import NotesToStderr
 
-    workloads = [workload for workload in joined.workloads if workload.is_trained]
-    names = list(dict.fromkeys(workload.space.name for workload in workloads))
-    path = arguments.resume or arguments.run_dir
-    path = path or default_run_directory("-".join(names).replace(":", "-"))
-    stages = execution.pipeline.stages
-    with training_progress(workloads, stages, arguments.quiet, arguments.log_every) as progress:
-        yield Training(
-            workloads=joined.workloads,
-            execution=execution,
-            path=path,
-            observer=progress,
-            sources=joined.sources,
-            taps=joined.taps,
-            places=joined.places,
-            **asked_resume(resume_of(arguments), path),
-        )
+    with refusal_told(worker):
+        if chooses_stages := arguments.stages == AUTO:
+            arguments.stages = None
+            if any(each.startswith("stages=") for each in arguments.set):
+                raise ConfigError(
+                    f"--stages {AUTO}: expected no --set stages=N beside it; leave one of them out"
+                )
+        execution, workloads, sources = _defined(arguments)
+        workloads, sources, teacher = with_teacher(arguments, workloads, sources)
+        if worker is not None:
+            execution = execution_of(worker, execution, arguments.stages)
+    return start(
+        workloads,
+        execution,
+        arguments.resume or arguments.run_dir,
+        watch=partial(
+            training_progress, is_quiet=arguments.quiet, every_seconds=arguments.log_every
+        ),
+        resume=resume_of(arguments),
+        teacher=teacher,
+        on_choice=NotesToStderr().on_note if chooses_stages else None,
+        sources=sources,
+        name="-".join(dict.fromkeys(each.space.name for each in workloads)).replace(":", "-"),
+        worker=worker,
+        carry_out=act or Training.run,
+    )
 
 
 def _defined(
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """What is trained, and how; from the run where one is resumed."""
+    """The execution, what each stream trains, and its source; from the run if one is resumed."""
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
+    from naspipe.inputs.named import find_workload
+    from naspipe.inputs.strategies import check_draws
 
     if arguments.resume:
-        execution, workloads, sources = read_resumed(arguments.resume, arguments)
-        return (
-            execution,
-            [replace(w, recompute=execution.pipeline.recompute) for w in workloads],
-            sources,
-        )
-    recipe = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
-    arguments.sampler = arguments.sampler or recipe.sampler
+        return read_resumed(arguments.resume, arguments)
+    file = NO_RECIPE if arguments.recipe is None else read_recipe(arguments.recipe)
+    arguments.sampler = arguments.sampler or file.sampler
     for name, default in DEFAULTS.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, default)
     if arguments.space is None:
         raise ConfigError("expected a SPACE, or --resume RUN; see naspipe train --help")
-    streams = parse_streams(arguments.streams, arguments)
-    return _workloads(streams, recipe, arguments)
 
-
-def _settings(settings: Settings, recipe: RecipeFile, arguments: argparse.Namespace) -> Settings:
-    """With the recipe's values, the options that are given, and ``--set``, each before the last."""
-
-    found = recipe.applied_to(settings)
-    execution = found.execution.changed(**given(Execution, arguments))
-    found = replace(found, execution=execution)
-    return with_momentum(apply_settings(found, arguments.set), arguments.momentum)
-
-
-def _workloads(
-    streams: Sequence[StreamOptions],
-    recipe: RecipeFile,
-    arguments: argparse.Namespace,
-) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """The execution, what each stream trains, and its source.
-
-    Raises:
-        ConfigError: for a name that cannot be found or a value that does not fit.
-    """
-    from naspipe.inputs.held_out import held_out_for
-    from naspipe.inputs.named import find_workload
-    from naspipe.inputs.strategies import Asked, check_draws, find_strategy_maker
+    def settings_on(base: Settings) -> Settings:
+        """The recipe file, the options that are given, and ``--set``, in this order."""
+        found = file.applied_to(base)
+        execution = found.execution.changed(**given(Execution, arguments))
+        found = apply_settings(replace(found, execution=execution), arguments.set)
+        return with_momentum(found, arguments.momentum)
 
     found: dict[tuple[str, str, str | None], Workload] = {}
     workloads: list[Workload] = []
     sources: list[dict[str, Any]] = []
-    settings = _settings(Settings(), recipe, arguments)
+    streams = parse_streams(arguments.streams, arguments)
+    settings = settings_on(Settings())
     sizes = dict(settings.data)
     for stream in streams:
         key = (stream.space, stream.scale, stream.data)
         if key not in found:
             named = find_workload(*key, arguments.data_dir, sizes)
-            settings = _settings(Settings(recipe=named.recipe), recipe, arguments)
+            settings = settings_on(Settings(recipe=named.recipe))
             found[key] = named.redefined(settings.rules, recipe=settings.recipe)
-        named = found[key]
         source = {
-            "space": stream.space, "scale": stream.scale, "data": stream.data, "sizes": sizes,
-            "recipe": arguments.recipe, "validation": arguments.validation,
+            "space": stream.space,
+            "scale": stream.scale,
+            "data": stream.data,
+            "sizes": sizes,
+            "recipe": arguments.recipe,
+            "validation": arguments.validation,
             **({"momentum": dict(settings.momentum)} if settings.momentum else {}),
-        }  # fmt: skip
-        defined = named.redefined(
+        }
+        defined = found[key].redefined(
             seed=stream.seed,
             steps=stream.steps,
             sampler=stream.sampler,
@@ -389,18 +320,25 @@ def _workloads(
         check_draws(stream.sampler)
         if any(each.startswith("warmup_steps=") for each in arguments.set):
             defined.recipe.check_warmup(stream.steps)
-        delay = defined.recipe.feedback_delay
-        asked = Asked(seed=stream.seed, delay=delay, subnets=stream.steps)
-        workloads.append(
-            replace(
-                defined,
-                recompute=settings.execution.pipeline.recompute,
-                make_strategy=find_strategy_maker(stream.sampler, named.space, asked),
-                held_out=held_out_for(settings.execution, source, arguments.data_dir),
-            )
-        )
+        workloads.append(_completed(defined, settings.execution, source, arguments.data_dir))
         sources.append(source)
     return settings.execution, workloads, sources
+
+
+def _completed(
+    workload: Workload, execution: Execution, source: Mapping[str, Any], data_dir: Path | None
+) -> Workload:
+    """The workload with the strategy that its sampler names, and with its held-out data."""
+    from naspipe.inputs.held_out import held_out_for
+    from naspipe.inputs.strategies import Asked, find_strategy_maker
+
+    definition, delay = workload.definition, workload.recipe.feedback_delay
+    asked = Asked(seed=definition.seed, delay=delay, subnets=definition.steps)
+    return replace(
+        workload,
+        make_strategy=find_strategy_maker(definition.sampler, workload.space, asked),
+        held_out=held_out_for(execution, source, data_dir),
+    )
 
 
 # Resuming: what a run directory says of the run that is to go on
@@ -413,34 +351,42 @@ DEFINING = (*(each.key for each in flags(Definition)), "streams", "data", "recip
 def read_resumed(
     path: Path, arguments: argparse.Namespace
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """The execution, the workloads and their sources; options that are given change the execution.
+    """The execution, the workloads and their sources; options given change the execution."""
+    from naspipe.store.run_directory import RunDirectory
 
-    Raises:
-        ConfigError: when it is no run directory, was not started from the command line, or an
-            option is given that the run defines.
-    """
-    for name in ("space", *DEFINING, "run_dir"):
+    refuse_beside_resume(arguments, ("space", *DEFINING, "run_dir"), path)
+    if (path / "stream-0").is_dir():
+        manifests = [RunDirectory(path / "stream-0").read_manifest()]
+        count = int(manifests[0].get("execution", {}).get("streams", 1))
+        places = [path / f"stream-{number}" for number in range(1, count)]
+        manifests += [RunDirectory(each).read_manifest() for each in places]
+    else:
+        manifests = [RunDirectory(path).read_manifest()]
+    execution = resumed_execution(manifests[0], path, arguments)
+    workloads = [_recorded_workload(each, execution, path, arguments) for each in manifests]
+    return execution, workloads, [each["source"] for each in manifests]
+
+
+def refuse_beside_resume(arguments: argparse.Namespace, names: Iterable[str], path: Path) -> None:
+    """Refuse options that define the run, if one is resumed."""
+    for name in names:
         if getattr(arguments, name) is not None:
-            option = "SPACE" if name == "space" else f"--{name.replace('_', '-')}"
+            is_word = name in ("space", "teacher", "student")
+            option = name.upper() if is_word else f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{option}: expected nothing beside --resume, which takes it from {path}; leave "
                 f"it out"
             )
-    manifests = _manifests(path)
-    execution = resumed_execution(manifests[0], path, arguments)
-    workloads = [_workload(each, execution, path, arguments) for each in manifests]
-    return execution, workloads, [each["source"] for each in manifests]
 
 
 def resumed_execution(
     manifest: dict[str, Any], path: Path, arguments: argparse.Namespace
 ) -> Execution:
-    """How a run goes on: as it was carried out, but for the options that are given.
+    """How a run goes on: as it was carried out, except for the options that are given.
 
-    Raises:
-        ConfigError: for a manifest of another version, or a setting that defines the run.
+    Settings that are newer than the manifest have their defaults.
     """
-    execution = _execution(manifest.get("requested"), path)
+    execution = recorded_execution(manifest.get("requested"), path)
     recipe_free = Settings(execution=execution)
     settings = apply_settings(recipe_free, arguments.set)
     if replace(settings, execution=execution) != recipe_free:
@@ -448,19 +394,8 @@ def resumed_execution(
     return settings.execution.changed(**given(Execution, arguments))
 
 
-def _manifests(path: Path) -> list[dict[str, Any]]:
-    from naspipe.store.run_directory import RunDirectory
-
-    if not (path / "stream-0").is_dir():
-        return [RunDirectory(path).read_manifest()]
-    first = RunDirectory(path / "stream-0").read_manifest()
-    count = int(first.get("execution", {}).get("streams", 1))
-    rest = [RunDirectory(path / f"stream-{number}").read_manifest() for number in range(1, count)]
-    return [first, *rest]
-
-
-def _execution(requested: Any, path: Path) -> Execution:
-    """By their keys; settings that are newer than the manifest have their defaults."""
+def recorded_execution(requested: Any, path: Path) -> Execution:
+    """The execution of a run, as its manifest has it."""
     if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
         raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
     try:
@@ -470,26 +405,19 @@ def _execution(requested: Any, path: Path) -> Execution:
 
 
 def recorded_recipe(definition: dict[str, Any], path: Path) -> Recipe:
-    """The recipe of a run.
-
-    Raises:
-        ConfigError: for a manifest that is damaged.
-    """
     try:
         return Recipe(**definition["recipe"])
     except ConfigError as error:
         raise ConfigError(f"{path}: its manifest is damaged: {error}") from error
 
 
-def _workload(
+def _recorded_workload(
     manifest: dict[str, Any], execution: Execution, path: Path, arguments: argparse.Namespace
 ) -> Workload:
     from naspipe.config.blocks import LOSS
     from naspipe.config.rules import parse_rule
     from naspipe.inputs.ends import END
-    from naspipe.inputs.held_out import held_out_for
     from naspipe.inputs.named import find_workload
-    from naspipe.inputs.strategies import Asked, find_strategy_maker
 
     definition, source = manifest.get("definition"), manifest.get("source")
     if not source or not isinstance(definition, dict):
@@ -516,13 +444,5 @@ def _workload(
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: its manifest is damaged: {error!r:.120}") from error
     defined = named.redefined(rules, recipe=recipe, **identity)
-    own = arguments.validation
-    asked = Asked(seed=identity["seed"], delay=recipe.feedback_delay, subnets=identity["steps"])
-    return replace(
-        defined,
-        recompute=execution.pipeline.recompute,
-        make_strategy=find_strategy_maker(identity["sampler"], defined.space, asked),
-        held_out=held_out_for(
-            execution, {**source, "validation": own or source.get("validation")}, arguments.data_dir
-        ),
-    )
+    own = arguments.validation or source.get("validation")
+    return _completed(defined, execution, {**source, "validation": own}, arguments.data_dir)

@@ -8,11 +8,10 @@ end at a checkpoint that the run has kept, every parameter, buffer and optimizer
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from naspipe.cli.data import add_data_place
+from naspipe.cli.options import add_options
 from naspipe.cli.output import add_json, as_json
 from naspipe.config.errors import ConfigError
 
@@ -32,17 +31,15 @@ exit status: 0 identical; 1 different; 2 nothing could be compared
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    add_options(parser, "run RUN  run directory")
     parser.add_argument(
         "--from",
         dest="checkpoint",
         metavar="STEP|CHECKPOINT",
         help="start from a checkpoint that the run has kept, given by its step or its name",
     )
-    parser.add_argument(
-        "--steps",
-        metavar="N|all",
-        help="number of steps (default: 4, or 3 more than the longest lag)",
+    add_options(
+        parser, "--steps N|all  number of steps (default: 4, or 3 more than the longest lag)"
     )
     add_data_place(parser)
     add_json(parser, "a line")
@@ -53,11 +50,23 @@ def run(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from naspipe.api.verify import verify_finished
+    from naspipe.cli import distill, train
 
     steps = _steps(arguments.steps)
-    with ExitStack() as stack:
-        training = _training(arguments, stack)
-        compared = verify_finished(training, steps, arguments.checkpoint)
+    is_distilled = (arguments.run / "block-0").is_dir()
+    command = distill if is_distilled else train
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    words = ["--resume", str(arguments.run), "--quiet"]
+    if arguments.data_dir is not None:
+        words += ["--data-dir", str(arguments.data_dir)]
+    found = []
+
+    def verify(training: Training) -> None:
+        found.append(verify_finished(training, steps, arguments.checkpoint))
+
+    command.carry_out(parser.parse_args(words), act=verify)
+    compared = found[0]
     print(as_json(asdict(compared)) if arguments.json else compared)
     if compared.because:
         return 2
@@ -72,18 +81,3 @@ def _steps(text: str | None) -> int | None:
     if not text.isdecimal() or not 0 < int(text) < 10**9:
         raise ConfigError(f"--steps: expected all or a number of steps, 1 or more, found {text!r}")
     return int(text)
-
-
-def _training(arguments: argparse.Namespace, stack: ExitStack) -> Training:
-    """The definition of the run, from its directory."""
-    from naspipe.cli import distill, train
-
-    is_distilled = (arguments.run / "block-0").is_dir()
-    command = distill if is_distilled else train
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    words = ["--resume", str(arguments.run), "--quiet"]
-    if arguments.data_dir is not None:
-        words += ["--data-dir", str(arguments.data_dir)]
-    training: Training = command.training_of(parser.parse_args(words), stack)
-    return training

@@ -10,7 +10,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,17 @@ import torch
 from torch import nn
 
 from naspipe.api.retraining import workload_alone
-from naspipe.api.training import Training
+from naspipe.api.training import start
 from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, InvariantError, reason
 from naspipe.config.user_code import users_code
-from naspipe.export.assembly import ModuleChain, assemble, check_cuts, with_own_statistics
+from naspipe.distill.distillation import Distillation
+from naspipe.export.assembly import (
+    ModuleChain,
+    assemble,
+    check_cuts,
+    with_own_statistics,
+)
 from naspipe.export.pytorch_form import FILES, load_pytorch, same_outputs, write_pytorch
 from naspipe.inputs.run import Run, check_space
 from naspipe.jobs.losses import Loss
@@ -268,10 +274,10 @@ def train_alone(
         raise ConfigError(f"--retrain: expected 1 step or more, found {steps}")
     RunDirectory(path).check_new()
     alone = workload_alone(run, choices, data, loss, steps=steps)
-    Training(
-        workloads=[alone],
-        execution=Execution(),
-        path=path,
-        observer=observer or Observer(),
-    ).run()
+    start(
+        Distillation((alone,)),
+        Execution(),
+        path,
+        watch=lambda *_: nullcontext(observer or Observer()),
+    )
     return Run(alone.space, path)

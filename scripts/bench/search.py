@@ -16,16 +16,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from naspipe.api.search import Searching
+from naspipe.api.search import judge_subnets
 from naspipe.api.training import Training
 from naspipe.config.definition import Execution
 from naspipe.inputs.held_out import find_held_out
 from naspipe.inputs.run import Run
 from naspipe.jobs.workload import Workload
-from naspipe.search.search_directory import (
-    Candidate,
-    SearchDefinition,
-)
+from naspipe.search.search_directory import Candidate, SearchDefinition
 from naspipe.wire.reports import Observer
 from scripts.bench.common import ROOT, Spread, keep, measure_apart
 from scripts.tiny_workload import tiny_workload
@@ -73,16 +70,16 @@ def measure(work: Path, stages: int, name: str, budget: int, validate: int) -> f
     definition = SearchDefinition(
         strategy="random", budget=budget, delay=budget, calibration=0, validation=validate
     )
-    Searching(
-        run=Run(workload.space, work / "run"),
-        data=workload.data,
-        held_out=find_held_out(SPACE, "tiny", data_name, split="valid", sizes=SIZES),
-        loss=workload.loss,
-        definition=definition,
-        execution=Execution(stages=stages),
+    judge_subnets(
+        Run(workload.space, work / "run"),
+        workload.data,
+        find_held_out(SPACE, "tiny", data_name, split="valid", sizes=SIZES),
+        workload.loss,
+        definition,
+        Execution(stages=stages),
         name=name,
         observer=times,
-    ).start()
+    )
     return (budget - WARM_UP - 1) / (times.known[-1] - times.known[WARM_UP])
 
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from naspipe.api.teacher_plans import busy_share, online_rate, teachers_needed
+from naspipe.api.teacher_plans import check_rates, teachers_needed
 from scripts.paper import published
 from scripts.paper.common import Headline, Options, Result, grouped_bars
 from scripts.paper.table6 import span
 from scripts.paper.tutored import simulate_tutored
 from scripts.paper.tutored_script import Joins, TutoredScript
+
+
+def busy_share(teachers: int, student_rate: float, teacher_rate: float) -> float:
+    """The student's rate over its rate without a teacher: min(1, n * t_t / t_s)."""
+    check_rates(student_rate, teacher_rate)
+    return min(1.0, teachers * teacher_rate / student_rate)
+
+
+def online_rate(student_rate: float, forward_rate: float) -> float:
+    """Batches per second if the student's device runs the teacher's forwards as well."""
+    check_rates(student_rate, forward_rate)
+    return 1.0 / (1.0 / student_rate + 1.0 / forward_rate)
+
 
 STEPS = 2000
 TOLERANCE = 0.03

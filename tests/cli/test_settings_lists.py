@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.cli.options import page
 from naspipe.config.definition import Definition, Execution, Recipe
 from naspipe.config.settings import declared
+from scripts.write_settings import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -96,7 +96,7 @@ def manifest(data, place):
 def run_manifest(data, place):
     put(place / "manifest.json", data)
     found = RunDirectory(place).read_manifest()
-    train._execution(found.get("requested"), place)
+    train.recorded_execution(found.get("requested"), place)
     return found
 
 

@@ -241,7 +241,7 @@ def test_a_run_directory_that_is_not_shared(tmp_path):
     (tmp_path / assignment.LAUNCH_FILE).write_text('{"token": "of another run"}')
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=r"rank 1: .* file system that all hosts share"):
-            assignment._check_shared(1, path, "token")
+            assignment.check_shared(1, path, "token")
 
 
 @pytest.mark.parametrize(("environment", "said"), [

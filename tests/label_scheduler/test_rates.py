@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.api.teacher_plans import busy_share, online_rate, teachers_needed
+from naspipe.api.teacher_plans import teachers_needed
 from naspipe.config.errors import ConfigError
+from scripts.paper.edl import busy_share, online_rate
 
 
 def test_the_example() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.api.teacher_plans import busy_share
 from naspipe.label_scheduler.scheduler import SchedulerSettings, is_audited
+from scripts.paper.edl import busy_share
 from scripts.paper.tutored import simulate_tutored
 from scripts.paper.tutored_script import (
     Joins,

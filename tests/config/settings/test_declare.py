@@ -10,10 +10,11 @@ import pytest
 
 from naspipe.cli import train
 from naspipe.cli.main import Parser
-from naspipe.cli.options import flags, given, key_list, page
+from naspipe.cli.options import flags, given, key_list
 from naspipe.config.definition import Execution, Settings, apply_settings
 from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.settings import Flag, between, check, declared, group, setting
+from scripts.write_settings import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
