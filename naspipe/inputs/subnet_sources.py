@@ -73,12 +73,7 @@ class StrategySource:
         return len(self.subnets)
 
     def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
-        """See :class:`naspipe.jobs.ports.SubnetSource`.
-
-        Raises:
-            ConfigError: when the strategy proposes what is no subnet, fails, or proposes other
-                subnets than it did in the run's earlier life.
-        """
+        """See :class:`naspipe.jobs.ports.SubnetSource`."""
         self.close()
         self.subnets = []
         with self._users():
@@ -153,10 +148,8 @@ _STEPS = 16
 
 
 def draw_passes(workload: Workload) -> list[Choices]:
-    """The choices of every pass, in sequence order; see :func:`naspipe.streams.passes.in_passes`.
-
-    Raises:
-        ConfigError: for a sampler that cannot be used, or a space or loss without a sandwich.
+    """The choices of every pass, in sequence order; see
+    :func:`naspipe.streams.passes.in_passes`.
     """
     space, definition = workload.space, workload.definition
     count = num_draws(definition.recipe.steps, definition.steps)

@@ -1,4 +1,4 @@
-"""What stages say to one another: msgpack headers, and one frame of bytes per tensor."""
+"""Messages between stages: msgpack headers, and one frame of bytes per tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLD, STOP = "hold", "stop"
 
 
 class InputMessage(NamedTuple):
-    """The input of a task, and tasks whose inputs the sender will hand over next."""
+    """The input of a task, and tasks whose inputs the sender will send next."""
 
     task: Task
     upcoming: tuple[Task, ...]
@@ -31,15 +31,15 @@ class InputMessage(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in the sender's ring bytes are, one tensor's behind the other's."""
+    """Position of consecutive tensors in the sender's ring."""
 
     position: int
     handle: bytes = b""
-    """By which the ring is opened; the first time only."""
+    """Opens the ring; sent only the first time."""
 
 
 class Announcement(NamedTuple):
-    """An :class:`InputMessage` whose tensors take another way; their header entries."""
+    """An :class:`InputMessage` whose tensors are sent otherwise; ``entries`` describe them."""
 
     sender: WorkerId
     task: Task
@@ -47,40 +47,37 @@ class Announcement(NamedTuple):
     entries: tuple[Any, ...]
     name: InputName = CHAIN
     place: Place | None = None
-    """Where their bytes are, on a way that has places."""
+    """Where their bytes are, on a path that has places."""
 
 
 class ReleaseMessage(NamedTuple):
-    """A worker is done: it reads nothing more from the memory of the one that is told."""
+    """A worker is done: it reads nothing more from the receiver's memory."""
 
     sender: WorkerId
 
 
 class ReceivedTensor(NamedTuple):
-    """One tensor (or plain value, without a frame) of a layer's state, still in its frame."""
+    """One tensor of a layer's state in its frame, or a plain value without a frame."""
 
     entry: Any
     frame: Any
 
     def kept(self) -> ReceivedTensor:
-        """The same in memory of its own; a frame is good until the next message only."""
+        """A copy in memory of its own; a frame is valid until the next message only."""
         return self if self.frame is None else self._replace(frame=bytes(self.frame))
 
     def fits(self, target: torch.Tensor) -> bool:
-        """See :class:`naspipe.worker.layers.layout.Received`."""
         return fits(self.entry, target)
 
     def copy_to(self, target: torch.Tensor) -> None:
-        """See :class:`naspipe.worker.layers.layout.Received`."""
         decode_into(self.entry, self.frame, target)
 
     def value(self) -> Any:
-        """See :class:`naspipe.worker.layers.layout.Received`."""
         return self.entry if self.frame is None else decode(self.entry, self.frame)
 
 
 class VersionMessage(NamedTuple):
-    """A layer that another stage hands over, or a part of it: its version and tensors by name.
+    """A layer, or a part of it, that another stage hands over: its version and tensors by name.
 
     Sent with tensors and plain values, received with :class:`ReceivedTensor`.
     """
@@ -110,7 +107,7 @@ class ControlMessage(NamedTuple):
 
 
 class SubnetsMessage(NamedTuple):
-    """From the launcher: what a strategy proposed, in sequence order, from ``first`` on."""
+    """From the launcher: proposed subnets, in sequence order, from ``first`` on."""
 
     stream: StreamId
     first: int
@@ -123,7 +120,6 @@ Message = StageMessage | LauncherMessage
 
 
 def launcher_frames(message: LauncherMessage) -> list[Any]:
-    """The one frame of what the launcher has to say."""
     if isinstance(message, ControlMessage):
         return [msgpack.packb([_CONTROL, message.what, message.cuts])]
     planned = [
@@ -133,9 +129,10 @@ def launcher_frames(message: LauncherMessage) -> list[Any]:
 
 
 def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
-    """The frames of what one stage says to another.
+    """The frames of a message from one stage to another.
 
-    They share the memory of tensors in host memory; from a device they are complete copies.
+    They share the memory of tensors in host memory; tensors on a device are copied before this
+    returns.
     """
     match message:
         case InputMessage(task, upcoming, tensors, name):
@@ -154,14 +151,12 @@ def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
 def announcement_frames(
     sender: WorkerId, message: InputMessage, place: Place | None = None
 ) -> list[Any]:
-    """The one frame of an :class:`Announcement`."""
     tasks = [_plain(task) for task in (message.task, *message.upcoming)]
     entries = [None if tensor is None else describe(tensor) for tensor in message.tensors]
     return [msgpack.packb([_ANNOUNCED, [sender, message.name, place, *tasks], entries])]
 
 
 def release_frames(sender: WorkerId) -> list[Any]:
-    """The one frame of a :class:`ReleaseMessage`."""
     return [msgpack.packb([_RELEASE, sender, None])]
 
 
@@ -184,11 +179,6 @@ def _state_frames(
 def read_message(
     header: Any, frames: Sequence[Any], staging: Staging = HOST
 ) -> Message | Announcement | ReleaseMessage:
-    """Rebuild a message.
-
-    Raises:
-        TransportError: when it is not one that a stage sends.
-    """
     try:
         what, subject, entries = msgpack.unpackb(header)
         if what == _INPUT:

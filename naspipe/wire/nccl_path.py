@@ -1,12 +1,12 @@
-"""Inputs of tasks from GPU to GPU by NCCL, where every stage has a GPU of its own.
+"""Inputs of tasks from GPU to GPU by NCCL, if every stage has a GPU of its own.
 
-**Never run on GPUs.** It was written from the documentation of ``torch.distributed``; the tests
-run the same code in host memory over gloo, on stages of one machine.
+**Never run on GPUs.** It was written from the documentation of ``torch.distributed``; the tests run
+the same code in host memory over gloo, on stages of one machine.
 
 The ZeroMQ header of each input announces it, in the order in which its sender hands the tensors to
 NCCL, so the receiver posts its receives in the same order. Each ordered pair of stages has a
-communicator of its own: on a common one, two stages that send to each other would wait for
-each other for ever. Layers that move to another stage stay on ZeroMQ.
+communicator of its own: on a common one, two stages that send to each other would deadlock. Layers
+that move to another stage stay on ZeroMQ.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class NcclTransport:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """See :class:`naspipe.wire.ports.Transport`."""
         if not isinstance(message, InputMessage):
             return self._inner.send(worker, message)
         self._inner.announce(worker, message)
@@ -65,7 +64,6 @@ class NcclTransport:
         return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """See :class:`naspipe.wire.ports.Transport`."""
         message = self._inner.receive_any(timeout_seconds)
         if isinstance(message, ReleaseMessage):
             return None
@@ -79,7 +77,7 @@ class Pairs:
     """One communicator for each ordered pair of workers; a context manager.
 
     Args:
-        worker: which one this is.
+        worker: this worker.
         num_workers: how many there are.
         device: its own GPU.
         directory: private to the run; holds the file by which the stages find each other.
@@ -127,7 +125,7 @@ class Pairs:
         dist.destroy_process_group()
 
     def send(self, worker: WorkerId, tensors: Sequence[torch.Tensor]) -> None:
-        """Start sending behind what was computed so far; the tensors must not change."""
+        """Start sending after what was computed so far; the tensors must not change."""
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         for tensor in tensors:
@@ -137,11 +135,7 @@ class Pairs:
                 self._sending.append((work, raw))  # held until it has left
 
     def receive(self, worker: WorkerId, entries: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
-        """The tensors that a worker announced; what is computed from now on waits for them.
-
-        Raises:
-            TransportError: when an entry describes no tensor.
-        """
+        """The tensors that a worker announced; what is computed from now on waits for them."""
         group = self._groups[worker, self._worker]
         tensors: list[torch.Tensor | None] = []
         for entry in entries:
@@ -161,8 +155,8 @@ class Pairs:
     def _open(self) -> None:
         """Make every pair's communicator: all workers go through the pairs in one order.
 
-        A communicator is made by its first transfer, which waits for the other side; left to
-        the run, two workers could each wait in a transfer that the other has not reached.
+        A communicator is made by its first transfer, which waits for the other side; during the
+        run, two workers could each wait in a transfer that the other has not reached.
         """
         probe = self._allocate(1)
         for pair in ordered_pairs(self._num_workers):
@@ -178,5 +172,5 @@ class Pairs:
 
 
 def ordered_pairs(num_workers: int) -> list[tuple[int, int]]:
-    """Every (sender, receiver) of different workers, in the order that all open them."""
+    """Every (sender, receiver) of different workers, in the order in which all open them."""
     return [(a, b) for a in range(num_workers) for b in range(num_workers) if a != b]

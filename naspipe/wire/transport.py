@@ -1,9 +1,8 @@
-"""Any stage to any stage: msgpack headers and tensor frames over ZeroMQ.
+"""Messages between any two stages: msgpack headers and tensor frames over ZeroMQ.
 
-Sending and receiving happen in ZeroMQ's own thread, beside the compute. On one machine
+Sending and receiving happen in ZeroMQ's own thread, concurrently with the compute. On one machine,
 sockets are ``ipc`` files in a private directory; ``tcp`` binds one address only (the loopback
-interface's on one machine), with CURVE keys made for the run, so that strangers are dropped by
-the library.
+interface's on one machine), with CURVE keys made for the run, so that the library drops strangers.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from naspipe.wire.ports import Sending
 from naspipe.wire.shared_rings import SharedFrames
 
 TICK_SECONDS = 1e-3
-"""In which polls count."""
+"""Resolution of polls."""
 NAP_SECONDS = 100e-6
-"""How long a wait that is shorter is slept through at most, deaf: it is one for a copy."""
+"""Maximum sleep in a shorter wait, which ignores messages: it is for a copy."""
 
 
 class Wakeup:
@@ -62,22 +61,19 @@ class Wakeup:
         os.close(self._fd)
 
     def fileno(self) -> int:
-        """For pollers."""
         return self._fd
 
     def set(self) -> None:
-        """End the wait; from any thread."""
         os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Make the next wait wait again."""
         try:
             os.eventfd_read(self._fd)
         except BlockingIOError:
             return  # it was not set
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for nothing but this; whether it was set. It may end up to a tick too early."""
+        """Wait for this only; returns whether it was set. It may end up to a tick early."""
         if timeout_seconds < TICK_SECONDS:
             time.sleep(min(timeout_seconds, NAP_SECONDS))
         poller = select.poll()
@@ -91,13 +87,13 @@ _VERSION = b"1.0"
 
 
 class Authenticator:
-    """Answers the library's question for each who knocks (ZeroMQ's ZAP); a context manager.
+    """Answers the library's question for each connection (ZeroMQ's ZAP); a context manager.
 
-    To be entered before an inbox of the context is bound, and left before the context ends.
+    Enter it before an inbox of the context is bound, and leave it before the context ends.
 
     Args:
         context: of the inboxes.
-        public_keys: who may enter; where there are none, everybody is local and nobody asks.
+        public_keys: of those to admit; if there are none, everybody is local and nobody asks.
     """
 
     def __init__(self, context: zmq.Context[Any], public_keys: Iterable[bytes]) -> None:
@@ -146,10 +142,10 @@ _LINGER_MS = 10_000
 
 
 class NoTransport:
-    """The transport of a run on one stage: there is nobody to talk to, only copies to wait for.
+    """The transport of a run on one stage: there is nobody to send to, only copies to wait for.
 
     Args:
-        mailbox: what the launcher, in the same process, has to say.
+        mailbox: messages of the launcher, which is in the same process.
         wakeup: ends a wait.
     """
 
@@ -161,18 +157,13 @@ class NoTransport:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to end."""
+        """Nothing to do."""
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """Nobody is there.
-
-        Raises:
-            TransportError: always.
-        """
         raise TransportError(f"worker {worker}: there is only one")
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """What the launcher said; otherwise the wait ends when the wakeup is set."""
+        """A message of the launcher, or None at the end of the wait or when the wakeup is set."""
         if self._mailbox:
             return self._mailbox.popleft()
         if timeout_seconds and self._wakeup.wait(timeout_seconds):
@@ -224,10 +215,10 @@ class ZmqTransport:
     """One stage's sockets; a context manager that gives unsent messages ten seconds to leave.
 
     Args:
-        worker: which one this is.
+        worker: this worker.
         endpoints: every worker's address.
         wakeup: ends a wait for messages.
-        staging: where tensors wait on their way from and to the stage's device.
+        staging: for tensors on their way from and to the stage's device.
     """
 
     def __init__(
@@ -256,7 +247,6 @@ class ZmqTransport:
         self._resources.close()
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """See :class:`Transport`."""
         frames = stage_frames(message, self._staging)
         nbytes = sum(map(_nbytes, frames))
         if self._shared is not None:
@@ -270,7 +260,7 @@ class ZmqTransport:
         return Sending(nbytes, lambda: tracker.done)
 
     def announce(self, worker: WorkerId, message: InputMessage, place: Place | None = None) -> None:
-        """Say that an input takes another way, and what its tensors are."""
+        """Announce an input whose tensors are sent otherwise."""
         self._send(worker, announcement_frames(self._worker, message, place))
 
     def release(self, worker: WorkerId) -> None:
@@ -291,18 +281,13 @@ class ZmqTransport:
         outbox.send_multipart(frames, copy=False)
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """See :class:`Transport`.
-
-        Raises:
-            TransportError: when the tensors of a message take a way that this stage has not.
-        """
         message = self.receive_any(timeout_seconds)
         if isinstance(message, Announcement):
             raise TransportError(f"{message.task}: its input comes by a way that is not open here")
         return None if isinstance(message, ReleaseMessage) else message
 
     def receive_any(self, timeout_seconds: float) -> Message | Announcement | ReleaseMessage | None:
-        """The same; what is said of inputs that take another way too."""
+        """The next message, including announcements and releases."""
         found = self._next(timeout_seconds)
         if found is None:
             return None
@@ -328,5 +313,5 @@ class ZmqTransport:
         return self._inbox.recv_multipart(copy=False) if is_here else None
 
     def _is_one_here(self) -> bool:
-        """Asked for after every block: looking at the socket's state is cheaper than a poll."""
+        """Asked after every block: looking at the socket's state is cheaper than a poll."""
         return bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
