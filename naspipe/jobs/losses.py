@@ -1,6 +1,4 @@
-"""The loss that a run trains with: what it is called with, its form for students, its
-description.
-"""
+"""The loss of a run: what it is called with, its form for students, its description."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The protocols between a run's work and the stages, the launcher and user code that carry it
-out.
-"""
+"""Protocols between a run's work and what carries it out: stages, launcher and user code."""
 
 from __future__ import annotations
 
