@@ -93,17 +93,42 @@ class Whole(SetsMode):
         return module
 
 
+class OneCandidate(SetsMode):
+    """Base of shared and elastic layers, which have one candidate and a name."""
+
+    __slots__ = ()
+    name: str
+    factory: Factory
+    rule: Rule
+    fields: tuple[str, ...]
+
+    def _settle(self, kind: str, where: str) -> None:
+        """Check the name, and convert fields and rule from what a user may write."""
+        check_name(kind, self.name)
+        object.__setattr__(self, "fields", field_names(f"{where} {self.name}", self.fields))
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", parse_rule(self.rule))
+        keep_reads(self.candidates)
+
+    @property
+    def candidates(self) -> tuple[Factory, ...]:
+        return (self.factory,)
+
+    def candidate(self, option: int) -> int:
+        return 0
+
+
 @knows_keywords
 @dataclass(frozen=True, slots=True)
 class Block(Whole):
-    """A choice block: the candidates of which every subnet takes one.
+    """A choice block, of which every subnet takes one candidate.
 
     Args:
         candidates: one factory per candidate.
         kind: blocks of one kind have the same candidates, so their costs are measured once.
-        fields: batch fields handed to the candidate after the tensors of the block before.
-        rule: how READs follow WRITEs; ``Exact()`` but for the layers of teachers.
-        alike: candidates may be the same layer twice; otherwise a note says where they are.
+        fields: batch fields that the candidate takes after the tensors of the previous block.
+        rule: which version READs see; ``Exact()`` except for the layers of teachers.
+        alike: whether candidates may be the same layer twice; otherwise, a note says so.
     """
 
     candidates: tuple[Factory, ...]
@@ -140,14 +165,14 @@ class Block(Whole):
 
 @knows_keywords
 @dataclass(frozen=True, slots=True)
-class Shared(Whole):
-    """A layer that every subnet uses, with the rule its READs follow.
+class Shared(OneCandidate, Whole):
+    """A layer that every subnet uses, with a rule for its READs.
 
     Args:
-        name: how logs, checkpoints and errors call it.
+        name: in logs, checkpoints and errors.
         factory: makes the module.
         rule: ``Exact()``, ``Frozen()``, ``Lag(K)`` or ``Every(M)``, or its text, as in ``lag(2)``.
-        fields: batch fields handed to the module after the tensors of the block before.
+        fields: batch fields that the module takes after the tensors of the previous block.
     """
 
     name: str
@@ -156,22 +181,11 @@ class Shared(Whole):
     fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_name("shared layer", self.name)
-        object.__setattr__(self, "fields", field_names(f"layer {self.name}", self.fields))
-        if isinstance(self.rule, str):
-            object.__setattr__(self, "rule", parse_rule(self.rule))
-        keep_reads(self.candidates)
-
-    @property
-    def candidates(self) -> tuple[Factory, ...]:
-        return (self.factory,)
+        self._settle("shared layer", "layer")
 
     @property
     def num_options(self) -> int:
         return 1
-
-    def candidate(self, option: int) -> int:
-        return 0
 
 
 MOST_OPTIONS = 20_000
@@ -185,27 +199,26 @@ _PLAIN = (int, float, str)
 
 @knows_keywords
 @dataclass(frozen=True, slots=True)
-class Elastic(SetsMode):
+class Elastic(OneCandidate):
     """A layer that every subnet uses with settings of its own: a width, a kernel, heads.
 
     There is one module, made with the largest settings, and one chain of versions. A setting is an
     argument of its forward, as ``module(*tensors, width=256)``, and never state of the module.
-    Several layers that name one setting have it in common: it is drawn once for all of them.
+    Layers that name the same setting share it: it is drawn once for all of them.
 
     Args:
-        name: how logs, checkpoints and errors call it.
+        name: in logs, checkpoints and errors.
         factory: makes the module.
         settings: the values of each setting, by its name.
         rule: ``Exact()``, ``Lag(K)`` or another of a shared layer, or its text, as in ``lag(2)``.
-        fields: batch fields handed to the module after the tensors of the block before.
-        apply: ``apply(module, *tensors, *fields, width=...)`` computes a setting; without, the
-            module is called so.
-        cut: ``cut(module, width=...)`` returns a module of that setting alone, for export; without,
-            the module's own ``cut(width=...)`` does.
-        step: ``whole``: an optimizer step moves all entries of a parameter, as momentum and decay
-            do in the usual loops. ``slice``: those that a pass of the step used, which are those
-            that its ``cut`` takes; the others stand still, and so does what the optimizer keeps
-            of them.
+        fields: batch fields that the module takes after the tensors of the previous block.
+        apply: ``apply(module, *tensors, *fields, width=...)`` computes a setting; by default, the
+            module is called in this way.
+        cut: ``cut(module, width=...)`` returns a module of that setting alone, for export; by
+            default, the module's own ``cut(width=...)``.
+        step: ``whole``: an optimizer step updates all entries of a parameter, as momentum and decay
+            do in the usual loops. ``slice``: only those that a pass of the step used, which are
+            those that its ``cut`` takes; the others keep their values and optimizer state.
     """
 
     name: str
@@ -218,10 +231,7 @@ class Elastic(SetsMode):
     step: str = "whole"
 
     def __post_init__(self) -> None:
-        check_name("elastic layer", self.name)
-        object.__setattr__(self, "fields", field_names(f"elastic layer {self.name}", self.fields))
-        if isinstance(self.rule, str):
-            object.__setattr__(self, "rule", parse_rule(self.rule))
+        self._settle("elastic layer", "elastic layer")
         object.__setattr__(self, "settings", _checked(self.name, self.settings))
         for what in ("apply", "cut"):
             function = getattr(self, what)
@@ -240,19 +250,10 @@ class Elastic(SetsMode):
                 f"elastic layer {self.name}: expected the rule exact or lag(K) with "
                 f'step="slice", found {self.rule}'
             )
-        keep_reads(self.candidates)
-
-    @property
-    def candidates(self) -> tuple[Factory, ...]:
-        """All options are parts of one candidate."""
-        return (self.factory,)
 
     @property
     def num_options(self) -> int:
         return prod(map(len, self.settings.values()))
-
-    def candidate(self, option: int) -> int:
-        return 0
 
     def setting(self, option: int) -> dict[str, Any]:
         """Keyword arguments of an option; the last setting varies fastest."""
@@ -338,9 +339,9 @@ LOSS = "loss"
 class LossBlock(Shared):
     """The last block of a run whose loss is a module with parameters or buffers of its own.
 
-    Its layer is the loss module, which the optimizer steps, checkpoints hold and stages hand over
-    as they do any layer. As a block it returns the tensors that it is given. The loss is computed
-    from these with the module of the layer, as part of the same block.
+    Its layer is the loss module, which is updated, kept in checkpoints and handed over as any other
+    layer. The block returns its input tensors. The loss is computed from these with the module of
+    the layer, as part of the same block.
 
     Args:
         before: the chain without this block.
@@ -349,15 +350,11 @@ class LossBlock(Shared):
     before: Any = None
 
     @property
-    def apply(self) -> Callable[..., Any] | None:
-        return _unchanged
+    def apply(self) -> Callable[..., Any]:
+        return lambda module, *tensors: tensors
 
     def set_mode(self, module: Any, trains: bool) -> None:
         """Leave each part of the loss in the mode that the user has set."""
-
-
-def _unchanged(module: Any, *tensors: Any) -> tuple[Any, ...]:
-    return tensors
 
 
 class CopyOf(partial[Any]):

@@ -17,12 +17,12 @@ from naspipe.config.execution import first_gpu as first_gpu
 from naspipe.config.recipe import Recipe as Recipe
 from naspipe.config.rules import TEACHER_BUFFERS, TEACHER_MODES, Follows, Rule, parse_rule
 from naspipe.config.settings import (
+    REQUIRED,
     Flag,
     Setting,
     at_least,
     between,
     check,
-    declaration,
     declared,
     one_of,
     setting,
@@ -82,13 +82,12 @@ class Definition:
         at_least(0),
         flag=Flag("K"),
     )
-    steps: int = field(
-        metadata=declaration(
-            "number of optimizer steps, of one subnet each unless the recipe's `passes` setting "
-            "specifies otherwise.",
-            at_least(1),
-            flag=Flag("S", 100),
-        )
+    steps: int = setting(
+        REQUIRED,
+        "number of optimizer steps, of one subnet each unless the recipe's `passes` setting "
+        "specifies otherwise.",
+        at_least(1),
+        flag=Flag("S", 100),
     )
     sampler: str = setting(
         "uniform",
@@ -161,19 +160,17 @@ def apply_settings(settings: Settings, assignments: Iterable[str]) -> Settings:
     ``parameter_groups`` (JSON), ``rule.SHARED_LAYER``, ``data.SIZE`` and ``momentum.SETTING``.
     Choosing another optimizer discards the options of the previous one.
     """
-    pairs = [_pair(text) for text in assignments]
+    pairs = []
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text}: expected key=value, as in --set lr=0.01")
+        pairs.append((key.strip(), value.strip()))
     if dict(pairs).get("optimizer", settings.recipe.optimizer) != settings.recipe.optimizer:
         settings = replace(settings, recipe=replace(settings.recipe, optimizer_options={}))
     for key, value in pairs:
         settings = _assign(settings, key, value)
     return settings
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text}: expected key=value, as in --set lr=0.01")
-    return key.strip(), value.strip()
 
 
 def _assign(settings: Settings, key: str, value: str) -> Settings:

@@ -55,7 +55,7 @@ def reason(error: BaseException) -> str:
 _HINTS = {
     "does not require grad and does not have a grad_fn": "; its code takes a gradient of a tensor "
     "that depends on no parameter and no input that requires one, as after detach(), under "
-    "torch.no_grad(), of whole numbers or of frozen parameters",
+    "torch.no_grad(), of whole numbers or of frozen parameters"
 }
 
 

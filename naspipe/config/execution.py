@@ -10,13 +10,13 @@ from typing import Any, Self
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.settings import (
+    Checked,
     Flag,
     above,
     at_least,
     between,
     budget,
     byte_count,
-    check,
     declared,
     expect,
     group,
@@ -37,7 +37,7 @@ ORDERS = ["paper", "critical-path", "latest-start", "auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
+class PipelineSettings(Checked):
     """How subnets pass through the stages."""
 
     stages: int = setting(
@@ -147,12 +147,9 @@ class PipelineSettings:
         example="false",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings:
+class MemorySettings(Checked):
     """How much memory layers and activations may use."""
 
     budget: str = setting(
@@ -188,12 +185,9 @@ class MemorySettings:
         example="512MiB",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareSettings:
+class HardwareSettings(Checked):
     """The device that stages compute on, or the emulated one."""
 
     device: str = setting(
@@ -219,12 +213,9 @@ class HardwareSettings:
         example="0.001",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireSettings:
+class WireSettings(Checked):
     """How stages exchange messages and tensors."""
 
     transport: str = setting(
@@ -271,16 +262,13 @@ class WireSettings:
         example="eth0",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 MAX_TIMEOUT_SECONDS = 86_400.0
 """One day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSettings:
+class WatchSettings(Checked):
     """When a stage is treated as failed, and what follows."""
 
     timeout_seconds: float = setting(
@@ -308,12 +296,9 @@ class WatchSettings:
         example="1",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSettings:
+class CheckpointSettings(Checked):
     """When checkpoints are written, and how many are kept."""
 
     every_steps: int = setting(
@@ -334,12 +319,9 @@ class CheckpointSettings:
         example="3",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationSettings:
+class ValidationSettings(Checked):
     """How the supernet is validated during a run. Recipe files may contain these settings."""
 
     every_steps: int = setting(
@@ -379,10 +361,7 @@ class ValidationSettings:
         example="0",
     )
     ema: bool = setting(
-        False,
-        "evaluate the moving averages of the weights.",
-        key="validate_ema",
-        example="true",
+        False, "evaluate the moving averages of the weights.", key="validate_ema", example="true"
     )
     probe: str = setting(
         "none",
@@ -411,12 +390,9 @@ class ValidationSettings:
         example="8",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySettings:
+class VerifySettings(Checked):
     """How a run is compared with its plain loop."""
 
     verify: str = setting(
@@ -431,9 +407,6 @@ class VerifySettings:
         flag=Flag("auto|all|STEPS"),
         example="0",
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def steps(self, lag: int, steps: int) -> int:
         """Number of steps to compare, of ``steps`` that remain; ``lag`` is the longest lag in
@@ -452,7 +425,7 @@ class VerifySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSettings:
+class RecordSettings(Checked):
     """What is recorded in addition to what every run records."""
 
     access_log: str = setting(
@@ -463,10 +436,7 @@ class RecordSettings:
         example="sampled:100",
     )
     digests: bool = setting(
-        False,
-        "record a digest of the bytes after every WRITE.",
-        flag=Flag(),
-        example="true",
+        False, "record a digest of the bytes after every WRITE.", flag=Flag(), example="true"
     )
     tensorboard: bool = setting(
         False,
@@ -495,9 +465,6 @@ class RecordSettings:
         example="0.0.0.0",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def logged_steps(self) -> int:
         """Record the accesses of every Nth step; 0 for none."""
@@ -510,7 +477,7 @@ PIPELINE, INLINE, SERVICE, FILE = "pipeline", "inline", "service", "file:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelSettings:
+class LabelSettings(Checked):
     """Where and when the labels of a frozen teacher are computed."""
 
     source: str = setting(
@@ -617,9 +584,6 @@ class LabelSettings:
         unit="seconds",
         example="0.05",
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def check_together(self) -> None:
         """Check settings that depend on one another, once all are known."""

@@ -141,11 +141,6 @@ _RECORDED = re.compile(r".+@[0-9a-f]{16}")
 _TABLE = re.compile(r"table\((.*)\)")
 
 
-def allowed_schedules() -> Allowed:
-    """Names, tables, and the text that manifests have for functions."""
-    return Allowed(f"{' or '.join(SCHEDULES)} or table(STEP:FACTOR,...)", _is_schedule)
-
-
 def by_step(schedule: str) -> bool:
     """Whether the schedule gives the rate of every step itself, so that there is no warm-up."""
     return schedule not in SCHEDULES
@@ -261,7 +256,7 @@ class Recipe:
         "learning rate schedule: constant, linear, cosine, inverse_sqrt, or "
         "table(STEP:FACTOR,...), which multiplies lr by FACTOR from STEP on. In Python, lr may "
         "be a function of the step number, or a mapping from steps to rates.",
-        allowed_schedules(),
+        Allowed(f"{' or '.join(SCHEDULES)} or table(STEP:FACTOR,...)", _is_schedule),
         example="cosine",
     )
     warmup_steps: int = setting(
@@ -465,7 +460,10 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     if step < warmup:
         return recipe.lr * (step + 1) / warmup
     if recipe.restart_steps:
-        return _restarted(recipe, step - warmup)
+        place, length = in_cycle(step - warmup, recipe.restart_steps, recipe.restart_factor)
+        if recipe.schedule == "linear":
+            return recipe.lr * (1.0 - place / length)
+        return recipe.lr * (1.0 + math.cos(math.pi * place / length)) / 2  # in torch's order
     progress = (step - warmup) / max(1, steps - warmup)
     match recipe.schedule:
         case "linear":
@@ -477,11 +475,3 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
             return recipe.lr * math.sqrt(start / (step - warmup + start))
         case _:
             return recipe.lr
-
-
-def _restarted(recipe: Recipe, position: int) -> float:
-    """The rate of a step behind the warm-up, in torch's order of operations."""
-    place, length = in_cycle(position, recipe.restart_steps, recipe.restart_factor)
-    if recipe.schedule == "linear":
-        return recipe.lr * (1.0 - place / length)
-    return recipe.lr * (1.0 + math.cos(math.pi * place / length)) / 2

@@ -165,22 +165,22 @@ class Setting:
             raise ConfigError(f"{self.key}: expected {expected}, found {value!r:.80}")
 
 
-def declaration(
+REQUIRED: Any = MISSING
+"""In place of a default, for a field that has none."""
+
+
+def setting(
+    default: T,
     help: str,
     *allowed: Allowed,
     key: str = "",
     unit: str = "",
     flag: Flag | None = None,
     example: str = "",
-) -> Mapping[str, Any]:
-    """Metadata that declares a setting, for a field without a default."""
-    found = Setting(help=help, allowed=allowed, key=key, unit=unit, flag=flag, example=example)
-    return {_SETTING: found}
-
-
-def setting(default: T, help: str, *allowed: Allowed, **more: Any) -> T:
+) -> T:
     """A field that declares a setting."""
-    found: T = field(default=default, metadata=declaration(help, *allowed, **more))
+    declared = Setting(help=help, allowed=allowed, key=key, unit=unit, flag=flag, example=example)
+    found: T = field(default=default, metadata={_SETTING: declared})
     return found
 
 
@@ -199,10 +199,23 @@ def declared(node: type) -> Mapping[str, Setting]:
 def _declared(node: type) -> Mapping[str, Setting]:
     found: dict[str, Setting] = {}
     names = set(groups(node))
-    for each in _settings(node):
-        if each.key in found or each.key in names:
-            raise InvariantError(f"{node.__name__}: the key {each.key} is declared twice")
-        found[each.key] = each
+    for each in fields(node):
+        own: list[Setting] = []
+        if _GROUP in each.metadata:
+            _, is_of_recipes = each.metadata[_GROUP]
+            own = [
+                replace(inner, group=each.name, is_of_recipes=is_of_recipes)
+                for inner in declared(type(each.default)).values()
+            ]
+        elif _SETTING in each.metadata:
+            bare = each.metadata[_SETTING]
+            default = None if each.default is MISSING else each.default
+            key, kind = bare.key or each.name, _KINDS[each.type]
+            own = [replace(bare, name=each.name, key=key, kind=kind, default=default)]
+        for one in own:
+            if one.key in found or one.key in names:
+                raise InvariantError(f"{node.__name__}: the key {one.key} is declared twice")
+            found[one.key] = one
     return found
 
 
@@ -218,29 +231,21 @@ def check(node: Any) -> None:
             each.check(getattr(node, each.name))
 
 
+class Checked:
+    """Base class of dataclasses of settings, which are checked when an object is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """Error for an unknown key, with the key that was probably meant, or else with all."""
     known = list(known)
     hint = did_you_mean(key, known)
     rest = "docs/settings.md lists them all" if hint else f"expected one of {', '.join(known)}"
     return ConfigError(f"{key}: unknown key{hint}; {rest}")
-
-
-def _settings(node: type) -> Iterable[Setting]:
-    for each in fields(node):
-        if _GROUP in each.metadata:
-            _, is_of_recipes = each.metadata[_GROUP]
-            for inner in declared(type(each.default)).values():
-                yield replace(inner, group=each.name, is_of_recipes=is_of_recipes)
-        elif _SETTING in each.metadata:
-            bare = each.metadata[_SETTING]
-            yield replace(
-                bare,
-                name=each.name,
-                key=bare.key or each.name,
-                kind=_KINDS[each.type],
-                default=None if each.default is MISSING else each.default,
-            )
 
 
 def expect(is_good: bool, what: str, expected: str, found: object) -> None:

@@ -53,8 +53,7 @@ class Space:
         takes_input: bool = True,
         weights: str = "",
     ) -> None:
-        self.name, self.takes_input, self.weights = name, takes_input, weights
-        self.proof = proof
+        self.name, self.takes_input, self.weights, self.proof = name, takes_input, weights, proof
         self.blocks: tuple[AnyBlock, ...] = tuple(blocks)
         check_blocks(name, self.blocks, (Block, Shared, Elastic))
         self._choice_positions = [
@@ -78,13 +77,11 @@ class Space:
             kind = "block" if isinstance(block, Block) else "layer"
             check_factories(f"space {name}, {kind} {label}", block.candidates)
         self.is_elastic = any(isinstance(block, Elastic) for block in self.blocks)
-        self.decisions = self._settings() if decisions is None and self.is_elastic else decisions
-
-    def _settings(self) -> SettingDecisions:
-        choosing = [(n, b) for n, b in enumerate(self.blocks) if not isinstance(b, Shared)]
-        return SettingDecisions(
-            self.name, [block for _, block in choosing], [self._labels[n] for n, _ in choosing]
-        )
+        self.decisions = decisions
+        if decisions is None and self.is_elastic:
+            choosing = [block for block in self.blocks if not isinstance(block, Shared)]
+            own_labels = [self._labels[position] for position in self._choice_positions]
+            self.decisions = SettingDecisions(name, choosing, own_labels)
 
     def __repr__(self) -> str:
         counts = [block.num_options for block in self.blocks if isinstance(block, Block)]
@@ -144,14 +141,17 @@ class Space:
                 )
             position = self._named[name]
             blocks[position] = replace(blocks[position], rule=rule)
-        more: dict[str, Any] = {"takes_input": self.takes_input, "weights": self.weights}
-        return Space(self.name, blocks, self.decisions, self.proof, **more)
+        return self._with(blocks, self.weights)
 
     def followed_by(self, block: Shared, weights: str | None = None) -> Space:
         """The chain with one more block; ``weights`` replaces the digest of the initial weights."""
-        weights = self.weights if weights is None else weights
-        more: dict[str, Any] = {"takes_input": self.takes_input, "weights": weights}
-        return Space(self.name, [*self.blocks, block], self.decisions, self.proof, **more)
+        return self._with([*self.blocks, block], self.weights if weights is None else weights)
+
+    def _with(self, blocks: Sequence[AnyBlock], weights: str) -> Space:
+        proof, takes_input = self.proof, self.takes_input
+        return Space(
+            self.name, blocks, self.decisions, proof, takes_input=takes_input, weights=weights
+        )
 
     def cut(self, at: Iterable[int | str]) -> list[Space]:
         """Divide the chain into several spaces, called NAME-0, NAME-1, ...
@@ -163,7 +163,14 @@ class Space:
             at: the beginning of each part but the first: a position in the chain or the label of a
                 block, in rising order.
         """
-        places = [self._position(place) for place in at]
+        places = []
+        for place in at:
+            if not isinstance(place, int) and place not in self._labels:
+                raise ConfigError(
+                    f"space {self.name} has no block {place!r} to be cut at: expected one of "
+                    f"{', '.join(self._labels)}"
+                )
+            places.append(place if isinstance(place, int) else self._labels.index(place))
         ends = [0, *places, len(self)]
         if any(later <= earlier for earlier, later in pairwise(ends)):
             raise ConfigError(
@@ -171,16 +178,6 @@ class Space:
                 f"at, found {', '.join(map(str, places)) or 'none'}"
             )
         return [self._part(number, *each) for number, each in enumerate(pairwise(ends))]
-
-    def _position(self, place: int | str) -> int:
-        if isinstance(place, int):
-            return place
-        if place not in self._labels:
-            raise ConfigError(
-                f"space {self.name} has no block {place!r} to be cut at: expected one of "
-                f"{', '.join(self._labels)}"
-            )
-        return self._labels.index(place)
 
     def _part(self, number: int, begin: int, end: int) -> Space:
         decisions = self.decisions

@@ -121,10 +121,7 @@ def find_space(name: str) -> Space:
 
 
 def _own_workload(
-    name: str,
-    data_name: str | None,
-    data_root: Path | None,
-    sizes: Mapping[str, int],
+    name: str, data_name: str | None, data_root: Path | None, sizes: Mapping[str, int]
 ) -> Workload:
     from torch import nn
 
@@ -216,11 +213,7 @@ def _modules(names: Sequence[str | None]) -> list[ModuleType]:
 
 
 def _found(
-    recorded: str,
-    loss: Loss,
-    modules: Sequence[ModuleType],
-    directory: RunDirectory,
-    started: str,
+    recorded: str, loss: Loss, modules: Sequence[ModuleType], directory: RunDirectory, started: str
 ) -> Loss:
     """The loss of this name, or ``loss`` if there is none."""
     held = [value for module in modules for value in vars(module).values()]

@@ -65,9 +65,7 @@ class Wait(Enum):
         "per input and field, the first time that a stage calls a layer",
     )
     FINITE = Reason(
-        "`first_gradient`",
-        "whether a loss is finite; not with `nonfinite=keep`",
-        "once per loss",
+        "`first_gradient`", "whether a loss is finite; not with `nonfinite=keep`", "once per loss"
     )
     LOSS = Reason("`StageFiles.result`", "a loss is told and recorded", "once per loss")
     METRIC = Reason(

@@ -64,12 +64,7 @@ class HostArena:
             power of two, because torch rounds pinned memory up to one.
     """
 
-    def __init__(
-        self,
-        pin: bool,
-        limit_bytes: int | None,
-        slab_bytes: int = SLAB_BYTES,
-    ) -> None:
+    def __init__(self, pin: bool, limit_bytes: int | None, slab_bytes: int = SLAB_BYTES) -> None:
         self._pin = pin
         self._limit_bytes = limit_bytes
         self._slab_bytes = slab_bytes

@@ -15,10 +15,10 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,18 +28,10 @@ from naspipe.machine.cuda import record_end
 from naspipe.machine.device_waits import Wait, wait_for
 from naspipe.machine.ports import Mark
 from naspipe.machine.staging import Staging
-from naspipe.wire.messages import (
-    Announcement,
-    InputMessage,
-    Message,
-    Place,
-    ReleaseMessage,
-    StageMessage,
-)
-from naspipe.wire.ports import PeerMemory, Sending
+from naspipe.wire.messages import Announcement, InputMessage, Message, Place, ReleaseMessage
 from naspipe.wire.shared_rings import Positions, Rings, round_up
 from naspipe.wire.tensor_codec import blank, raw_bytes
-from naspipe.wire.transport import ZmqTransport
+from naspipe.wire.transport import SplitTransport, ZmqTransport
 
 _DRIVER = "libcuda.so.1"
 _HANDLE_BYTES = 64
@@ -67,7 +59,9 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class CudaMemory:
-    """Memory of one GPU; for the computing thread, in whose stream it copies.
+    """Memory of one GPU that other processes of the host open; for the computing thread.
+
+    Addresses count bytes. Copies are queued in the thread's current stream.
 
     Args:
         device: the stage's GPU, which is the thread's current one.
@@ -87,6 +81,7 @@ class CudaMemory:
         self._opened: list[int] = []
 
     def make(self, nbytes: int) -> tuple[int, bytes] | None:
+        """The address of new memory, and a handle for other processes; None without room."""
         address, handle = _Address(), _Handle()
         result = self._driver.cuMemAlloc_v2(ctypes.byref(address), nbytes)
         if result == _OUT_OF_MEMORY:
@@ -100,6 +95,7 @@ class CudaMemory:
         return address.value, bytes(handle)
 
     def open(self, handle: bytes) -> int:
+        """The address in this process of memory that another one made."""
         if len(handle) != _HANDLE_BYTES:
             raise TransportError(f"expected a handle of {_HANDLE_BYTES} bytes, found {len(handle)}")
         address, theirs = _Address(), _Handle.from_buffer_copy(handle)
@@ -112,7 +108,8 @@ class CudaMemory:
         queue = torch.cuda.current_stream(self._device).cuda_stream
         self._check("cuMemcpyAsync", self._driver.cuMemcpyAsync(target, source, nbytes, queue))
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Mark:
+        """The end of all copies so far; None if they are over already."""
         return record_end(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
@@ -137,58 +134,43 @@ class CudaMemory:
 RING_BYTES = 256 << 20
 """Size of each ring, on the sender's GPU."""
 
-MEMORY: Callable[[torch.device], PeerMemory] = CudaMemory
+MEMORY = CudaMemory
 """Tests replace it by host memory."""
 
 
-class DeviceTransport:
-    """ZeroMQ for headers and layers, rings on GPUs for the tensors of tasks; a context manager.
+class DeviceTransport(SplitTransport):
+    """Sends the tensors of tasks through rings on GPUs.
 
     Args:
-        inner: the stage's sockets; entered and left with this.
+        inner: the stage's sockets.
         rings: this stage's ends.
         timeout_seconds: how long the others may take to end.
     """
 
     def __init__(self, inner: ZmqTransport, rings: DeviceRings, timeout_seconds: float) -> None:
-        self._inner = inner
+        super().__init__(inner, closing(rings))
         self._rings = rings
         self._timeout_seconds = timeout_seconds
-        self._released: set[WorkerId] = set()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._inner)
-            stack.callback(self._rings.close)
-            self._stack = stack.pop_all()
-        return self
 
     def __exit__(self, *exception: object) -> None:
         with self._stack:
             if exception[0] is None:
                 self._part()
 
-    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        if not isinstance(message, InputMessage):
-            return self._inner.send(worker, message)
-        tensors = [tensor for tensor in message.tensors if tensor is not None]
+    def _send_tensors(
+        self, worker: WorkerId, message: InputMessage, tensors: Sequence[torch.Tensor]
+    ) -> bool:
         place = self._rings.put(worker, tensors)
-        if place is None:
-            return self._inner.send(worker, message)
-        self._inner.announce(worker, message, place)
-        return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
+        if place is not None:
+            self._inner.announce(worker, message, place)
+        return place is not None
 
     def receive(self, timeout_seconds: float) -> Message | None:
         self._rings.give_back()
-        message = self._inner.receive_any(timeout_seconds)
-        if isinstance(message, ReleaseMessage):
-            self._released.add(message.sender)
-            return None
-        if not isinstance(message, Announcement):
-            return message
-        tensors = self._rings.take(message)
-        return InputMessage(message.task, message.upcoming, tensors, message.name)
+        return super().receive(timeout_seconds)
+
+    def _receive_tensors(self, message: Announcement) -> tuple[torch.Tensor | None, ...]:
+        return self._rings.take(message)
 
     def _part(self) -> None:
         """Stop reading, and wait until nobody reads from here.
@@ -250,7 +232,7 @@ class DeviceRings:
         worker: WorkerId,
         num_workers: int,
         counters: Rings,
-        memory: PeerMemory,
+        memory: CudaMemory,
         staging: Staging,
     ) -> None:
         self._worker = worker
@@ -277,7 +259,8 @@ class DeviceRings:
         for raw in raws:
             self._memory.copy(address, raw.data_ptr(), len(raw))
             address += round_up(len(raw))
-        self._wait(self._memory.mark() if raws else None)
+        if raws:
+            _wait(self._memory.mark())
         place = Place(position, out.handle)
         out.handle = b""
         return place
@@ -315,7 +298,7 @@ class DeviceRings:
     def finish_reading(self) -> None:
         """Wait for all copies out of other workers' rings."""
         if self._reading:
-            self._wait(self._reading[-1].mark)
+            _wait(self._reading[-1].mark)
             self.give_back()
 
     def close(self) -> None:
@@ -336,10 +319,10 @@ class DeviceRings:
         except torch.OutOfMemoryError:
             return self._staging.allocate(nbytes)
 
-    @staticmethod
-    def _wait(mark: Mark) -> None:
-        if mark is not None:
-            wait_for(mark, Wait.RING)
+
+def _wait(mark: Mark) -> None:
+    if mark is not None:
+        wait_for(mark, Wait.RING)
 
 
 def _is_over(mark: Mark) -> bool:

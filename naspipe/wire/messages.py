@@ -186,26 +186,53 @@ def read_message(
             task, *upcoming = map(_task, tasks)
             pairs = zip(entries, frames, strict=True)
             tensors = tuple(decode(entry, frame, staging) for entry, frame in pairs)
-            return InputMessage(task, tuple(upcoming), tensors, _input_name(name))
+            return InputMessage(task, tuple(upcoming), tensors, InputName(_text("an input", name)))
         if what == _ANNOUNCED:
             sender, name, place, *tasks = subject
             task, *upcoming = map(_task, tasks)
-            sent = (task, tuple(upcoming), tuple(entries), _input_name(name), _place(place))
-            return Announcement(WorkerId(sender), *sent)
+            if place is not None:
+                position, handle = place
+                if type(position) is not int or position < 0 or not isinstance(handle, bytes):
+                    raise ValueError(f"a place {place!r:.40}")
+                place = Place(position, handle)
+            described = (
+                task,
+                tuple(upcoming),
+                tuple(entries),
+                InputName(_text("an input", name)),
+                place,
+            )
+            return Announcement(WorkerId(sender), *described)
         if what == _RELEASE and not frames:
             return ReleaseMessage(WorkerId(int(subject)))
         if what == _CONTROL and not frames:
-            return _control(subject, entries)
+            if subject not in (HOLD, STOP) or any(type(n) is not int or n < 0 for n in entries):
+                raise ValueError(f"a control message {subject!r:.40}")
+            return ControlMessage(subject, tuple(entries))
         if what == _SUBNETS and not frames:
             stream, first = map(int, subject)
-            return _subnets(stream, first, entries)
+            if any(len(used) not in (0, len(chain)) for chain, *_, used in entries):
+                raise ValueError("a subnet whose candidates are not those of its blocks")
+            planned = []
+            for number, (chain, bounds, stages, candidates) in enumerate(entries, first):
+                options, used = _numbers(chain), _numbers(candidates)
+                subnet = Subnet(StreamId(stream), SequenceId(number), options, used)
+                partition = make_partition(_numbers(bounds), _numbers(stages))
+                planned.append(Planned(subnet, partition))
+            return SubnetsMessage(StreamId(stream), first, tuple(planned))
         if what == _SHARE:
-            return _contribution(subject, _read_state(entries, frames))
-        if what != _VERSION:
-            raise ValueError(f"a message of kind {what!r:.40}")
-        *layer, version, parcel = subject
-        state = list(_read_state(entries, frames))
-        return VersionMessage(LayerId(*layer), Version(version), state, _parcel(parcel))
+            exchange, *numbers = subject
+            stream, sequence_id, stage = map(int, numbers)
+            values = {key: tensor.value() for key, tensor in _read_state(entries, frames)}
+            step = StreamId(stream), SequenceId(sequence_id), StageId(stage)
+            return ContributionMessage(_text("an exchange", exchange), *step, values)
+        if what == _VERSION:
+            *layer, version, parcel = subject
+            state = list(_read_state(entries, frames))
+            if parcel not in PARCELS:
+                raise ValueError(f"a parcel called {parcel!r:.40}")
+            return VersionMessage(LayerId(*layer), Version(version), state, Parcel(parcel))
+        raise ValueError(f"a message of kind {what!r:.40}")
     except (TypeError, ValueError, OverflowError, ConfigError, msgpack.UnpackException) as error:
         raise TransportError(f"a message header cannot be read: {error}") from error
 
@@ -222,61 +249,14 @@ def _read_state(
         raise ValueError(f"{len(rest)} frames too many")
 
 
-def _control(what: Any, cuts: Any) -> ControlMessage:
-    if what not in (HOLD, STOP) or any(type(cut) is not int or cut < 0 for cut in cuts):
-        raise ValueError(f"a control message {what!r:.40}")
-    return ControlMessage(what, tuple(cuts))
-
-
-def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
-    if any(len(used) not in (0, len(chain)) for chain, *_, used in entries):
-        raise ValueError("a subnet whose candidates are not those of its blocks")
-    planned = tuple(
-        Planned(
-            Subnet(
-                StreamId(stream), SequenceId(first + place), _numbers(chain), _numbers(candidates)
-            ),
-            make_partition(_numbers(bounds), _numbers(stages)),
-        )
-        for place, (chain, bounds, stages, candidates) in enumerate(entries)
-    )
-    return SubnetsMessage(StreamId(stream), first, planned)
-
-
 def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(map(int, values))
 
 
-def _contribution(subject: Any, state: Iterator[tuple[str, ReceivedTensor]]) -> ContributionMessage:
-    exchange, *numbers = subject
-    stream, sequence_id, sender = map(int, numbers)
-    values = {name: received.value() for name, received in state}
-    if not isinstance(exchange, str):
-        raise ValueError(f"an exchange called {exchange!r:.40}")
-    return ContributionMessage(
-        exchange, StreamId(stream), SequenceId(sequence_id), StageId(sender), values
-    )
-
-
-def _place(plain: Any) -> Place | None:
-    if plain is None:
-        return None
-    position, handle = plain
-    if type(position) is not int or position < 0 or not isinstance(handle, bytes):
-        raise ValueError(f"a place {plain!r:.40}")
-    return Place(position, handle)
-
-
-def _parcel(name: Any) -> Parcel:
-    if name not in PARCELS:
-        raise ValueError(f"a parcel called {name!r:.40}")
-    return Parcel(name)
-
-
-def _input_name(name: Any) -> InputName:
+def _text(what: str, name: Any) -> str:
     if not isinstance(name, str):
-        raise ValueError(f"an input called {name!r:.40}")
-    return InputName(name)
+        raise ValueError(f"{what} called {name!r:.40}")
+    return name
 
 
 def _plain(task: Task) -> list[Any]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -24,53 +23,34 @@ import torch.distributed as dist
 
 from naspipe.config.ids import WorkerId
 from naspipe.machine.device_waits import Wait, wait_for
-from naspipe.wire.messages import Announcement, InputMessage, Message, ReleaseMessage, StageMessage
-from naspipe.wire.ports import Sending
+from naspipe.wire.messages import Announcement, InputMessage
 from naspipe.wire.tensor_codec import blank, raw_bytes
-from naspipe.wire.transport import ZmqTransport
+from naspipe.wire.transport import SplitTransport, ZmqTransport
 
 BACKEND = "nccl"
 
 
-class NcclTransport:
-    """ZeroMQ for headers and layers, NCCL for the tensors of tasks; a context manager.
+class NcclTransport(SplitTransport):
+    """Sends the tensors of tasks by NCCL.
 
     Args:
-        inner: the stage's sockets; entered and left with this.
-        pairs: the communicators; entered and left with this.
+        inner: the stage's sockets.
+        pairs: the communicators.
     """
 
     def __init__(self, inner: ZmqTransport, pairs: Pairs) -> None:
-        self._inner = inner
+        super().__init__(inner, pairs)
         self._pairs = pairs
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._inner)
-            stack.enter_context(self._pairs)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.__exit__(*exception)  # type: ignore[arg-type]
-
-    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        if not isinstance(message, InputMessage):
-            return self._inner.send(worker, message)
+    def _send_tensors(
+        self, worker: WorkerId, message: InputMessage, tensors: Sequence[torch.Tensor]
+    ) -> bool:
         self._inner.announce(worker, message)
-        tensors = [tensor for tensor in message.tensors if tensor is not None]
         self._pairs.send(worker, tensors)
-        return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
+        return True
 
-    def receive(self, timeout_seconds: float) -> Message | None:
-        message = self._inner.receive_any(timeout_seconds)
-        if isinstance(message, ReleaseMessage):
-            return None
-        if not isinstance(message, Announcement):
-            return message
-        tensors = self._pairs.receive(message.sender, message.entries)
-        return InputMessage(message.task, message.upcoming, tensors, message.name)
+    def _receive_tensors(self, message: Announcement) -> tuple[torch.Tensor | None, ...]:
+        return self._pairs.receive(message.sender, message.entries)
 
 
 class Pairs:

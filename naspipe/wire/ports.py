@@ -5,7 +5,6 @@
                            :class:`~naspipe.wire.transport.NoTransport` (one stage),
                            :class:`~naspipe.wire.nccl_path.NcclTransport`,
                            :class:`~naspipe.wire.device_rings.DeviceTransport`
-:class:`PeerMemory`        :class:`~naspipe.wire.device_rings.CudaMemory`
 :class:`Reporter`          :class:`~naspipe.wire.reports.ZmqReporter`;
                            on one stage the launcher's collector itself,
                            :class:`~naspipe.launch.supervisor.StageReports`
@@ -23,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 from naspipe.config.ids import WorkerId
-from naspipe.machine.ports import Mark
 from naspipe.wire.messages import Message, StageMessage
 
 
@@ -56,30 +54,6 @@ class Transport(Protocol):
         ...
 
 
-class PeerMemory(Protocol):
-    """Memory that one process makes and another one of its host opens; addresses count bytes."""
-
-    def make(self, nbytes: int) -> tuple[int, bytes] | None:
-        """The address of new memory, and a handle for other processes; None without room."""
-        ...
-
-    def open(self, handle: bytes) -> int:
-        """The address in this process of memory that another one made."""
-        ...
-
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Queue a copy after what this stage has computed, and before what it will compute."""
-        ...
-
-    def mark(self) -> Mark:
-        """The end of all copies so far; None if they are over already."""
-        ...
-
-    def close(self) -> None:
-        """Release what was made and opened here, when nobody uses it any more."""
-        ...
-
-
 class Reporter(Protocol):
     """Takes a stage's reports to the launcher."""
 
@@ -99,7 +73,8 @@ class Reporter(Protocol):
 class LaunchObserver(Protocol):
     """Told of the progress of a run, in the launcher's process: progress bars, metrics.
 
-    An exception that it raises ends the run. :class:`Observer` is a base class.
+    An exception that it raises ends the run. The methods here do nothing; :class:`Observer`
+    inherits them, and is a base class for users.
     """
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
@@ -107,31 +82,31 @@ class LaunchObserver(Protocol):
 
         Earlier reports of these and later subnets are superseded.
         """
-        ...
+        return
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
         """A step's loss is known; steps may come in any order."""
-        ...
+        return
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
         """A step's metrics are known, if it has any: just before its loss."""
-        ...
+        return
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         """A stage's compute time so far, of the time since it began."""
-        ...
+        return
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
         """Number of a stage's accesses so far whose layer was on the device, and of all."""
-        ...
+        return
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
         """Results on held-out data, with the updates up to this subnet's."""
-        ...
+        return
 
     def on_note(self, text: str) -> None:
         """Something that the user should know: a restart, a skipped checkpoint."""
-        ...
+        return
 
 
 class RunObserver(LaunchObserver, Protocol):
@@ -139,4 +114,4 @@ class RunObserver(LaunchObserver, Protocol):
 
     def on_pending(self, stage: int, subnets: int) -> None:
         """Number of subnets in flight on a stage: admitted, and not yet retired there."""
-        ...
+        return

@@ -11,12 +11,13 @@ import os
 import select
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
+import torch
 import zmq
 from zmq.utils import z85
 
@@ -112,12 +113,7 @@ class Authenticator:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._thread is not None:
             self._leaving.set()
             self._thread.join()
@@ -315,3 +311,58 @@ class ZmqTransport:
     def _is_one_here(self) -> bool:
         """Asked after every block: looking at the socket's state is cheaper than a poll."""
         return bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+class SplitTransport(ABC):
+    """ZeroMQ for headers and layers, another path for the tensors of tasks; a context manager.
+
+    Args:
+        inner: the stage's sockets; entered and left with this.
+        path: the other path; entered after the sockets and left before them.
+    """
+
+    def __init__(self, inner: ZmqTransport, path: AbstractContextManager[Any]) -> None:
+        self._inner = inner
+        self._path = path
+        self._stack = ExitStack()
+        self._released: set[WorkerId] = set()
+        """Workers that read nothing more from here."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._inner)
+            stack.enter_context(self._path)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.__exit__(*exception)  # type: ignore[arg-type]
+
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
+        tensors = []
+        is_sent = False
+        if isinstance(message, InputMessage):
+            tensors = [tensor for tensor in message.tensors if tensor is not None]
+            is_sent = self._send_tensors(worker, message, tensors)
+        if not is_sent:
+            return self._inner.send(worker, message)
+        return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        message = self._inner.receive_any(timeout_seconds)
+        if isinstance(message, ReleaseMessage):
+            self._released.add(message.sender)
+            return None
+        if not isinstance(message, Announcement):
+            return message
+        tensors = self._receive_tensors(message)
+        return InputMessage(message.task, message.upcoming, tensors, message.name)
+
+    @abstractmethod
+    def _send_tensors(
+        self, worker: WorkerId, message: InputMessage, tensors: Sequence[torch.Tensor]
+    ) -> bool:
+        """Announce an input and send its tensors; False if the path has no room for them."""
+
+    @abstractmethod
+    def _receive_tensors(self, message: Announcement) -> tuple[torch.Tensor | None, ...]: ...
