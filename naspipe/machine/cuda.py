@@ -26,18 +26,14 @@ def start_cuda(device: torch.device) -> None:
     try:
         torch.cuda.set_device(device)
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        _start_backwards(device)
+        # Start torch's backward thread here: it warns if its first operation is a matrix product.
+        torch.ones((), device=device, requires_grad=True).exp().backward()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError, AttributeError) as error:  # as torch's build has it
         raise ConfigError(
             f"device {device}: CUDA cannot be started in a process of the run "
             f"({reason(error):.200}); see that nvidia-smi answers and that this program made no "
             f"CUDA call before, or choose --device cpu"
         ) from error
-
-
-def _start_backwards(device: torch.device) -> None:
-    """Torch's thread of backwards warns when a matrix product is the first that it asks for."""
-    torch.ones((), device=device, requires_grad=True).exp().backward()  # type: ignore[no-untyped-call]
 
 
 def measured_memory() -> dict[str, float]:
@@ -50,7 +46,7 @@ def measured_memory() -> dict[str, float]:
     }
 
 
-class CudaDevice:
+class CudaDevice(DeviceBudget):
     """One GPU; made on the computing thread, whose current CUDA stream is used.
 
     Memory comes from torch's caching allocator, in the order of the compute stream: a freed piece
@@ -64,7 +60,7 @@ class CudaDevice:
     """
 
     def __init__(self, index: int, budget_bytes: int) -> None:
-        self.name = f"cuda:{index}"
+        super().__init__(f"cuda:{index}", budget_bytes)
         self.torch_device = torch.device("cuda", index)
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         if budget_bytes > total:
@@ -72,36 +68,27 @@ class CudaDevice:
                 f"device {self.name}: expected a budget of at most its {total} bytes, "
                 f"found {budget_bytes}"
             )
-        self._budget = DeviceBudget(self.name, budget_bytes)
         self._compute = torch.cuda.current_stream(self.torch_device)
         self._load = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         self._save = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
-    @property
-    def used_bytes(self) -> int:
-        return self._budget.used_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        return self._budget.peak_bytes
-
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Memory on the GPU, for kernels that are queued after this."""
-        self._budget.check(nbytes)
+        self.check_budget(nbytes)
         with torch.cuda.stream(self._compute):
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
-        return self._budget.add(memory)
+        return self.count_in(memory)
 
     def free(self, tensor: torch.Tensor) -> None:
         """Return memory, which is reused after the kernels queued so far."""
-        self._budget.remove(tensor)
+        self.count_out(tensor)
         tensor.untyped_storage().resize_(0)
 
     def refill(self, tensor: torch.Tensor) -> None:
-        self._budget.check(tensor.numel())
+        self.check_budget(tensor.numel())
         with torch.cuda.stream(self._compute):
             tensor.untyped_storage().resize_(tensor.numel())
-        self._budget.add(tensor)
+        self.count_in(tensor)
 
     def mark(self) -> Mark:
         return record_end(self._compute)
@@ -176,9 +163,7 @@ class CudaClock:
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return _timed(torch.cuda.current_stream(self._device))
 
     def between_ns(self, marks: Sequence[torch.cuda.Event]) -> list[int]:
         wait_for(marks[-1], Wait.CLOCK)

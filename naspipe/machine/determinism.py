@@ -20,17 +20,18 @@ from naspipe.machine.gpus import NO_GPUS, Gpus
 
 _PACKAGES = ("naspipe", "torch", "numpy", "pyzmq", "msgpack", "safetensors")
 
-
 _KERNELS = (
     "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
 )  # fmt: skip
+"""Variables that select other kernels than the processor's, with other bits."""
 
 
 def describe_environment(device: str = "cpu", gpus: Gpus = NO_GPUS) -> dict[str, Any]:
     """Versions of the packages, and the hardware; ``gpus`` are used unless the device is the
     CPU.
     """
+    kernels = {name: os.environ[name] for name in _KERNELS if os.environ.get(name)}
     return {
         "software": {
             "python": platform.python_version(),
@@ -42,15 +43,10 @@ def describe_environment(device: str = "cpu", gpus: Gpus = NO_GPUS) -> dict[str,
             "processor": _processor(),
             "cores": os.cpu_count(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            **({"kernels": chosen} if (chosen := _chosen_kernels()) else {}),
+            **({"kernels": kernels} if kernels else {}),
             **({"gpu": gpus.name_of(device)} if device != "cpu" else {}),
         },
     }
-
-
-def _chosen_kernels() -> dict[str, str]:
-    """Variables that select other kernels than the processor's, with other bits."""
-    return {name: os.environ[name] for name in _KERNELS if os.environ.get(name)}
 
 
 def _version(package: str) -> str:
@@ -202,22 +198,21 @@ def deterministic_torch(threads: int) -> Iterator[None]:
         torch.backends.cudnn.deterministic,
         torch.get_num_threads(),
     )
-    precisions = _no_tf32()
-    torch.use_deterministic_algorithms(True)
-    torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    torch.set_num_threads(threads)
-    try:
-        with kept_draws(), _no_autocast():
-            yield
-    finally:
-        torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
-        torch_deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = flags[3]
-        torch.backends.cudnn.deterministic = flags[4]
-        torch.set_num_threads(flags[5])
-        _restore_tf32(precisions)
+    with _no_tf32():
+        torch.use_deterministic_algorithms(True)
+        torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        torch.set_num_threads(threads)
+        try:
+            with kept_draws(), _no_autocast():
+                yield
+        finally:
+            torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
+            torch_deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
+            torch.backends.cudnn.benchmark = flags[3]
+            torch.backends.cudnn.deterministic = flags[4]
+            torch.set_num_threads(flags[5])
 
 
 _PRECISIONS: tuple[Any, ...] = (
@@ -229,23 +224,23 @@ _SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
 """An older interface for the same; torch raises on reading if the two differ."""
 
 
-def _no_tf32() -> tuple[list[str], list[bool | None]]:
-    """Compute float32 as float32; returns the previous state. None is a switch that raised."""
-    found = [each.fp32_precision for each in _PRECISIONS], [_switch(each) for each in _SWITCHES]
+@contextmanager
+def _no_tf32() -> Iterator[None]:
+    """Compute float32 as float32; restored after, except for switches that raised when read."""
+    precisions = [each.fp32_precision for each in _PRECISIONS]
+    switches = [_switch(each) for each in _SWITCHES]
     for switch in _SWITCHES:
         switch.allow_tf32 = False
-    for each in _PRECISIONS:  # behind the switches: that of cuDNN leaves these as they are
+    for each in _PRECISIONS:  # after the switches, because that of cuDNN leaves these unchanged
         each.fp32_precision = "ieee"
-    return found
-
-
-def _restore_tf32(found: tuple[list[str], list[bool | None]]) -> None:
-    precisions, switches = found
-    for switch, was in zip(_SWITCHES, switches, strict=True):
-        if was is not None:
-            switch.allow_tf32 = was
-    for each, precision in zip(_PRECISIONS, precisions, strict=True):
-        each.fp32_precision = precision
+    try:
+        yield
+    finally:
+        for switch, was in zip(_SWITCHES, switches, strict=True):
+            if was is not None:
+                switch.allow_tf32 = was
+        for each, precision in zip(_PRECISIONS, precisions, strict=True):
+            each.fp32_precision = precision
 
 
 def _switch(backend: Any) -> bool | None:

@@ -68,7 +68,7 @@ class EmulatedCopy:
         return round(self._seconds * 1e9) + self._moved_ns
 
 
-class EmulatedDevice:
+class EmulatedDevice(DeviceBudget):
     """A device in host memory of its own, with a budget, a bandwidth and a latency.
 
     Fresh and freed memory begins with poison, so that use of a layer before its load or after its
@@ -84,7 +84,6 @@ class EmulatedDevice:
         latency_seconds: minimum duration of a copy.
     """
 
-    name = "cpu"
     torch_device = torch.device("cpu")
 
     def __init__(
@@ -93,7 +92,7 @@ class EmulatedDevice:
         bandwidth_bytes_per_second: float = BANDWIDTH_BYTES_PER_SECOND,
         latency_seconds: float = LATENCY_SECONDS,
     ) -> None:
-        self._budget = DeviceBudget(self.name, budget_bytes)
+        super().__init__("cpu", budget_bytes)
         self._bandwidth_bytes_per_second = bandwidth_bytes_per_second
         self._latency_seconds = latency_seconds
         self._pages: MutableMapping[torch.Tensor, mmap.mmap] = WeakTensorKeyDictionary()
@@ -103,27 +102,19 @@ class EmulatedDevice:
         self._free_at = {"in": 0.0, "out": 0.0}
         """End of the last copy in each direction."""
 
-    @property
-    def used_bytes(self) -> int:
-        return self._budget.used_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        return self._budget.peak_bytes
-
     def allocate(self, nbytes: int) -> torch.Tensor:
-        self._budget.check(nbytes)
+        self.check_budget(nbytes)
         if not nbytes:
-            return self._budget.add(torch.empty(0, dtype=torch.uint8))
+            return self.count_in(torch.empty(0, dtype=torch.uint8))
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory = torch.frombuffer(pages, dtype=torch.uint8)
         self._pages[memory] = pages
         memory[:_POISONED].fill_(POISON)
-        return self._budget.add(memory)
+        return self.count_in(memory)
 
     def free(self, tensor: torch.Tensor) -> None:
         """Poison the memory and return it."""
-        self._budget.remove(tensor)
+        self.count_out(tensor)
         tensor[:_POISONED].fill_(POISON)
         if pages := self._pages.get(tensor):
             self._kept[tensor.data_ptr()] = pages
@@ -135,8 +126,8 @@ class EmulatedDevice:
                 oldest.madvise(_LAZILY_FREED)
 
     def refill(self, tensor: torch.Tensor) -> None:
-        self._budget.check(tensor.numel())
-        self._budget.add(tensor)
+        self.check_budget(tensor.numel())
+        self.count_in(tensor)
         if kept := self._kept.pop(tensor.data_ptr(), None):
             self._kept_bytes -= len(kept)
         else:  # the system may have taken the poison, too

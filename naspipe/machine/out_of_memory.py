@@ -218,13 +218,10 @@ class raising_shortages:  # noqa: N801
                 "an operation had no memory for its workspace and took an algorithm that needs "
                 "less, which may leave other bits"
             )
-        if isinstance(error, RuntimeError) and _lacked_handle(error):
+        is_known = isinstance(error, torch.OutOfMemoryError)
+        is_lack = any(name in str(error) for name in _NO_HANDLE)
+        if isinstance(error, RuntimeError) and is_lack and not is_known:
             raise torch.OutOfMemoryError(reason(error)) from error
-
-
-def _lacked_handle(error: RuntimeError) -> bool:
-    is_plain = not isinstance(error, torch.OutOfMemoryError)
-    return is_plain and any(name in str(error) for name in _NO_HANDLE)
 
 
 _Result = TypeVar("_Result")

@@ -110,34 +110,34 @@ class DeviceMemoryError(NaspipeError):
 
 
 class DeviceBudget:
-    """Counts the allocated memory of a device and refuses to exceed the budget."""
+    """Base of devices: counts allocated memory, and refuses to exceed the budget."""
 
     def __init__(self, name: str, budget_bytes: int) -> None:
-        self._name = name
+        self.name = name
         self._budget_bytes = budget_bytes
         self._live: dict[int, torch.Tensor] = {}  # held, so that an id is never used twice
         self.used_bytes = 0
         self.peak_bytes = 0
 
-    def check(self, nbytes: int) -> None:
+    def check_budget(self, nbytes: int) -> None:
         """Raise DeviceMemoryError if it does not fit."""
         if self.used_bytes + nbytes > self._budget_bytes:
             raise DeviceMemoryError(
-                f"device {self._name}: the layers' budget is {self._budget_bytes} bytes, "
+                f"device {self.name}: the layers' budget is {self._budget_bytes} bytes, "
                 f"{self.used_bytes} are used and {nbytes} more were asked for; evict first"
             )
 
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+    def count_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count the memory of a tensor; returns the tensor."""
         self._live[id(tensor)] = tensor
         self.used_bytes += tensor.numel()
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return tensor
 
-    def remove(self, tensor: torch.Tensor) -> None:
+    def count_out(self, tensor: torch.Tensor) -> None:
         """Count the memory of a tensor as returned."""
         if self._live.pop(id(tensor), None) is None:
             raise InvariantError(
-                f"device {self._name}: {tensor.numel()} bytes were freed that are not allocated"
+                f"device {self.name}: {tensor.numel()} bytes were freed that are not allocated"
             )
         self.used_bytes -= tensor.numel()
