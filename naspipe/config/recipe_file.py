@@ -60,8 +60,12 @@ class RecipeFile:
         """
         if "optimizer" in self.values:
             settings = replace(settings, recipe=replace(settings.recipe, optimizer_options={}))
+        texts = []
+        for key, value in self.values.items():
+            is_text = isinstance(value, str) and not key.startswith("optimizer.")
+            texts.append(f"{key}={value if is_text else json.dumps(value, default=str)}")
         try:
-            return apply_settings(settings, map(_assignment, self.values.items()))
+            return apply_settings(settings, texts)
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {str(error).removeprefix('--set ')}") from None
 
@@ -152,11 +156,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return isinstance(value, bool | int | float | str)
-
-
-def _assignment(item: tuple[str, Any]) -> str:
-    """One value as ``--set`` has it."""
-    key, value = item
-    if key.startswith("optimizer.") or not isinstance(value, str):
-        value = json.dumps(value, default=str)
-    return f"{key}={value}"

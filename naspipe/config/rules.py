@@ -320,13 +320,13 @@ def with_stateless(
     frozen: list[set[int]] = [set() for _ in rules]
     for block, candidate in stateless:
         frozen[block].add(candidate)
-    return tuple(map(_of_block, rules, counts, frozen))
-
-
-def _of_block(rule: Rule, count: int, frozen: set[int]) -> BlockRule:
-    if not frozen or isinstance(rule, Frozen):
-        return rule
-    return PartlyFrozen(rule, frozenset(frozen)) if len(frozen) < count else _FROZEN
+    found: list[BlockRule] = []
+    for rule, count, own in zip(rules, counts, frozen, strict=True):
+        if not own or isinstance(rule, Frozen):
+            found.append(rule)
+        else:
+            found.append(PartlyFrozen(rule, frozenset(own)) if len(own) < count else _FROZEN)
+    return tuple(found)
 
 
 def rule_with_state(rule: BlockRule) -> Rule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -347,14 +347,10 @@ class NasExperiment:
         )  # fmt: skip
         return True
 
-    def _unique(self) -> Any:
-        seen = set()
+    def _unique(self) -> Iterator[Any]:
+        seen, decisions = set(), self._space.decisions
         for model in self.strategy.list_models():
-            choices = self._choices(model.sample)
+            choices = decisions.choices_of(model.sample) if decisions else ()
             if choices not in seen:
                 seen.add(choices)
                 yield model
-
-    def _choices(self, sample: Any) -> tuple[int, ...]:
-        decisions = self._space.decisions
-        return decisions.choices_of(sample) if decisions else ()

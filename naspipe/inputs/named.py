@@ -53,7 +53,12 @@ def find_workload(
     defaults = search_spaces.defaults(name, scale)
     data_name = data_name or defaults.data
     if not is_own_data(data_name):
-        _check_kind(name, data_name, find_entry(defaults.data).kind)
+        kind, found = find_entry(defaults.data).kind, find_entry(data_name).kind
+        if found != kind:
+            raise ConfigError(
+                f"space {name} needs {kind} data, found the {found} data set {data_name!r}: "
+                f"expected --data {' or '.join(names_of_kind(kind))}"
+            )
     usual = {"max_tokens": defaults.max_tokens, "batch_size": defaults.batch_size}
     data = find_data(data_name, data_root, {**usual, **(sizes or {})})
     space = search_spaces.build(name, scale, getattr(data, "info", {}))
@@ -123,8 +128,6 @@ def find_space(name: str) -> Space:
 def _own_workload(
     name: str, data_name: str | None, data_root: Path | None, sizes: Mapping[str, int]
 ) -> Workload:
-    from torch import nn
-
     space = find_space(name)
     if data_name is None:
         raise ConfigError(
@@ -172,15 +175,6 @@ def find_data(
 def is_own_data(data_name: str) -> bool:
     """Whether the name is a ``module:function`` of the user's, and not a data set's."""
     return ":" in data_name and not has_known_prefix(data_name)
-
-
-def _check_kind(space: str, data_name: str, kind: str) -> None:
-    found = find_entry(data_name).kind
-    if found != kind:
-        raise ConfigError(
-            f"space {space} needs {kind} data, found the {found} data set {data_name!r}: "
-            f"expected --data {' or '.join(names_of_kind(kind))}"
-        )
 
 
 def run_loss(workload: Workload, directory: RunDirectory, names: Sequence[str | None]) -> Loss:
@@ -343,9 +337,21 @@ def open_run(path: str | Path, space: Space | None = None) -> Run:
         ConfigError: for a path that is no run directory, or another space than the one it trained.
     """
     place = Path(path)
-    _check_single(place)
+    inside = sorted(each.parent for each in place.glob("*/manifest.json"))
+    if inside and not (place / "manifest.json").exists():  # streams or blocks of one training
+        raise ConfigError(
+            f"{place}: expected one run, found a folder of several; open one of them, as in "
+            f"naspipe.open_run({str(inside[0])!r})"
+        )
     manifest = RunDirectory(place).read_manifest()
-    if not isinstance(manifest.get("status"), str) or not _is_defined(manifest):
+    definition = manifest.get("definition")
+    is_defined = (
+        isinstance(manifest.get("status"), str)
+        and isinstance(definition, dict)
+        and isinstance(manifest.get("space"), dict)
+        and all(name in definition for name in _DEFINED)
+    )
+    if not is_defined:
         raise ConfigError(
             f"{place}: expected the manifest of a run, found one without a definition"
         )
@@ -354,25 +360,6 @@ def open_run(path: str | Path, space: Space | None = None) -> Run:
     if space is not None:
         check_space(run)
     return run
-
-
-def _check_single(place: Path) -> None:
-    """Refuse a folder of several runs: streams and blocks of one training."""
-    inside = sorted(each.parent for each in place.glob("*/manifest.json"))
-    if inside and not (place / "manifest.json").exists():
-        raise ConfigError(
-            f"{place}: expected one run, found a folder of several; open one of them, as in "
-            f"naspipe.open_run({str(inside[0])!r})"
-        )
-
-
-def _is_defined(manifest: dict[str, Any]) -> bool:
-    definition = manifest.get("definition")
-    return (
-        isinstance(definition, dict)
-        and isinstance(manifest.get("space"), dict)
-        and all(name in definition for name in _DEFINED)
-    )
 
 
 def _find_space(place: Path, manifest: dict[str, Any]) -> Space:

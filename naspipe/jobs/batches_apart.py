@@ -115,18 +115,14 @@ def _main(data: Data, seed: int, number: int, threads: int, sender: Connection) 
                 f"data: expected a dict of tensors by name from data({seed}, {number}), found "
                 f"{type(batch).__name__}"
             )
-        sent = {name: _plain(each) for name, each in batch.items() if _can_be_sent(each)}
+        sent = {
+            name: each.detach().cpu().contiguous()
+            for name, each in batch.items()
+            if isinstance(each, torch.Tensor) and each.layout is torch.strided and not each.is_meta
+        }
     except ConfigError as error:
         sender.send_bytes(json.dumps({"refusal": str(error)}).encode())
     except Exception as error:
         sender.send_bytes(json.dumps({"failure": users_traceback(error)}).encode())
     else:
         send_batch(sender, sent)
-
-
-def _can_be_sent(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous()

@@ -226,7 +226,11 @@ def common(workloads: Sequence[Workload]) -> Common:
     """The values that streams must agree on to share a pipeline."""
     found: dict[str, Any] = {}
     for each in fields(Common):
-        values = {_said(workload.definition, each.name) for workload in workloads}
+        is_of_run = each.name in ("policy", "bulk")
+        definitions = [workload.definition for workload in workloads]
+        values = {getattr(own if is_of_run else own.recipe, each.name) for own in definitions}
+        if each.name == "clip_global_norm":
+            values = set(map(bool, values))
         if len(values) > 1:
             said = " and ".join(sorted(map(str, values)))
             raise ConfigError(
@@ -234,13 +238,6 @@ def common(workloads: Sequence[Workload]) -> Common:
             )
         (found[each.name],) = values
     return Common(**found)
-
-
-def _said(definition: Definition, name: str) -> Any:
-    if name in ("policy", "bulk"):
-        return getattr(definition, name)
-    value = getattr(definition.recipe, name)
-    return bool(value) if name == "clip_global_norm" else value
 
 
 def wiring_of(

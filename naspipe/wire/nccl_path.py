@@ -93,8 +93,21 @@ class Pairs:
             world_size=self._num_workers,
             timeout=self._timeout,
         )
+        # Make every pair's communicator. A communicator is made by its first transfer, which waits
+        # for the other side; during the run, two workers could each wait in a transfer that the
+        # other has not reached. Here all workers go through the pairs in one order.
         try:
-            self._open()
+            probe = self._allocate(1)
+            for pair in ordered_pairs(self._num_workers):
+                sender, receiver = pair
+                group = dist.new_group([*pair], timeout=self._timeout)
+                self._groups[pair] = group
+                if self._worker == sender:
+                    dist.send(probe, receiver, group=group)
+                elif self._worker == receiver:
+                    dist.recv(probe, sender, group=group)
+            if self._device.type == "cuda":
+                wait_for(torch.cuda.current_stream(self._device), Wait.OPENING)
         except BaseException:
             dist.destroy_process_group()
             raise
@@ -131,24 +144,6 @@ class Pairs:
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-
-    def _open(self) -> None:
-        """Make every pair's communicator: all workers go through the pairs in one order.
-
-        A communicator is made by its first transfer, which waits for the other side; during the
-        run, two workers could each wait in a transfer that the other has not reached.
-        """
-        probe = self._allocate(1)
-        for pair in ordered_pairs(self._num_workers):
-            sender, receiver = pair
-            group = dist.new_group([*pair], timeout=self._timeout)
-            self._groups[pair] = group
-            if self._worker == sender:
-                dist.send(probe, receiver, group=group)
-            elif self._worker == receiver:
-                dist.recv(probe, sender, group=group)
-        if self._device.type == "cuda":
-            wait_for(torch.cuda.current_stream(self._device), Wait.OPENING)
 
 
 def ordered_pairs(num_workers: int) -> list[tuple[int, int]]:
