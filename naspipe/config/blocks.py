@@ -1,9 +1,9 @@
 """The blocks of a chain: choice blocks, shared and elastic layers, and the block of a loss.
 
-Candidates are plain factories. Nothing here imports torch: a factory is called only when its layer
-is first used. A factory made in a loop reads the loop's variable when it is called, which is when
-the loop is over, so the numbers and texts that it read as its block was made are kept and compared.
-What puts blocks in a chain is :class:`naspipe.config.space.Space`.
+Candidates are plain factories, which are called only when their layer is first used; this module
+does not import torch. A factory made in a loop reads the loop's variable when it is called, which
+is after the loop has ended. Therefore the numbers and texts that a factory read when its block was
+made are kept, and compared later.
 """
 
 from __future__ import annotations
@@ -32,25 +32,13 @@ _EXACT = Exact()
 
 
 def check_name(kind: str, name: Any) -> None:
-    """Refuse what logs and labels could not tell from something else.
-
-    Raises:
-        ConfigError: for a name of other letters than these.
-    """
+    """Refuse a name that logs and labels could not tell from something else."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
         raise ConfigError(f"{kind} {name!r}: expected a name of letters, digits, - and _")
 
 
 def field_names(where: str, fields: Any) -> tuple[str, ...]:
-    """Names of batch fields, as a user lists them.
-
-    Args:
-        where: how messages call the block.
-        fields: the list.
-
-    Raises:
-        ConfigError: for anything else, a text among them.
-    """
+    """Names of batch fields as a user lists them; ``where`` is the block, for messages."""
     names = None if isinstance(fields, str) or not isinstance(fields, Iterable) else tuple(fields)
     if names is None or not all(isinstance(name, str) for name in names):
         todo = f"; write fields=({fields!r:.60},)" if isinstance(fields, str) else ""
@@ -62,11 +50,7 @@ def field_names(where: str, fields: Any) -> tuple[str, ...]:
 
 
 def listed(candidates: Any) -> tuple[Factory, ...]:
-    """Candidates as a user lists them; what each of them is is looked at by the space.
-
-    Raises:
-        ConfigError: for what is no list, such as a text or one factory alone.
-    """
+    """Candidates as a user lists them; :class:`Space` checks each of them."""
     if isinstance(candidates, str | bytes) or not isinstance(candidates, Iterable):
         kind = getattr(candidates, "__name__", type(candidates).__name__)
         found = f"the text {candidates!r:.40}" if isinstance(candidates, str) else kind
@@ -78,49 +62,73 @@ def listed(candidates: Any) -> tuple[Factory, ...]:
 
 
 class SetsMode:
-    """Blocks whose modules are put into training or evaluation mode when they are made."""
+    """Base of blocks whose modules are put into training or evaluation mode when they are made."""
 
     __slots__ = ()
 
     def set_mode(self, module: Any, trains: bool) -> None:
-        """Put a module into the mode of its stream."""
         module.train(trains)
 
 
 class Whole(SetsMode):
-    """Blocks whose modules are used as they are: an option has no setting."""
+    """Base of blocks whose modules are used as they are: an option has no setting."""
 
     __slots__ = ()
 
     @property
     def apply(self) -> Callable[..., Any] | None:
-        """Computes the block as ``apply(module, *tensors)``; None to call the module itself."""
+        """Function that computes the block as ``apply(module, *tensors)``; None to call the
+        module.
+        """
         return None
 
     def setting(self, option: int) -> Mapping[str, Any]:
-        """What an option has its module called with, beside tensors."""
         return {}
 
     def forward_of(self, module: Any, option: int) -> Any:
-        """What computes an option, of tensors."""
+        """Function of tensors that computes an option."""
         return module if self.apply is None else partial(self.apply, module)
 
     def cut_of(self, module: Any, option: int) -> Any:
-        """The module that computes an option alone."""
         return module
+
+
+class OneCandidate(SetsMode):
+    """Base of shared and elastic layers, which have one candidate and a name."""
+
+    __slots__ = ()
+    name: str
+    factory: Factory
+    rule: Rule
+    fields: tuple[str, ...]
+
+    def _settle(self, kind: str, where: str) -> None:
+        """Check the name, and convert fields and rule from what a user may write."""
+        check_name(kind, self.name)
+        object.__setattr__(self, "fields", field_names(f"{where} {self.name}", self.fields))
+        if isinstance(self.rule, str):
+            object.__setattr__(self, "rule", parse_rule(self.rule))
+        keep_reads(self.candidates)
+
+    @property
+    def candidates(self) -> tuple[Factory, ...]:
+        return (self.factory,)
+
+    def candidate(self, option: int) -> int:
+        return 0
 
 
 @knows_keywords
 @dataclass(frozen=True, slots=True)
 class Block(Whole):
-    """A choice block: the candidates of which every subnet takes one.
+    """A choice block, of which every subnet takes one candidate.
 
     Args:
         candidates: one factory per candidate.
         kind: blocks of one kind have the same candidates, so their costs are measured once.
-        fields: batch fields handed to the candidate after the tensors of the block before.
-        rule: how READs follow WRITEs; ``Exact()`` but for the layers of teachers.
-        alike: candidates may be the same layer twice; otherwise a note says where they are.
+        fields: batch fields that the candidate takes after the tensors of the previous block.
+        rule: which version READs see; ``Exact()`` except for the layers of teachers.
+        alike: whether candidates may be the same layer twice; otherwise, a note says so.
     """
 
     candidates: tuple[Factory, ...]
@@ -149,24 +157,22 @@ class Block(Whole):
 
     @property
     def num_options(self) -> int:
-        """How many a subnet chooses from: every candidate is an option."""
         return len(self.candidates)
 
     def candidate(self, option: int) -> int:
-        """The candidate that an option uses."""
         return option
 
 
 @knows_keywords
 @dataclass(frozen=True, slots=True)
-class Shared(Whole):
-    """A layer that every subnet uses, with the rule its READs follow.
+class Shared(OneCandidate, Whole):
+    """A layer that every subnet uses, with a rule for its READs.
 
     Args:
-        name: how logs, checkpoints and errors call it.
+        name: in logs, checkpoints and errors.
         factory: makes the module.
         rule: ``Exact()``, ``Frozen()``, ``Lag(K)`` or ``Every(M)``, or its text, as in ``lag(2)``.
-        fields: batch fields handed to the module after the tensors of the block before.
+        fields: batch fields that the module takes after the tensors of the previous block.
     """
 
     name: str
@@ -175,59 +181,44 @@ class Shared(Whole):
     fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_name("shared layer", self.name)
-        object.__setattr__(self, "fields", field_names(f"layer {self.name}", self.fields))
-        if isinstance(self.rule, str):
-            object.__setattr__(self, "rule", parse_rule(self.rule))
-        keep_reads(self.candidates)
-
-    @property
-    def candidates(self) -> tuple[Factory, ...]:
-        """A shared layer is a block with one candidate."""
-        return (self.factory,)
+        self._settle("shared layer", "layer")
 
     @property
     def num_options(self) -> int:
-        """There is nothing to choose."""
         return 1
-
-    def candidate(self, option: int) -> int:
-        """The only one."""
-        return 0
 
 
 MOST_OPTIONS = 20_000
-"""Of one layer, its settings taken together."""
+"""Maximum number of combinations of one layer's settings."""
 
 STEPS = ("whole", "slice")
-"""What an optimizer step moves."""
+"""What an optimizer step updates."""
 
 _PLAIN = (int, float, str)
 
 
 @knows_keywords
 @dataclass(frozen=True, slots=True)
-class Elastic(SetsMode):
+class Elastic(OneCandidate):
     """A layer that every subnet uses with settings of its own: a width, a kernel, heads.
 
     There is one module, made with the largest settings, and one chain of versions. A setting is an
     argument of its forward, as ``module(*tensors, width=256)``, and never state of the module.
-    Several layers that name one setting have it in common: it is drawn once for all of them.
+    Layers that name the same setting share it: it is drawn once for all of them.
 
     Args:
-        name: how logs, checkpoints and errors call it.
+        name: in logs, checkpoints and errors.
         factory: makes the module.
         settings: the values of each setting, by its name.
         rule: ``Exact()``, ``Lag(K)`` or another of a shared layer, or its text, as in ``lag(2)``.
-        fields: batch fields handed to the module after the tensors of the block before.
-        apply: ``apply(module, *tensors, *fields, width=...)`` computes a setting; without, the
-            module is called so.
-        cut: ``cut(module, width=...)`` returns a module of that setting alone, for export; without,
-            the module's own ``cut(width=...)`` does.
-        step: ``whole``: an optimizer step moves all entries of a parameter, as momentum and decay
-            do in the usual loops. ``slice``: those that a pass of the step used, which are those
-            that its ``cut`` takes; the others stand still, and so does what the optimizer keeps
-            of them.
+        fields: batch fields that the module takes after the tensors of the previous block.
+        apply: ``apply(module, *tensors, *fields, width=...)`` computes a setting; by default, the
+            module is called in this way.
+        cut: ``cut(module, width=...)`` returns a module of that setting alone, for export; by
+            default, the module's own ``cut(width=...)``.
+        step: ``whole``: an optimizer step updates all entries of a parameter, as momentum and decay
+            do in the usual loops. ``slice``: only those that a pass of the step used, which are
+            those that its ``cut`` takes; the others keep their values and optimizer state.
     """
 
     name: str
@@ -240,10 +231,7 @@ class Elastic(SetsMode):
     step: str = "whole"
 
     def __post_init__(self) -> None:
-        check_name("elastic layer", self.name)
-        object.__setattr__(self, "fields", field_names(f"elastic layer {self.name}", self.fields))
-        if isinstance(self.rule, str):
-            object.__setattr__(self, "rule", parse_rule(self.rule))
+        self._settle("elastic layer", "elastic layer")
         object.__setattr__(self, "settings", _checked(self.name, self.settings))
         for what in ("apply", "cut"):
             function = getattr(self, what)
@@ -262,27 +250,13 @@ class Elastic(SetsMode):
                 f"elastic layer {self.name}: expected the rule exact or lag(K) with "
                 f'step="slice", found {self.rule}'
             )
-        keep_reads(self.candidates)
-
-    @property
-    def candidates(self) -> tuple[Factory, ...]:
-        """All options are parts of one candidate."""
-        return (self.factory,)
 
     @property
     def num_options(self) -> int:
-        """How many settings a subnet chooses from, taken together."""
         return prod(map(len, self.settings.values()))
 
-    def candidate(self, option: int) -> int:
-        """The only one."""
-        return 0
-
     def setting(self, option: int) -> dict[str, Any]:
-        """What an option has its module called with, beside tensors.
-
-        Of neighbouring options the last setting differs.
-        """
+        """Keyword arguments of an option; the last setting varies fastest."""
         found = {}
         for name, values in reversed(list(self.settings.items())):
             option, place = divmod(option, len(values))
@@ -290,16 +264,11 @@ class Elastic(SetsMode):
         return dict(reversed(found.items()))
 
     def forward_of(self, module: Any, option: int) -> Any:
-        """What computes an option, of tensors."""
         call = module if self.apply is None else partial(self.apply, module)
         return partial(call, **self.setting(option))
 
     def cut_of(self, module: Any, option: int) -> Any:
-        """A module that computes an option alone.
-
-        Raises:
-            ConfigError: where neither the layer nor its module says how.
-        """
+        """A module that computes an option alone."""
         cut = getattr(module, "cut", None) if self.cut is None else partial(self.cut, module)
         if cut is None:
             raise ConfigError(
@@ -309,10 +278,10 @@ class Elastic(SetsMode):
         return cut(**self.setting(option))
 
     def option(self, setting: Mapping[str, Any]) -> int:
-        """Which option a value of each setting is; others are left out.
+        """The option with these settings; other keys are ignored.
 
         Raises:
-            ValueError: for a value that is not among them.
+            ValueError: for a value that is not listed.
         """
         option = 0
         for name, values in self.settings.items():
@@ -320,12 +289,12 @@ class Elastic(SetsMode):
         return option
 
     def text(self, option: int) -> str:
-        """How logs call an option: ``512``, or ``512,3`` of two settings."""
+        """Text of an option in logs: ``512``, or ``512,3`` for two settings."""
         return ",".join(map(str, self.setting(option).values()))
 
 
 def texts_of(settings: Iterable[Sequence[Any]]) -> list[str]:
-    """How logs call each option, of the values of each setting."""
+    """Text of each option in logs, from the values of each setting."""
     return [",".join(map(str, values)) for values in product(*settings)]
 
 
@@ -364,16 +333,15 @@ def _checked(name: str, settings: Any) -> dict[str, tuple[Any, ...]]:
 
 
 LOSS = "loss"
-"""Its label."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossBlock(Shared):
     """The last block of a run whose loss is a module with parameters or buffers of its own.
 
-    Its layer is the loss module, which the optimizer steps, checkpoints hold and stages hand over
-    as they do any layer. As a block it returns the tensors that it is given. The loss is computed
-    from these with the module of the layer, as part of the same block.
+    Its layer is the loss module, which is updated, kept in checkpoints and handed over as any other
+    layer. The block returns its input tensors. The loss is computed from these with the module of
+    the layer, as part of the same block.
 
     Args:
         before: the chain without this block.
@@ -382,40 +350,29 @@ class LossBlock(Shared):
     before: Any = None
 
     @property
-    def apply(self) -> Callable[..., Any] | None:
-        """Return the tensors unchanged."""
-        return _unchanged
+    def apply(self) -> Callable[..., Any]:
+        return lambda module, *tensors: tensors
 
     def set_mode(self, module: Any, trains: bool) -> None:
-        """Leave every part of the loss in the mode in which the user has put it."""
-
-
-def _unchanged(module: Any, *tensors: Any) -> tuple[Any, ...]:
-    return tensors
+        """Leave each part of the loss in the mode that the user has set."""
 
 
 class CopyOf(partial[Any]):
     """A factory whose layers begin as deep copies of a module that the user has made.
 
-    It is a ``functools.partial``, so whatever looks into factories finds the module as its
-    argument.
-
-    Args:
-        original: the user's own module. A run never changes it.
-        copy: makes the copy.
+    It is a ``functools.partial``, so code that inspects factories finds the module as its argument.
+    A run never changes the original.
     """
 
     def __new__(cls, original: Any, copy: Callable[[Any], Any] = deepcopy) -> CopyOf:
-        """Make a partial call of ``copy``."""
         return super().__new__(cls, copy, original)
 
     @property
     def original(self) -> Any:
-        """The user's own module."""
         return self.args[0]
 
     def in_place(self) -> Any:
-        """Return the original itself, for code that may change it, as in a forked process."""
+        """Return the original itself, for code that may change it, such as a forked process."""
         return self.original
 
 
@@ -425,14 +382,14 @@ _FIRST: WeakKeyDictionary[FunctionType, Mapping[str, object]] = WeakKeyDictionar
 
 
 def keep_reads(factories: Iterable[object]) -> None:
-    """Keep what factories read now, of those that are seen for the first time."""
+    """Keep the values that factories read now, unless they are known already."""
     for factory in factories:
         if (function := _function(factory)) is not None and function not in _FIRST:
             _FIRST[function] = dict(_reads(function))
 
 
 def changed_reads(factory: object) -> list[tuple[str, object, object]]:
-    """Name, value as its block was made, and value now, of each variable where they differ."""
+    """Variables that changed since the block was made: name, value then and value now."""
     function = _function(factory)
     before = _FIRST.get(function, {}) if function is not None else {}
     if function is None or not before:
@@ -452,7 +409,6 @@ def _function(factory: object) -> FunctionType | None:
 
 
 def _reads(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Variables around a function with plain values, by the names that occur in it."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
         try:
@@ -474,10 +430,7 @@ def _is_plain(value: object) -> bool:
 
 
 def globals_read(code: CodeType) -> set[str]:
-    """Names of the globals that a function, or one written in it, reads and does not write.
-
-    The names in the code object alone would include those of attributes.
-    """
+    """Names of globals that a function, or one nested in it, reads and does not write."""
     found, written = set[str](), set[str]()
     for each in _codes(code):
         for instruction in dis.get_instructions(each):

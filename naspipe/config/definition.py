@@ -1,4 +1,8 @@
-"""What defines a run's results, what only its speed, and what ``--set`` reaches of both."""
+"""The definition of a run, and the settings that ``--set`` reaches.
+
+A :class:`Definition` holds everything that determines the bits of a run. :class:`Settings` also has
+the :class:`~naspipe.config.execution.Execution`, which determines only how fast a run is.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,12 @@ from naspipe.config.execution import first_gpu as first_gpu
 from naspipe.config.recipe import Recipe as Recipe
 from naspipe.config.rules import TEACHER_BUFFERS, TEACHER_MODES, Follows, Rule, parse_rule
 from naspipe.config.settings import (
+    REQUIRED,
     Flag,
     Setting,
     at_least,
     between,
     check,
-    declaration,
     declared,
     one_of,
     setting,
@@ -55,39 +59,35 @@ MOMENTUM = {
          "have no teacher (default: predictor, if that is the last block).", "predictor"),
     )
 }  # fmt: skip
-"""Of a teacher that follows the student; see :class:`naspipe.Momentum`."""
+"""Settings of a teacher that follows the student; see :class:`naspipe.Momentum`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """Everything that the bits of a run depend on, beside the software and the hardware.
-
-    What has a flag is checked here and declared for the command line; ``--set`` reaches the recipe.
-    """
+    """Everything that the bits of a run depend on, apart from the software and the hardware."""
 
     space: str
     scale: str = setting(
         "", "scale of a named space: tiny, small or paper.", flag=Flag(default="tiny")
     )
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What the data set says of itself: name, version, counts, checksums."""
+    """The data set's own record: name, version, counts, checksums."""
     loss: str = ""
     recipe: Recipe = field(default_factory=Recipe)
     rules: Mapping[str, str] = field(default_factory=dict)
-    """The rule of each shared layer, by its name."""
+    """The rule of each shared layer, by the layer's name."""
     seed: int = setting(
         0,
         "seed of the subnet stream, the initial parameters and every random draw.",
         at_least(0),
         flag=Flag("K"),
     )
-    steps: int = field(
-        metadata=declaration(
-            "number of optimizer steps, of one subnet each unless the recipe's `passes` setting "
-            "specifies otherwise.",
-            at_least(1),
-            flag=Flag("S", 100),
-        )
+    steps: int = setting(
+        REQUIRED,
+        "number of optimizer steps, of one subnet each unless the recipe's `passes` setting "
+        "specifies otherwise.",
+        at_least(1),
+        flag=Flag("S", 100),
     )
     sampler: str = setting(
         "uniform",
@@ -111,15 +111,15 @@ class Definition:
     )
 
     weights: str = ""
-    """Digest of the weights that layers begin with, where they are given and not drawn."""
+    """Digest of the initial weights, if they are given and not drawn."""
     teacher: str = ""
-    """Digest of the weights of the teacher whose output is learned, where there is one."""
+    """Digest of the weights of the teacher, if there is one."""
     momentum: Mapping[str, Any] = field(default_factory=dict)
-    """How a teacher's layers follow the student's, where they do."""
+    """How the layers of a teacher follow the student's, if they do."""
     loss_fields: Sequence[str] = ()
-    """The batch fields that the loss is called with, where the loss does not say so itself."""
+    """Batch fields that the loss is called with, unless the loss names them itself."""
     metrics: Sequence[str] = ()
-    """Names of what is measured of every pass beside its loss."""
+    """Names of the metrics that are computed for each pass."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -127,11 +127,11 @@ class Definition:
 
     @property
     def num_passes(self) -> int:
-        """Sequence IDs of the stream: one for each pass of each step."""
+        """Number of sequence IDs of the stream: one for each pass of each step."""
         return self.steps * self.recipe.steps.passes
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest; of the optional parts those that the run has."""
+        """Plain values for the manifest, without optional parts that are empty."""
         values = asdict(self)
         values["recipe"]["parameter_groups"] = list(values["recipe"]["parameter_groups"])
         for name in ("weights", "teacher", "momentum", "loss_fields", "metrics"):
@@ -142,7 +142,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What ``--set key=value`` reaches: recipe, execution, shared rules and sizes of batches."""
+    """What ``--set key=value`` reaches: recipe, execution, rules of shared layers, batch sizes."""
 
     recipe: Recipe = field(default_factory=Recipe)
     execution: Execution = field(default_factory=Execution)
@@ -150,32 +150,27 @@ class Settings:
     data: Mapping[str, int] = field(default_factory=dict)
     """``max_tokens`` of a batch of text, ``batch_size`` of images, ``batches`` of a step."""
     momentum: Mapping[str, Any] = field(default_factory=dict)
-    """Of a teacher that follows the student, where there is one."""
+    """Settings of a momentum teacher."""
 
 
 def apply_settings(settings: Settings, assignments: Iterable[str]) -> Settings:
     """Apply ``key=value`` texts in order.
 
-    Keys are those of :class:`Recipe`'s and :class:`Execution`'s settings, ``optimizer.OPTION``,
-    ``parameter_groups`` (JSON), ``rule.SHARED_LAYER``, ``data.SIZE`` and
-    ``momentum.SETTING``. Another optimizer starts without the options of the one before.
-
-    Raises:
-        ConfigError: for a text without ``=``, an unknown key or a value that does not fit.
+    Keys are those of :class:`Recipe` and :class:`Execution`, ``optimizer.OPTION``,
+    ``parameter_groups`` (JSON), ``rule.SHARED_LAYER``, ``data.SIZE`` and ``momentum.SETTING``.
+    Choosing another optimizer discards the options of the previous one.
     """
-    pairs = [_pair(text) for text in assignments]
+    pairs = []
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text}: expected key=value, as in --set lr=0.01")
+        pairs.append((key.strip(), value.strip()))
     if dict(pairs).get("optimizer", settings.recipe.optimizer) != settings.recipe.optimizer:
         settings = replace(settings, recipe=replace(settings.recipe, optimizer_options={}))
     for key, value in pairs:
         settings = _assign(settings, key, value)
     return settings
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text}: expected key=value, as in --set lr=0.01")
-    return key.strip(), value.strip()
 
 
 def _assign(settings: Settings, key: str, value: str) -> Settings:

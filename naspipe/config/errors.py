@@ -1,8 +1,6 @@
-"""The errors that naspipe raises on purpose, and how an error is said in one line.
+"""The errors that naspipe raises deliberately, and how any error is written on one line.
 
-Every message says what is wrong and where, what was expected and found, and what to do. ``reason``
-says somebody else's error on one line. ``in_one_line`` keeps Python from printing a traceback for
-an end that the user asked for.
+Every message names what is wrong and where, what was expected and found, and what to do.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from typing import Any
 
 
 class NaspipeError(Exception):
-    """Root of every error that naspipe raises on purpose.
+    """Base class of all errors that naspipe raises deliberately.
 
-    It crosses a user's own process pool unchanged, whatever its class is made with. Escape codes
-    of terminals, as in messages of other libraries, are left out.
+    Instances can be pickled by a user's own process pool whatever arguments their class takes.
+    Escape codes of terminals, as in messages of other libraries, are removed.
     """
 
     def __init__(self, *arguments: object) -> None:
@@ -31,7 +29,6 @@ class NaspipeError(Exception):
 
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])")
-"""Of terminals: colours, movements and titles (ECMA-48)."""
 
 
 def _plain(text: str) -> str:
@@ -41,14 +38,13 @@ def _plain(text: str) -> str:
 def _made_again(
     kind: type[NaspipeError], arguments: tuple[Any, ...], values: Mapping[str, Any]
 ) -> NaspipeError:
-    """An error of another process."""
     error = kind.__new__(kind, *arguments)
     error.__dict__.update(values)
     return error
 
 
 def reason(error: BaseException) -> str:
-    """The type and message of somebody else's error, on one line."""
+    """Type and message of a foreign error, on one line."""
     if isinstance(error, UsersCodeError):  # which has them on its last
         return str(error).strip().splitlines()[-1][:300]
     text = " ".join(str(error).split())
@@ -59,9 +55,8 @@ def reason(error: BaseException) -> str:
 _HINTS = {
     "does not require grad and does not have a grad_fn": "; its code takes a gradient of a tensor "
     "that depends on no parameter and no input that requires one, as after detach(), under "
-    "torch.no_grad(), of whole numbers or of frozen parameters",
+    "torch.no_grad(), of whole numbers or of frozen parameters"
 }
-"""Hints that are appended to messages of torch that name no cause, by a part of the message."""
 
 
 class ConfigError(NaspipeError):
@@ -69,7 +64,7 @@ class ConfigError(NaspipeError):
 
 
 class UsersCodeError(NaspipeError):
-    """The user's code raised something in another process; the message has its traceback."""
+    """The user's code raised an error in another process; the message has its traceback."""
 
 
 class DataError(ConfigError):
@@ -77,7 +72,7 @@ class DataError(ConfigError):
 
 
 class NotPreparedError(DataError):
-    """A data set was not prepared yet; ``naspipe data prepare`` or the command itself does it."""
+    """A data set is not prepared yet; ``naspipe data prepare`` or the command itself does it."""
 
     def __init__(self, name: str, root: Path, message: str) -> None:
         super().__init__(message)
@@ -89,25 +84,25 @@ class BlockInputEditedError(NaspipeError):
 
 
 class TransportError(NaspipeError):
-    """A peer is gone, silent for longer than the deadline, or sent what cannot be read."""
+    """A peer is gone, silent for longer than the deadline, or sent an unreadable message."""
 
 
 class StorageError(NaspipeError):
-    """What a run leaves cannot be written: a full disk, or a directory that is read-only."""
+    """The files of a run cannot be written: a full disk, or a read-only directory."""
 
 
 class RunInterruptedError(NaspipeError):
-    """The run was asked to end, and did so behind a checkpoint."""
+    """The run was asked to end, and ended after writing a checkpoint."""
 
     def __init__(self, signal_number: int, message: str, *, from_elsewhere: bool = False) -> None:
         self.signal_number = signal_number
         self.from_elsewhere = from_elsewhere
-        """Whether the signal came to another host, and not to this process."""
+        """Whether another host received the signal."""
         super().__init__(message)
 
 
 class NotFiniteError(NaspipeError):
-    """A loss is infinite or not a number, and the recipe wants the run to stop then."""
+    """A loss is infinite or NaN, and the recipe stops the run in this case."""
 
 
 class ObserverError(NaspipeError):
@@ -115,10 +110,10 @@ class ObserverError(NaspipeError):
 
 
 class StageFailedError(NaspipeError):
-    """A stage raised; carries the first cause: the stage, its task, host and traceback.
+    """A stage failed; carries the first cause: the stage, its task, host and traceback.
 
-    Its first line says all but the traceback: ``stage 1 failed in 0.3F@1 block 4 (layer 3.1) on
-    HOST: RuntimeError: why``. The ``cause`` is the traceback's last line, unless it is given.
+    The first line has everything but the traceback: ``stage 1 failed in 0.3F@1 block 4 (layer 3.1)
+    on HOST: RuntimeError: why``. The default ``cause`` is the last line of the traceback.
     """
 
     def __init__(
@@ -135,20 +130,21 @@ class StageFailedError(NaspipeError):
 
 
 class VerificationError(NaspipeError):
-    """The first steps of a run do not have the bits of its plain loop, or a score of a search does
-    not have the bits of its plain network; nothing was published."""
+    """The bits of a run's first steps differ from the plain loop's, or a search's score from that
+    of the plain network; nothing was published.
+    """
 
 
 class LogError(NaspipeError):
-    """A recorded file is damaged in its middle, where nothing can be repaired."""
+    """A recorded file is damaged in the middle, so it cannot be repaired."""
 
 
 class InvariantError(NaspipeError):
-    """A rule of the schedule was broken: a bug in naspipe, never the user's doing."""
+    """An invariant of the schedule was violated: a bug in naspipe, never the user's fault."""
 
 
 def in_one_line(error: BaseException) -> BaseException:
-    """The error; where nobody catches it, Python prints what it says and no traceback."""
+    """Return the error; if it is not caught, Python prints its message without a traceback."""
     usual = sys.excepthook
 
     def said(kind: type[BaseException], found: BaseException, trace: TracebackType | None) -> None:

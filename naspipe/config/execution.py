@@ -1,7 +1,6 @@
-"""How a run is carried out: groups of settings, which users know by their keys.
+"""How a run is carried out: groups of settings, none of which changes the bits of a run.
 
-The groups are of how stages compute and reach each other, of how a run is watched, kept, judged and
-recorded, and of where a teacher's labels come from. None of them is a matter of a run's bits.
+Users know the settings by their keys, which do not depend on the group.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from typing import Any, Self
 
 from naspipe.config.errors import ConfigError
 from naspipe.config.settings import (
+    Checked,
     Flag,
     above,
     at_least,
     between,
     budget,
     byte_count,
-    check,
     declared,
     expect,
     group,
@@ -32,14 +31,14 @@ PARTITIONS = [
     "auto", "balanced", "rotated", "static",
     "free", "pairs", "packed", "layers", "hybrid", "shared",
 ]  # fmt: skip
-"""The names of placements; :func:`naspipe.plan.partitions.register_placement` adds to them."""
+"""Names of placements; :func:`naspipe.plan.partitions.register_placement` adds to them."""
 ORDERS = ["paper", "critical-path", "latest-start", "auto"]
-"""The names of dispatch orders; :func:`naspipe.engine.builder.register_order` adds to them."""
+"""Names of dispatch orders; :func:`naspipe.engine.builder.register_order` adds to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
-    """How subnets go through the stages."""
+class PipelineSettings(Checked):
+    """How subnets pass through the stages."""
 
     stages: int = setting(
         1,
@@ -148,13 +147,10 @@ class PipelineSettings:
         example="false",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings:
-    """What layers and activations may occupy."""
+class MemorySettings(Checked):
+    """How much memory layers and activations may use."""
 
     budget: str = setting(
         "",
@@ -189,13 +185,10 @@ class MemorySettings:
         example="512MiB",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareSettings:
-    """What stages compute on; an emulated device where there is none."""
+class HardwareSettings(Checked):
+    """The device that stages compute on, or the emulated one."""
 
     device: str = setting(
         "cpu",
@@ -220,13 +213,10 @@ class HardwareSettings:
         example="0.001",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireSettings:
-    """How stages reach each other."""
+class WireSettings(Checked):
+    """How stages exchange messages and tensors."""
 
     transport: str = setting(
         "ipc",
@@ -272,17 +262,14 @@ class WireSettings:
         example="eth0",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 MAX_TIMEOUT_SECONDS = 86_400.0
-"""A day."""
+"""One day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSettings:
-    """When a stage is given up, and what is done then."""
+class WatchSettings(Checked):
+    """When a stage is treated as failed, and what follows."""
 
     timeout_seconds: float = setting(
         300.0,
@@ -309,13 +296,10 @@ class WatchSettings:
         example="1",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSettings:
-    """What a run can be resumed from."""
+class CheckpointSettings(Checked):
+    """When checkpoints are written, and how many are kept."""
 
     every_steps: int = setting(
         0,
@@ -335,13 +319,10 @@ class CheckpointSettings:
         example="3",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationSettings:
-    """How the supernet is judged on the way. Papers name these, so recipe files may, too."""
+class ValidationSettings(Checked):
+    """How the supernet is validated during a run. Recipe files may contain these settings."""
 
     every_steps: int = setting(
         0,
@@ -380,10 +361,7 @@ class ValidationSettings:
         example="0",
     )
     ema: bool = setting(
-        False,
-        "evaluate the moving averages of the weights.",
-        key="validate_ema",
-        example="true",
+        False, "evaluate the moving averages of the weights.", key="validate_ema", example="true"
     )
     probe: str = setting(
         "none",
@@ -412,12 +390,9 @@ class ValidationSettings:
         example="8",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySettings:
+class VerifySettings(Checked):
     """How a run is compared with its plain loop."""
 
     verify: str = setting(
@@ -433,15 +408,9 @@ class VerifySettings:
         example="0",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def steps(self, lag: int, steps: int) -> int:
-        """How many steps are compared.
-
-        Args:
-            lag: the longest one of any layer, in steps.
-            steps: that the run still has to train.
+        """Number of steps to compare, of ``steps`` that remain; ``lag`` is the longest lag in
+        steps.
         """
         if self.verify == "all":
             return steps
@@ -456,8 +425,8 @@ class VerifySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSettings:
-    """What is recorded beside what every run records."""
+class RecordSettings(Checked):
+    """What is recorded in addition to what every run records."""
 
     access_log: str = setting(
         "full",
@@ -467,10 +436,7 @@ class RecordSettings:
         example="sampled:100",
     )
     digests: bool = setting(
-        False,
-        "record a digest of the bytes after every WRITE.",
-        flag=Flag(),
-        example="true",
+        False, "record a digest of the bytes after every WRITE.", flag=Flag(), example="true"
     )
     tensorboard: bool = setting(
         False,
@@ -499,12 +465,9 @@ class RecordSettings:
         example="0.0.0.0",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def logged_steps(self) -> int:
-        """Accesses of every Nth step are recorded; 0 if none are."""
+        """Record the accesses of every Nth step; 0 for none."""
         if self.access_log in ("full", "off"):
             return int(self.access_log == "full")
         return int(self.access_log.removeprefix("sampled:"))
@@ -514,8 +477,8 @@ PIPELINE, INLINE, SERVICE, FILE = "pipeline", "inline", "service", "file:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelSettings:
-    """Who computes what a frozen teacher says of each batch, and when."""
+class LabelSettings(Checked):
+    """Where and when the labels of a frozen teacher are computed."""
 
     source: str = setting(
         PIPELINE,
@@ -622,15 +585,8 @@ class LabelSettings:
         example="0.05",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def check_together(self) -> None:
-        """What several of them must be together, once all are known.
-
-        Raises:
-            ConfigError: naming what does not fit.
-        """
+        """Check settings that depend on one another, once all are known."""
         expect(
             self.again < self.ahead, "labels_again", f"less than labels_ahead={self.ahead}",
             self.again,
@@ -649,13 +605,10 @@ class LabelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class Execution:
-    """How a run is carried out: never a matter of its bits.
+    """How a run is carried out; it never changes the bits.
 
-    Made from settings by their keys, as in ``Execution(stages=2, memory_budget="3x")``, from
-    groups, or from both. Keys are also what manifests hold.
-
-    Raises:
-        ConfigError: for an unknown key or a value that is not allowed.
+    It is made from settings by their keys, as in ``Execution(stages=2, memory_budget="3x")``, from
+    groups, or from both. Manifests use the keys, too.
     """
 
     pipeline: PipelineSettings = group(PipelineSettings(), "pipeline")
@@ -687,28 +640,24 @@ class Execution:
 
     @property
     def workers(self) -> int:
-        """Stages of all groups together: stage j of group g is stage g * stages + j of the run."""
+        """Stages of all groups; stage j of group g is worker g * stages + j."""
         return self.pipeline.groups * self.pipeline.stages
 
     @property
     def cut_every_steps(self) -> int:
-        """Steps of a stream from one checkpoint to the next: a validation needs one, too."""
+        """Steps of a stream between checkpoints; a validation needs a checkpoint, too."""
         return self.checkpoints.every_steps or self.validation.every_steps
 
     def changed(self, **values: Any) -> Self:
-        """This with other values, by the keys of settings or as whole groups.
-
-        Raises:
-            ConfigError: as for a new one.
-        """
+        """A copy with other values, by the keys of settings or as whole groups."""
         return replace(self, **values)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by their keys, for the manifest."""
+        """Plain values by key, for the manifest."""
         known = declared(type(self))
         return {key: getattr(getattr(self, each.group), each.name) for key, each in known.items()}
 
 
 def first_gpu(device: str) -> str:
-    """The device that a measurement for all stages is taken on."""
+    """The device for a measurement that stands for all stages."""
     return "cuda:0" if device == "cuda" else device

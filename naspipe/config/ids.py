@@ -1,8 +1,8 @@
-"""Identities: small integers with names, and the records that are made of them.
+"""Identifiers: small integers with names, and the records that consist of them.
 
-Streams, subnets, stages, workers and versions have numbers. A layer is a candidate of a block of a
-stream. A subnet is one option per block of the chain, at its place in a stream. An access is what
-one subnet did to one layer; every figure is computed from these records.
+Streams, subnets, stages, workers and versions are numbered. A layer is a candidate of a block of a
+stream. A subnet has one option per block of the chain, and a position in a stream. An access is one
+read or write of a layer by a subnet; all metrics are computed from these records.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from enum import Enum
 from typing import NamedTuple, NewType
 
 StreamId = NewType("StreamId", int)
-"""One independent run (its own seed and subnets) inside a pipeline: 0, 1, 2, ..."""
+"""An independent training (with its own seed and subnets) in a pipeline: 0, 1, 2, ..."""
 
 SequenceId = NewType("SequenceId", int)
-"""A subnet's place in its stream's exploration order: 0, 1, 2, ... without gaps."""
+"""A subnet's position in the exploration order of its stream: 0, 1, 2, ... without gaps."""
 
 StageId = NewType("StageId", int)
-"""One position in a pipeline: 0, 1, 2, ... in the order of the chain."""
+"""A position in a pipeline: 0, 1, 2, ... in the order of the chain."""
 
 WorkerId = NewType("WorkerId", int)
-"""One process that holds positions; the launcher and messages know it by this number."""
+"""A process that holds positions; the launcher and messages use this number."""
 
 Version = NewType("Version", int)
-"""State of a layer after one WRITE, named by the sequence ID of that WRITE."""
+"""State of a layer after a WRITE, named by the sequence ID of that WRITE."""
 
 INITIAL = Version(-1)
-"""The version every layer has before its first WRITE."""
+"""The version of a layer before its first WRITE."""
 
 LATEST = Version(-2)
-"""In a ticket: whichever version is the newest when the access begins."""
+"""In a ticket: the newest version when the access begins."""
 
 
 FIRST_STREAM = StreamId(0)
-"""The stream of a run that has only one."""
 
 
 class LayerId(NamedTuple):
     """One candidate of one block of one stream; prints as ``0:3.1``.
 
-    ``block`` is the position in the chain, shared layers included; what users call
-    "choice block 3" is turned into it by :meth:`naspipe.config.space.Space.layer`.
+    ``block`` is the position in the chain, including shared layers;
+    :meth:`naspipe.config.space.Space.layer` converts the numbers of choice blocks, which users
+    know.
     """
 
     stream: StreamId
@@ -53,29 +53,30 @@ class LayerId(NamedTuple):
 
 
 def alone_in(layer: LayerId) -> LayerId:
-    """How a layer is called where its stream is the only one: in the stream's own files."""
+    """The ID of a layer in the files of its own stream, where it is the only stream."""
     return layer._replace(stream=FIRST_STREAM)
 
 
 class Subnet(NamedTuple):
-    """What one pass trains; ``chain`` holds one option per block, shared layers included.
+    """What one pass trains; ``chain`` has one option per block, including shared layers.
 
-    It is empty of a pass that nobody needs: it has a number, and nothing to do.
+    The chain is empty for a pass that nobody needs: it has a number, but nothing to compute.
     """
 
     stream: StreamId
     sequence_id: SequenceId
     chain: tuple[int, ...]
     candidates: tuple[int, ...] = ()
-    """Of each block the candidate that the option uses, where several use one; empty where every
-    option is a candidate of its own."""
+    """The candidate that the option of each block uses, if several options may use one; empty if
+    every option is a candidate.
+    """
 
     def layer(self, block: int) -> LayerId:
-        """The layer this subnet uses in a block."""
+        """The layer that this subnet uses in a block."""
         return LayerId(self.stream, block, (self.candidates or self.chain)[block])
 
     def options(self, layers: Iterable[LayerId]) -> tuple[int, ...]:
-        """The options by which it uses these layers; empty where the layers say it."""
+        """The options by which it uses these layers; empty if the layers determine them."""
         return tuple(self.chain[layer.block] for layer in layers) if self.candidates else ()
 
     def __str__(self) -> str:
@@ -83,23 +84,22 @@ class Subnet(NamedTuple):
 
 
 class AccessKind(Enum):
-    """What the access did; the value is its letter in logs."""
+    """Kind of an access; the value is its letter in logs."""
 
     FORWARD = "F"
     """READ: the forward of a block."""
     BACKWARD = "B"
-    """The backward of a block, recompute included; reads the version its forward read."""
+    """The backward of a block, including recomputation; it reads the version of its forward."""
     WRITE = "W"
-    """The optimizer step; ``version`` is the one it made."""
+    """The optimizer step; ``version`` is the one that it creates."""
 
 
 class Access(NamedTuple):
     """One line of the access log; times are nanoseconds of the machine's monotonic clock.
 
-    ``digest`` is that of the written bytes, empty unless digests were asked for;
-    ``stalled_ns`` is how long the stage had waited for the layer to be loaded; 0 is a cache hit.
-    ``owed_ns`` is how much of a WRITE's time, from its start, went to gradients that split
-    backwards had left; the rest is the update.
+    ``digest`` is that of the written bytes, or empty unless digests are recorded. ``stalled_ns`` is
+    how long the stage waited for the layer to be loaded; 0 is a cache hit. ``owed_ns`` is the part
+    of a WRITE, from its start, that computed gradients that split backwards had deferred.
     """
 
     layer: LayerId
@@ -115,7 +115,7 @@ class Access(NamedTuple):
 
     @property
     def is_hit(self) -> bool:
-        """Whether the layer was on the device when the stage was free to begin."""
+        """Whether the layer was on the device when the stage was ready for it."""
         return self.stalled_ns == 0
 
     def __str__(self) -> str:

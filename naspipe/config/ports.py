@@ -1,4 +1,4 @@
-"""The small protocols through which behaviour plugs into spaces.
+"""The protocols through which behaviour plugs into spaces.
 
 =================== ================================================================
 :class:`Decisions`  :class:`~naspipe.nni.decisions.LabelDecisions`,
@@ -14,66 +14,52 @@ from typing import Any, Protocol
 
 
 class Proof(Protocol):
-    """Shows that a space's layers compute what they stand for."""
+    """Shows that the layers of a space compute what the layers that they replace would."""
 
     def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Show it on a batch, once; returns what was looked at, for the run's manifest.
-
-        Raises:
-            ConfigError: when it is not so.
+        """Compare on a batch; returns what was compared, for the manifest. Raises ConfigError if
+        not equal.
         """
         ...
 
 
 class Decisions(Protocol):
-    """What subnets are drawn over, where blocks do not choose each on its own."""
+    """What samplers draw, if blocks do not choose independently.
+
+    There are ``counts`` values of each decision, and ``choices`` turns one value per decision into
+    one choice per choice block.
+    """
 
     @property
-    def counts(self) -> tuple[int, ...]:
-        """The number of values of each decision."""
-        ...
+    def counts(self) -> tuple[int, ...]: ...
 
-    def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
-        """One choice per choice block, from one value per decision."""
-        ...
+    def choices(self, drawn: Sequence[int]) -> tuple[int, ...]: ...
 
     def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
-        """One choice per choice block, from the value of every label, as NNI writes it.
-
-        Raises:
-            ConfigError: when a label is missing, or has a value that it does not allow.
+        """Choices from the value of every label, as NNI writes it; raises ConfigError if one does
+        not fit.
         """
         ...
 
     def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """What :meth:`choices` makes these choices of.
-
-        Raises:
-            ConfigError: when nothing does.
-        """
+        """The inverse of :meth:`choices`; raises ConfigError if there is none."""
         ...
 
     def decided(self) -> Sequence[Sequence[Mapping[str, Sequence[str]]]]:
-        """Of each choice block, of each candidate: the labels that decide it, and their values.
+        """For each candidate of each choice block: the labels that determine it, and their values.
 
-        A label of which any value goes is left out. Empty where the space says it in another way.
+        Labels of which any value will do are omitted. Empty if the space describes this otherwise.
         """
         ...
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The choices of the largest subnet, and of the smallest.
-
-        ``size`` is that of a choice block, by its number, and a candidate.
-
-        Raises:
-            ConfigError: when there is no order.
+        """Choices of the largest and of the smallest subnet; ``size(block, candidate)`` is a
+        size.
         """
         ...
 
     def part(self, blocks: range) -> Decisions:
-        """Those of a space with some of the choice blocks only.
-
-        Raises:
-            ConfigError: when one of them reaches other blocks, too.
+        """The decisions of some choice blocks; raises ConfigError if one affects other blocks,
+        too.
         """
         ...

@@ -1,13 +1,13 @@
-"""How every step is taken: the part of a run's definition that a recipe file holds.
+"""The recipe: how every step is taken. It is part of a run's definition.
 
-The learning rate follows the number of the step by a named schedule, a table or a user's function.
-Parameter groups say which parameters of a layer are stepped with other options than the rest:
+The learning rate of a step comes from a named schedule, a table or a user's function. Parameter
+groups give some parameters of a layer other optimizer options:
 
     [[parameter_groups]]
     match = ["bias", "norm"]
     weight_decay = 0.0
 
-The first group that matches a parameter has it; the rest has the recipe's options alone.
+A parameter belongs to the first group that matches it; the others have the recipe's options.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from naspipe.config.settings import (
 from naspipe.config.steps import NO_PROBES, ROUND, Steps, parse_passes, with_probes
 
 KINDS = ("bias", "norm", "vector")
-"""What a group may match by, beside patterns of names."""
 
 _NORM = re.compile(r"Norm(\d+d)?$")
 _BIAS = re.compile(r"bias$|bias_|.*_bias$")
@@ -50,37 +49,32 @@ _PATTERN = re.compile(r"[.*?\[]")
 
 
 class NamedParameter(NamedTuple):
-    """What of a parameter decides over its group."""
+    """The properties of a parameter that determine its group."""
 
     name: str
-    """As in ``3.1.linear.bias`` or ``head.bias``: of its layer, then inside of it."""
+    """As in ``3.1.linear.bias`` or ``head.bias``: the layer, then the name within it."""
     dims: int
-    """How many dimensions it has."""
     owner: str
     """The class of the module that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters that are stepped with options of their own."""
+    """Parameters with optimizer options of their own."""
 
     match: tuple[str, ...]
     lr_factor: float
-    """Of every step's rate."""
+    """Factor of every step's rate."""
     options: Mapping[str, Any]
-    """In the place of the recipe's ``optimizer_options``."""
+    """Replace entries of the recipe's ``optimizer_options``."""
 
     def has(self, parameter: NamedParameter) -> bool:
-        """Whether one of its patterns or kinds is the parameter's."""
+        """Whether a parameter matches one of the patterns or kinds."""
         return any(_matches(each, parameter) for each in self.match)
 
 
 def parse_groups(written: object) -> tuple[ParameterGroup, ...]:
-    """Groups as a recipe has them: mappings with ``match``, ``lr_factor`` and options.
-
-    Raises:
-        ConfigError: for anything else, in one line that names the group.
-    """
+    """Groups as a recipe has them: mappings with ``match``, ``lr_factor`` and options."""
     if not isinstance(written, Sequence) or isinstance(written, str):
         raise ConfigError(
             f"parameter_groups: expected a list such as "
@@ -90,7 +84,7 @@ def parse_groups(written: object) -> tuple[ParameterGroup, ...]:
 
 
 def group_of(parameter: NamedParameter, groups: Sequence[ParameterGroup]) -> int:
-    """The number of a parameter's group, counted from 1; 0 for the rest."""
+    """The number of a parameter's group, counted from 1; 0 if no group matches."""
     return next((n for n, group in enumerate(groups, 1) if group.has(parameter)), 0)
 
 
@@ -141,28 +135,19 @@ def _parsed(where: str, written: object) -> ParameterGroup:
 
 SCHEDULES = ("constant", "linear", "cosine", "inverse_sqrt")
 FALLING = ("linear", "cosine")
-"""Those that end at 0, and so may begin anew."""
+"""Schedules that end at 0, and can therefore restart."""
 
 _RECORDED = re.compile(r".+@[0-9a-f]{16}")
 _TABLE = re.compile(r"table\((.*)\)")
 
 
-def allowed_schedules() -> Allowed:
-    """Names, tables, and what manifests have of functions."""
-    return Allowed(f"{' or '.join(SCHEDULES)} or table(STEP:FACTOR,...)", _is_schedule)
-
-
 def by_step(schedule: str) -> bool:
-    """Whether it says the rate of every step by itself, so that there is no warm-up before it."""
+    """Whether the schedule gives the rate of every step itself, so that there is no warm-up."""
     return schedule not in SCHEDULES
 
 
 def factor(schedule: str, step: int) -> float:
-    """What the rate of a step is multiplied by, of a table or a function.
-
-    Raises:
-        ConfigError: for a function of which there is but the name, as a manifest has it.
-    """
+    """Factor of a step's rate, from a table or a function."""
     if isinstance(schedule, GivenCode):
         return float(schedule.code(step))
     if _TABLE.fullmatch(schedule) is None:
@@ -175,12 +160,8 @@ def factor(schedule: str, step: int) -> float:
 
 
 def in_cycle(position: int, first: int, growth: int) -> tuple[int, int]:
-    """A step's place in its cycle, and how many steps that has.
-
-    Args:
-        position: of the step, counted from the first cycle's first one.
-        first: steps of the first cycle.
-        growth: by how much each cycle is longer than the one before.
+    """A step's position in its cycle, and that cycle's length; each cycle is ``growth`` times
+    longer.
     """
     length = first
     if growth == 1:
@@ -191,11 +172,7 @@ def in_cycle(position: int, first: int, growth: int) -> tuple[int, int]:
 
 
 def table_text(rates: Mapping[int, float]) -> str:
-    """A table as the recipe has it, from rates by the first steps that have them.
-
-    Raises:
-        ConfigError: for anything but such a mapping.
-    """
+    """The text of a table, from rates by the first step that has them."""
     for step, rate in rates.items():
         if type(step) is not int or isinstance(rate, bool) or not isinstance(rate, int | float):
             raise ConfigError(
@@ -210,10 +187,7 @@ def table_text(rates: Mapping[int, float]) -> str:
 def schedule_of(rate: Callable[[int], float], steps: int) -> GivenCode:
     """A user's function as a schedule; it is called here, once for each step.
 
-    Manifests have its name and a digest of its rates.
-
-    Raises:
-        ConfigError: for a rate that is none.
+    Manifests record its name and a digest of its rates.
     """
     rates = array("d")
     for step in range(steps):
@@ -243,7 +217,7 @@ def _is_schedule(text: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _parsed_table(text: str) -> tuple[list[int], list[float]]:
-    """The first steps of a table, rising from 0, and the factors from each of them on."""
+    """The first steps of a table's entries, rising from 0, and their factors."""
     found = _TABLE.fullmatch(text)
     pairs = [each.split(":") for each in found.group(1).split(",")] if found else []
     try:
@@ -282,7 +256,7 @@ class Recipe:
         "learning rate schedule: constant, linear, cosine, inverse_sqrt, or "
         "table(STEP:FACTOR,...), which multiplies lr by FACTOR from STEP on. In Python, lr may "
         "be a function of the step number, or a mapping from steps to rates.",
-        allowed_schedules(),
+        Allowed(f"{' or '.join(SCHEDULES)} or table(STEP:FACTOR,...)", _is_schedule),
         example="cosine",
     )
     warmup_steps: int = setting(
@@ -409,7 +383,7 @@ class Recipe:
 
     @property
     def steps(self) -> Steps:
-        """How the passes of its streams form steps."""
+        """How passes form steps."""
         is_gated, by_items = self.clip_global_norm > 0, self.weight == "items"
         steps = replace(parse_passes(self.passes), is_gated=is_gated, weighs_items=by_items)
         reduced = steps if steps.passes == 1 else replace(steps, reduction=self.reduction)
@@ -417,20 +391,16 @@ class Recipe:
 
     @property
     def groups(self) -> tuple[ParameterGroup, ...]:
-        """The parameter groups; the rest, which none of them matches, is not among them."""
+        """The parameter groups, without the remaining parameters."""
         return parse_groups(self.parameter_groups)
 
     def of_group(self, number: int) -> Recipe:
-        """How the parameters of one group are stepped, counted from 1; those of the rest for 0."""
+        """The recipe for the parameters of one group, counted from 1; 0 is the remaining ones."""
         options = self.groups[number - 1].options if number else {}
         return replace(self, optimizer_options={**self.optimizer_options, **options})
 
     def check_rate(self) -> None:
-        """Settings of the rate must go together, once all of them are said.
-
-        Raises:
-            ConfigError: when they do not.
-        """
+        """Check that the settings of the learning rate fit together, once all are known."""
         expect(
             not self.restart_steps or self.schedule in FALLING, f"restart_steps="
             f"{self.restart_steps}", f"schedule={' or '.join(FALLING)}", self.schedule,
@@ -441,18 +411,14 @@ class Recipe:
         )  # fmt: skip
 
     def check_warmup(self, steps: int) -> None:
-        """A warm-up that a caller asks for must end in a run of so many steps.
-
-        Raises:
-            ConfigError: when it does not.
-        """
+        """Check that a requested warm-up ends within a run of ``steps`` steps."""
         expect(
             self.warmup_steps <= steps, f"warmup_steps={self.warmup_steps}",
             f"at most the run's steps={steps}, as the rate would never reach lr", self.warmup_steps,
         )  # fmt: skip
 
     def settled(self, candidate_counts: Sequence[int]) -> Recipe:
-        """The recipe for a space whose choice blocks have so many candidates."""
+        """The recipe for a space whose choice blocks have these numbers of candidates."""
         if self.passes != ROUND:
             return self
         return replace(self, passes=f"{ROUND}:{max(candidate_counts, default=1)}")
@@ -480,16 +446,13 @@ class Recipe:
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
-    """The rate of one step, whatever the order in which steps are computed.
+    """The rate of one step, independent of the order in which steps are computed.
 
-    Warm-up rises linearly over the first ``warmup_steps`` steps; after it the rate is
-    constant, falls to 0 at ``steps`` linearly or by a half cosine, or falls with the inverse
-    square root of the number of the step (Vaswani et al. 2017, section 5.3). With
-    ``restart_steps`` it falls to 0 in so many steps, and again and again (Loshchilov and Hutter
-    2017): the bits are those of torch's ``CosineAnnealingWarmRestarts``.
-
-    Raises:
-        ConfigError: for a schedule that is a function of which there is but the name.
+    The rate rises linearly over the first ``warmup_steps`` steps. Then it is constant, decays to 0
+    at ``steps`` linearly or by a half cosine, or decays with the inverse square root of the step
+    (Vaswani et al. 2017, section 5.3). With ``restart_steps`` it decays to 0 in this many steps,
+    and restarts (Loshchilov and Hutter 2017), with the bits of torch's
+    ``CosineAnnealingWarmRestarts``.
     """
     if by_step(recipe.schedule):
         return recipe.lr * factor(recipe.schedule, step)
@@ -497,7 +460,10 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     if step < warmup:
         return recipe.lr * (step + 1) / warmup
     if recipe.restart_steps:
-        return _restarted(recipe, step - warmup)
+        place, length = in_cycle(step - warmup, recipe.restart_steps, recipe.restart_factor)
+        if recipe.schedule == "linear":
+            return recipe.lr * (1.0 - place / length)
+        return recipe.lr * (1.0 + math.cos(math.pi * place / length)) / 2  # in torch's order
     progress = (step - warmup) / max(1, steps - warmup)
     match recipe.schedule:
         case "linear":
@@ -509,11 +475,3 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
             return recipe.lr * math.sqrt(start / (step - warmup + start))
         case _:
             return recipe.lr
-
-
-def _restarted(recipe: Recipe, position: int) -> float:
-    """The rate of a step behind the warm-up, in torch's order of operations."""
-    place, length = in_cycle(position, recipe.restart_steps, recipe.restart_factor)
-    if recipe.schedule == "linear":
-        return recipe.lr * (1.0 - place / length)
-    return recipe.lr * (1.0 + math.cos(math.pi * place / length)) / 2

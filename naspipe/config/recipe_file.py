@@ -1,4 +1,4 @@
-"""Recipe files: small TOML files with what ``--set`` reaches of a run's definition.
+"""Recipe files: small TOML files with the settings that define a run.
 
     sampler = "uniform"
     lr = 0.03
@@ -10,9 +10,9 @@
     [rule]
     stem = "lag(4)"
 
-How a run is carried out is no part of a recipe, but for its validation (``validate_every``, ...),
-which papers name and which changes no bit. A table's keys are those of ``--set`` behind its name
-and a dot; ``optimizer.name`` is the optimizer itself. naspipe's own recipes lie in
+The keys of a table are those of ``--set`` without the table's name and the dot; ``optimizer.name``
+is the optimizer itself. A recipe does not say how a run is carried out, except for its validation
+(``validate_every``, ...), which papers name and which changes no bit. naspipe's own recipes are in
 ``naspipe/recipes/``.
 """
 
@@ -46,27 +46,26 @@ _TABLES = ("optimizer", "rule", "data", "momentum")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeFile:
-    """What a recipe file says."""
+    """The content of a recipe file."""
 
     where: str = ""
-    """Its name or path, for messages."""
     sampler: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else, by the keys of ``--set``."""
+    """Everything but the sampler, by the keys of ``--set``."""
 
     def applied_to(self, settings: Settings) -> Settings:
-        """The settings with the recipe's values in place.
+        """The settings with the values of the recipe.
 
-        A recipe that names an optimizer says all of it: options that other settings give to
-        another optimizer are dropped.
-
-        Raises:
-            ConfigError: for an unknown key or a value that does not fit.
+        A recipe that names an optimizer replaces all options that the settings had for it.
         """
         if "optimizer" in self.values:
             settings = replace(settings, recipe=replace(settings.recipe, optimizer_options={}))
+        texts = []
+        for key, value in self.values.items():
+            is_text = isinstance(value, str) and not key.startswith("optimizer.")
+            texts.append(f"{key}={value if is_text else json.dumps(value, default=str)}")
         try:
-            return apply_settings(settings, map(_assignment, self.values.items()))
+            return apply_settings(settings, texts)
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {str(error).removeprefix('--set ')}") from None
 
@@ -75,17 +74,12 @@ NO_RECIPE = RecipeFile()
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with naspipe."""
+    """Names of the recipes that come with naspipe."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def read_recipe(name: str | Path) -> RecipeFile:
-    """A recipe of naspipe's by its name, or a file by its path, which ends in ``.toml``.
-
-    Raises:
-        ConfigError: for an unknown name, a file that cannot be read or is no TOML, an unknown key
-            or a value that does not fit; always one line.
-    """
+    """One of naspipe's recipes by its name, or a file by its path, which ends in ``.toml``."""
     text = str(name)
     path = Path(text)
     if path.suffix != ".toml" and len(path.parts) <= 1:
@@ -126,7 +120,6 @@ def _parsed(tree: Mapping[str, Any], where: str) -> RecipeFile:
 
 
 def _flat(tree: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
-    """The values of a file by the keys of ``--set``."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and key in _TABLES:
             for option, inner in value.items():
@@ -160,15 +153,6 @@ def _check(key: str, value: Any, where: str) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold it."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return isinstance(value, bool | int | float | str)
-
-
-def _assignment(item: tuple[str, Any]) -> str:
-    """One value as ``--set`` has it."""
-    key, value = item
-    if key.startswith("optimizer.") or not isinstance(value, str):
-        value = json.dumps(value, default=str)
-    return f"{key}={value}"

@@ -1,9 +1,9 @@
-"""How a layer's READs follow its WRITEs: the rule each layer names (docs/rules.md).
+"""Rules: which version of a layer the READs of a step see (docs/rules.md).
 
-A layer has the rule of its block, but a layer without parameters and buffers (``Identity``,
-pooling, dropout) is the same in every version. So nobody waits for one: whatever the rule of its
-block says, it is treated as frozen. The update of a layer that follows another one, as a momentum
-teacher does, stands beside its rule.
+A layer has the rule of its block. A layer without parameters and buffers (``Identity``, pooling,
+dropout) is the same in every version, so it is treated as frozen whatever the rule of its block is,
+and nobody waits for it. The update of a layer that follows another one, as in a momentum teacher,
+is defined here, too.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from naspipe.config.text import knows_keywords
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """What the optimizer steps of one layer do otherwise than the recipe says."""
+    """How the optimizer steps of one layer differ from the recipe."""
 
     momentum: float | None = None
-    """In place of the optimizer's ``momentum``, or of the first of its ``betas``."""
+    """Replaces the optimizer's ``momentum``, or the first of its ``betas``."""
     lr: float = 1.0
     """Factor of every step's rate."""
     every: int = 1
-    """Steps whose gradients are averaged in their order and then applied once."""
+    """Number of steps whose gradients are averaged in order and then applied once."""
     predicts: int = 0
-    """READs see the layer after so many more steps, in each of which momentum alone moves it."""
+    """READs see the layer after this many further steps, moved by momentum alone."""
     over: int = 0
-    """Steps in which that grows from 0, as a lag does; 0 for at once."""
+    """Number of steps over which ``predicts`` grows from 0, as a lag does; 0 for no growth."""
 
     def applies(self, step: int) -> bool:
-        """Whether a step changes the layer; others only gather their gradients."""
+        """Whether a step changes the layer; the others only accumulate gradients."""
         return (step + 1) % self.every == 0
 
     def predicts_of(self, step: int) -> int:
-        """So many for what ``step`` wrote: as many as lie before the first step that reads it."""
+        """Steps to predict for the version of ``step``: those before the first step that reads
+        it.
+        """
         reader = step + 1
         while reader - 1 - grown(self.predicts, self.over, reader) < step:
             reader += 1
@@ -50,16 +52,16 @@ RECIPES = OwnStep()
 
 
 def grown(late: int, over: int, step: int) -> int:
-    """How late a step reads where that grows from 0 to ``late`` over so many steps."""
+    """The lag of a step if the lag grows from 0 to ``late`` over ``over`` steps."""
     return late * step // over if step < over else late
 
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Subnet y reads the version its previous user wrote. Every choice block has this rule."""
+    """Subnet y reads the version that its previous user wrote. Every choice block has this rule."""
 
     def last_read(self, step: int) -> int:
-        """The newest step whose WRITE the readers of a step see; below 0 for none."""
+        """The newest step whose WRITE is visible to the readers of ``step``; negative for none."""
         return step - 1
 
     def __str__(self) -> str:
@@ -71,7 +73,6 @@ class Frozen:
     """Never updated: every subnet reads the initial version."""
 
     def last_read(self, step: int) -> int:
-        """None, see :meth:`Exact.last_read`."""
         return -1
 
     def __str__(self) -> str:
@@ -81,23 +82,20 @@ class Frozen:
 @knows_keywords
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Subnet y reads the version holding every update of subnets <= y - 1 - ``subnets``.
+    """Subnet y reads the version that has every update of subnets <= y - 1 - ``subnets``.
 
-    Updates are applied strictly in sequence order. ``Lag(0)`` reads what :class:`Exact` reads.
-    At most ``subnets + 1`` subnets can then be in flight.
+    Updates are applied strictly in sequence order. ``Lag(0)`` reads what :class:`Exact` reads. At
+    most ``subnets + 1`` subnets can then be in flight.
 
     Args:
-        subnets: K; with ``passes``, of steps.
-        over: steps in which K grows from 0 to its full size, one by one; 0 for at once.
-        momentum: of this layer's optimizer, in place of the recipe's: staleness acts as momentum of
-            its own (Mitliagkas et al. 2016). The first of the betas where there is no momentum.
+        subnets: K; with ``passes``, the number of steps.
+        over: number of steps over which K grows from 0 to its full value; 0 for no growth.
+        momentum: of this layer's optimizer, in place of the recipe's (or of its first beta),
+            because staleness acts as additional momentum (Mitliagkas et al. 2016).
         lr: factor of this layer's rate.
-        predicts: READs see the layer where its momentum alone will have taken it K steps on (after
+        predicts: READs see the layer as momentum alone will have moved it K steps later (after
             SpecTrain, Chen et al. 2018, and XPipe, Guan et al. 2019, which repeat the last update).
-            While K grows, a version is foreseen for the first step that reads it.
-
-    Raises:
-        ConfigError: when a number is not what it should be.
+            While K grows, a version is predicted for the first step that reads it.
     """
 
     subnets: int
@@ -117,17 +115,16 @@ class Lag:
 
     @property
     def own_step(self) -> OwnStep:
-        """How the layer's optimizer steps."""
         foreseen = (self.subnets, self.over) if self.predicts else (0, 0)
         return OwnStep(self.momentum, self.lr, 1, *foreseen)
 
     @property
     def most_under_way(self) -> int:
-        """Subnets at once, of which each reads what it should."""
+        """Maximum number of subnets in flight of which each reads the required version."""
         return self.subnets + 1
 
     def last_read(self, step: int) -> int:
-        """Of ``step``, see :meth:`Exact.last_read`; it never falls from one step to the next."""
+        """See :meth:`Exact.last_read`; it never decreases from one step to the next."""
         return step - 1 - grown(self.subnets, self.over, step)
 
     def __str__(self) -> str:
@@ -139,19 +136,17 @@ class Lag:
 @knows_keywords
 @dataclass(frozen=True, slots=True)
 class Every:
-    """The gradients of ``steps`` steps are averaged in order and applied once, behind the last one.
+    """The gradients of ``steps`` steps are averaged in order and applied once, after the last of
+    them.
 
-    Step y reads the version from before the one that was made last before ``y - y % steps``: so
-    no step waits for the one just before it. ``Every(4)`` lets as many be under way as ``Lag(4)``.
-    What is gathered at the end of a run and not a whole number of them is not applied.
+    Step y reads the version from before the latest one that was written before ``y - y % steps``,
+    so no step waits for the previous one. ``Every(4)`` allows as many steps in flight as
+    ``Lag(4)``. An incomplete group of gradients at the end of a run is not applied.
 
     Args:
-        steps: M, 2 or more.
+        steps: M, at least 2.
         momentum: of this layer's optimizer, in place of the recipe's.
         lr: factor of this layer's rate.
-
-    Raises:
-        ConfigError: when a number is not what it should be.
     """
 
     steps: int
@@ -165,16 +160,13 @@ class Every:
 
     @property
     def own_step(self) -> OwnStep:
-        """How the layer's optimizer steps."""
         return OwnStep(self.momentum, self.lr, self.steps)
 
     @property
     def most_under_way(self) -> int:
-        """Subnets at once, whenever that is."""
         return self.steps + 1
 
     def last_read(self, step: int) -> int:
-        """Of ``step``, see :meth:`Exact.last_read`; it never falls from one step to the next."""
         return (step // self.steps - 1) * self.steps - 1
 
     def __str__(self) -> str:
@@ -183,17 +175,18 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """A step's version is made of the one before, and of the step's version of another layer.
+    """Each version is computed from the previous one and from a layer of another stream, the
+    source.
 
-    That is the source, of another stream. Nobody else writes it. A pass of step y reads the version
-    of step y - 1 - ``steps``: with 0 the one that holds everything before it, with 1 the asymmetric
-    update of TSPipe (ICML'22, section 4.2). Layers of the same candidate belong together.
+    There is no other writer. A pass of step y reads the version of step y - 1 - ``steps``: 0 is the
+    usual loop, 1 the asymmetric update of TSPipe (ICML'22, section 4.2). A layer follows the layer
+    of the same candidate.
     """
 
     stream: int
-    """Of the source."""
+    """Stream of the source."""
     block: int
-    """Of the source, a position in its chain."""
+    """Position of the source in its chain."""
     steps: int
 
     def __post_init__(self) -> None:
@@ -201,7 +194,7 @@ class Follows:
             raise ConfigError(f"{self}: expected 0 or more steps of lag")
 
     def last_read(self, step: int) -> int:
-        """Of ``step``, see :meth:`Exact.last_read`."""
+        """See :meth:`Exact.last_read`."""
         return step - 1 - self.steps
 
     def __str__(self) -> str:
@@ -212,10 +205,7 @@ Rule = Exact | Frozen | Lag | Every | Follows
 
 
 def steps_behind(rule: Rule) -> int | None:
-    """How old the oldest versions are that readers of a layer ask for, in steps.
-
-    None where only the newest is ever read, so that no older ones are kept.
-    """
+    """Age in steps of the oldest version that readers need; None if only the newest is read."""
     match rule:
         case Lag(steps) | Follows(_, _, steps):
             return steps
@@ -225,13 +215,13 @@ def steps_behind(rule: Rule) -> int | None:
 
 
 def most_copies(rule: Rule) -> int:
-    """Versions of a layer that are kept for readers at most, beside the newest."""
+    """Maximum number of versions that are kept for readers, in addition to the newest."""
     behind = steps_behind(rule)
     return 2 if isinstance(rule, Every) else 0 if behind is None else behind + 1
 
 
 def own_step(rule: Rule) -> OwnStep:
-    """How the optimizer of a layer steps, beside what the recipe says."""
+    """How the optimizer of a layer differs from the recipe."""
     return rule.own_step if isinstance(rule, Lag | Every) else RECIPES
 
 
@@ -241,12 +231,9 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {"momentum": float, "lr": float, "ov
 
 
 def parse_rule(text: str) -> Rule:
-    """Read a rule's text form: as in ``exact``, ``frozen``, ``lag(8)`` or ``every(4,lr=2)``.
+    """Read the text form of a rule: ``exact``, ``frozen``, ``lag(8)`` or ``every(4,lr=2)``.
 
-    There is also ``follows(STREAM.BLOCK,K)``, for layers of teachers; nobody gives it by hand.
-
-    Raises:
-        ConfigError: for any other text.
+    ``follows(STREAM.BLOCK,K)``, for layers of teachers, is not written by users.
     """
     if text in ("exact", "frozen"):
         return Exact() if text == "exact" else Frozen()
@@ -267,7 +254,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def _options(words: Sequence[str]) -> dict[str, Any] | None:
-    """What stands behind a rule's number, or None where it cannot be read."""
+    """Options after a rule's number, or None if they cannot be read."""
     found: dict[str, Any] = {}
     for word in words:
         name, sign, value = word.partition("=")
@@ -295,34 +282,27 @@ def _own_texts(own: OwnStep) -> list[str]:
 
 
 STATELESS = "no state"
-"""What logs and reports say in place of a rule."""
 
 _FROZEN = Frozen()
 
 
 @dataclass(frozen=True, slots=True)
 class PartlyFrozen:
-    """Of a block some of whose candidates have no state; the others follow its rule."""
+    """The rule of a block of which some candidates have no state."""
 
     rule: Rule
     frozen: frozenset[int]
-    """The candidates without state: not none, and not all."""
+    """Candidates without state: at least one, but not all."""
 
     def __str__(self) -> str:
         return str(self.rule)
 
 
 BlockRule = Rule | PartlyFrozen
-"""What holds for the layers of one block."""
 
 
 def rule_of(rules: Sequence[BlockRule], layer: LayerId) -> Rule:
-    """How a layer's READs follow its WRITEs.
-
-    Args:
-        rules: of each block of the layer's chain.
-        layer: which one.
-    """
+    """The rule of a layer, from the rules of the blocks of its chain."""
     rule = rules[layer.block]
     if isinstance(rule, PartlyFrozen):
         return _FROZEN if layer.candidate in rule.frozen else rule.rule
@@ -332,32 +312,30 @@ def rule_of(rules: Sequence[BlockRule], layer: LayerId) -> Rule:
 def with_stateless(
     rules: Sequence[Rule], counts: Sequence[int], stateless: Collection[tuple[int, int]]
 ) -> tuple[BlockRule, ...]:
-    """Rules as blocks name them, but for layers that have no state.
+    """The rule of each block, in which layers without state are frozen.
 
-    Args:
-        rules: of each block of a chain.
-        counts: how many candidates each block has.
-        stateless: block and candidate of the layers without parameters and buffers.
+    ``stateless`` has the block and candidate of each layer without parameters and buffers;
+    ``counts`` is the number of candidates of each block.
     """
     frozen: list[set[int]] = [set() for _ in rules]
     for block, candidate in stateless:
         frozen[block].add(candidate)
-    return tuple(map(_of_block, rules, counts, frozen))
-
-
-def _of_block(rule: Rule, count: int, frozen: set[int]) -> BlockRule:
-    if not frozen or isinstance(rule, Frozen):
-        return rule
-    return PartlyFrozen(rule, frozenset(frozen)) if len(frozen) < count else _FROZEN
+    found: list[BlockRule] = []
+    for rule, count, own in zip(rules, counts, frozen, strict=True):
+        if not own or isinstance(rule, Frozen):
+            found.append(rule)
+        else:
+            found.append(PartlyFrozen(rule, frozenset(own)) if len(own) < count else _FROZEN)
+    return tuple(found)
 
 
 def rule_with_state(rule: BlockRule) -> Rule:
-    """What holds for those layers of a block that have state."""
+    """The rule of the layers of a block that have state."""
     return rule.rule if isinstance(rule, PartlyFrozen) else rule
 
 
 def grown_up(rule: BlockRule) -> BlockRule:
-    """The rule as it is once its lag has grown: what a stream flows by."""
+    """The rule after its lag has grown, which determines the steady state of a stream."""
     own = rule_with_state(rule)
     if not isinstance(own, Lag):
         return rule
@@ -366,7 +344,7 @@ def grown_up(rule: BlockRule) -> BlockRule:
 
 
 def untrained(rule: BlockRule) -> BlockRule:
-    """What holds for the layers of a block in a stream that is not trained."""
+    """The rule of a block in a stream that is not trained."""
     return rule if isinstance(rule_with_state(rule), Follows) else _FROZEN
 
 
@@ -376,23 +354,22 @@ TEACHER_MODES = ("train", "eval")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MomentumUpdate:
-    """``teacher.lerp_(student, 1 - tau)`` behind each step of the student, for each parameter.
+    """``teacher.lerp_(student, 1 - tau)`` after each step of the student, for each parameter.
 
     Part of a run's definition.
-
-    Raises:
-        ConfigError: for a value that cannot be.
     """
 
     tau: float
     """At the first step, from 0 to 1."""
     end: float | None = None
-    """At the last one, reached by a half cosine (BYOL, section 3.2); None for ``tau`` always."""
+    """At the last step, reached along a half cosine (BYOL, section 3.2); None for a constant tau.
+    """
     buffers: str = "own"
-    """``own``: batch statistics of the teacher's own forwards; ``copied`` from the student behind
-    each of its steps; or ``averaged`` as parameters are (whole numbers are copied)."""
+    """``own``: batch statistics of the teacher's forwards; ``copied`` from the student after each
+    of its steps; or ``averaged`` as parameters are (integers are copied).
+    """
     mode: str = "train"
-    """In which the teacher's forwards run: ``train`` or ``eval``."""
+    """Mode of the teacher's modules: ``train`` or ``eval``."""
 
     def __post_init__(self) -> None:
         for name, value in (("tau", self.tau), ("end", self.end)):
@@ -407,12 +384,11 @@ class MomentumUpdate:
                 )
 
     def rate(self, step: int, steps: int) -> float:
-        """tau of one step of ``steps``, whatever the order in which they are computed."""
+        """tau of one step of ``steps``, independent of the order of computation."""
         if self.end is None:
             return self.tau
         falls = 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps)))
         return self.end - (self.end - self.tau) * falls
 
     def as_dict(self) -> Mapping[str, Any]:
-        """Plain values for the manifest."""
         return asdict(self)

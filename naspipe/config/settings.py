@@ -1,17 +1,15 @@
-"""How a setting is declared, once, and what is read from its declaration.
+"""Declarations of settings, from which flags, documentation and checks are derived.
 
-    window: int = setting(16, "sequence IDs that may be under way.", at_least(1), example="3")
+    window: int = setting(16, "sequence IDs that may be in flight.", at_least(1), example="3")
 
-Classes that hold such fields are frozen dataclasses and call :func:`check` from ``__post_init__``.
-A class may hold groups, each such a class, as ``Execution`` does. Users write a setting by its
-*key*, which belongs to no group: in ``--set key=value``, recipe files, Python and manifests; so a
-field may move to another group and old manifests are still read.
+Classes that hold such fields are frozen dataclasses derived from :class:`Checked`. A class may hold
+groups of settings, as ``Execution`` does. Users write a setting by its *key*, which does not depend
+on the group: in ``--set key=value``, recipe files, Python and manifests. So a field may move to
+another group, and old manifests can still be read.
 
-A bound is an :class:`Allowed`: a test, and the words in which a refusal says it. A user's function
-may stand in the place of a text (:class:`GivenCode`): its name is recorded and compared. Here is
-nothing that uses a setting. To add one, declare a field in ``execution.py`` (how a run is carried
-out) or in ``recipe.py`` (how every step is taken), nothing else; then write ``docs/settings.md``
-anew with ``scripts/write_settings.py``.
+To add a setting, declare a field in ``execution.py`` (how a run is carried out) or in ``recipe.py``
+(how every step is taken), and nothing else; then regenerate ``docs/settings.md`` with
+``scripts/write_settings.py``.
 """
 
 from __future__ import annotations
@@ -30,66 +28,57 @@ from naspipe.config.user_code import module_of
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """One bound of a setting."""
+    """A constraint on a setting's value."""
 
     text: str
     """As in "expected 1 or more"."""
     holds: Callable[[Any], bool]
     words: tuple[str, ...] = ()
-    """All values that are allowed, where they are a list of words."""
+    """All allowed values, if they are a list of words."""
 
 
 def at_least(least: float) -> Allowed:
-    """Numbers from a least one on."""
     return Allowed(f"{least:g} or more", lambda value: bool(value >= least))
 
 
 def between(least: float, most: float, unit: str = "") -> Allowed:
-    """Numbers from a least one to a greatest one, both allowed."""
     text = f"{least:g} to {most:g} {unit}".rstrip()
     return Allowed(text, lambda value: bool(least <= value <= most))
 
 
 def above(bound: float, at_most: float = math.inf) -> Allowed:
-    """Numbers greater than a bound, and not greater than another."""
     text = f"more than {bound:g}" + (f", at most {at_most:.15g}" if at_most < math.inf else "")
     return Allowed(text, lambda value: bool(bound < value <= at_most))
 
 
 def share(what: str) -> Allowed:
-    """Numbers from 0 to below 1."""
     return Allowed(f"{what} from 0 to below 1", lambda value: bool(0 <= value < 1))
 
 
 def norm() -> Allowed:
-    """The norm of a gradient, of which 0 stands for none."""
     return Allowed(
         "a finite norm, or 0 for none", lambda value: math.isfinite(value) and bool(value >= 0)
     )
 
 
 def one_of(*words: str) -> Allowed:
-    """Some words."""
     return Allowed(" or ".join(words), lambda value: value in words, words)
 
 
 def named_in(words: Sequence[str]) -> Allowed:
-    """Words of a list to which others may be added later; ``words`` has those of now."""
+    """Words of a list to which others may be added later; ``words`` are the present ones."""
     return Allowed(" or ".join(words), lambda value: value in words, tuple(words))
 
 
 def like(pattern: str, text: str) -> Allowed:
-    """Texts of a form."""
     return Allowed(text, lambda value: re.fullmatch(pattern, value) is not None)
 
 
 def byte_count() -> Allowed:
-    """Bytes, or nothing."""
     return Allowed("bytes, as in 2GB", lambda value: not value or parse_bytes(value) > 0)
 
 
 def budget() -> Allowed:
-    """Bytes, a number of subnets, or nothing."""
     return Allowed(
         "bytes, as in 512MiB, or a number of subnets, as in 3x",
         lambda value: not value or parse_bytes(value) > 0 or parse_subnets(value) > 0,
@@ -106,22 +95,22 @@ _SETTING, _GROUP = "setting", "group"
 
 
 class Flag(NamedTuple):
-    """That a setting has an option of its own on the command line: its key, with dashes."""
+    """A setting with this has an option of its own on the command line: its key, with dashes."""
 
     metavar: str = ""
     default: Any = None
-    """What a command takes where the option is left out, if that is not the setting's default."""
+    """Default on the command line, if it is not the setting's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One declared field."""
+    """A declared setting."""
 
     help: str
-    """Its first sentence is what ``--help`` shows; nothing else describes the setting."""
+    """``--help`` shows its first sentence. There is no other description of the setting."""
     allowed: tuple[Allowed, ...]
     key: str = ""
-    """As users write it; the field's name unless another is declared."""
+    """As users write it; by default, the field's name."""
     unit: str = ""
     flag: Flag | None = None
     example: str = ""
@@ -130,21 +119,16 @@ class Setting:
     kind: type = str
     default: Any = None
     group: str = ""
-    """The field that holds its group, where there are groups."""
+    """The field that holds its group, if there are groups."""
     is_of_recipes: bool = False
-    """Whether recipe files may name it although it changes no bit."""
+    """Whether recipe files may contain it although it changes no bit."""
 
     @property
     def brief(self) -> str:
-        """The first sentence, without its full stop."""
         return self.help.partition(". ")[0].removesuffix(".")
 
     def read(self, text: str) -> Any:
-        """A value from the text of a command line.
-
-        Raises:
-            ConfigError: for a text that is no such value; bounds are not looked at.
-        """
+        """The value of a text of the command line; constraints are not checked."""
         try:
             return _TRUTHS[text.lower()] if self.kind is bool else self.kind(text)
         except (KeyError, ValueError):
@@ -152,32 +136,26 @@ class Setting:
 
     @property
     def option(self) -> str:
-        """Of the command line, where it has one of its own; for what is true, it says no."""
+        """Option of the command line; for a setting that is true by default, the negation."""
         name = self.key.replace("_", "-")
         return f"--no-{name}" if self.default is True else f"--{name}"
 
     @property
     def usual(self) -> Any:
-        """What a command takes where nothing is said."""
+        """The command line's default."""
         has_own = self.flag is not None and self.flag.default is not None
         return self.flag.default if self.flag and has_own else self.default
 
     @property
     def kind_name(self) -> str:
-        """What kind of value it has, in words."""
         return _KIND_NAMES[self.kind]
 
     def is_of_kind(self, value: object) -> bool:
-        """Whether a value is of the setting's kind; whole numbers are numbers, too."""
+        """Whether a value is of the setting's kind; integers are numbers, too."""
         kinds = (int, float) if self.kind is float else self.kind
         return isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
 
     def check(self, value: Any) -> None:
-        """Refuse a value that is not allowed.
-
-        Raises:
-            ConfigError: in one line.
-        """
         expected = "" if self.is_of_kind(value) else self.kind_name
         for each in self.allowed:
             expected = expected or ("" if each.holds(value) else each.text)
@@ -187,22 +165,22 @@ class Setting:
             raise ConfigError(f"{self.key}: expected {expected}, found {value!r:.80}")
 
 
-def declaration(
+REQUIRED: Any = MISSING
+"""In place of a default, for a field that has none."""
+
+
+def setting(
+    default: T,
     help: str,
     *allowed: Allowed,
     key: str = "",
     unit: str = "",
     flag: Flag | None = None,
     example: str = "",
-) -> Mapping[str, Any]:
-    """A setting's declaration, as the metadata of a field that has no default."""
-    found = Setting(help=help, allowed=allowed, key=key, unit=unit, flag=flag, example=example)
-    return {_SETTING: found}
-
-
-def setting(default: T, help: str, *allowed: Allowed, **more: Any) -> T:
-    """A field with a default; ``more`` is what :func:`declaration` takes."""
-    found: T = field(default=default, metadata=declaration(help, *allowed, **more))
+) -> T:
+    """A field that declares a setting."""
+    declared = Setting(help=help, allowed=allowed, key=key, unit=unit, flag=flag, example=example)
+    found: T = field(default=default, metadata={_SETTING: declared})
     return found
 
 
@@ -213,11 +191,7 @@ def group(default: T, title: str, *, is_of_recipes: bool = False) -> T:
 
 
 def declared(node: type) -> Mapping[str, Setting]:
-    """The settings of a class and of its groups, by their keys, in the order of declaration.
-
-    Raises:
-        InvariantError: when two have the same key, or one has the name of a group.
-    """
+    """The settings of a class and of its groups by key, in the order of declaration."""
     return _declared(node)
 
 
@@ -225,66 +199,63 @@ def declared(node: type) -> Mapping[str, Setting]:
 def _declared(node: type) -> Mapping[str, Setting]:
     found: dict[str, Setting] = {}
     names = set(groups(node))
-    for each in _settings(node):
-        if each.key in found or each.key in names:
-            raise InvariantError(f"{node.__name__}: the key {each.key} is declared twice")
-        found[each.key] = each
+    for each in fields(node):
+        own: list[Setting] = []
+        if _GROUP in each.metadata:
+            _, is_of_recipes = each.metadata[_GROUP]
+            own = [
+                replace(inner, group=each.name, is_of_recipes=is_of_recipes)
+                for inner in declared(type(each.default)).values()
+            ]
+        elif _SETTING in each.metadata:
+            bare = each.metadata[_SETTING]
+            default = None if each.default is MISSING else each.default
+            key, kind = bare.key or each.name, _KINDS[each.type]
+            own = [replace(bare, name=each.name, key=key, kind=kind, default=default)]
+        for one in own:
+            if one.key in found or one.key in names:
+                raise InvariantError(f"{node.__name__}: the key {one.key} is declared twice")
+            found[one.key] = one
     return found
 
 
 def groups(node: type) -> dict[str, str]:
-    """The titles of a class's groups, by their names."""
+    """Titles of a class's groups, by name."""
     return {each.name: each.metadata[_GROUP][0] for each in fields(node) if _GROUP in each.metadata}
 
 
 def check(node: Any) -> None:
-    """Check the settings that a class itself holds; its groups check their own.
-
-    Raises:
-        ConfigError: for the first value that is not allowed.
-    """
+    """Check the settings of a class; its groups check their own."""
     for each in declared(type(node)).values():
         if not each.group:
             each.check(getattr(node, each.name))
 
 
+class Checked:
+    """Base class of dataclasses of settings, which are checked when an object is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """What refuses a key that no setting has: with the one that was meant, or else with all."""
+    """Error for an unknown key, with the key that was probably meant, or else with all."""
     known = list(known)
     hint = did_you_mean(key, known)
     rest = "docs/settings.md lists them all" if hint else f"expected one of {', '.join(known)}"
     return ConfigError(f"{key}: unknown key{hint}; {rest}")
 
 
-def _settings(node: type) -> Iterable[Setting]:
-    for each in fields(node):
-        if _GROUP in each.metadata:
-            _, is_of_recipes = each.metadata[_GROUP]
-            for inner in declared(type(each.default)).values():
-                yield replace(inner, group=each.name, is_of_recipes=is_of_recipes)
-        elif _SETTING in each.metadata:
-            bare = each.metadata[_SETTING]
-            yield replace(
-                bare,
-                name=each.name,
-                key=bare.key or each.name,
-                kind=_KINDS[each.type],
-                default=None if each.default is MISSING else each.default,
-            )
-
-
 def expect(is_good: bool, what: str, expected: str, found: object) -> None:
-    """Refuse a value of a setting.
-
-    Raises:
-        ConfigError: unless ``is_good``.
-    """
+    """Raise a ConfigError about a setting unless ``is_good``."""
     if not is_good:
         raise ConfigError(f"{what}: expected {expected}, found {found!r:.80}")
 
 
 def is_finite(value: Any) -> bool:
-    """Whether neither the value nor anything in it is infinite or not a number."""
+    """Whether neither the value nor anything in it is infinite or NaN."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -293,16 +264,16 @@ def is_finite(value: Any) -> bool:
 
 
 class GivenCode(str):
-    """The name of a function or class, as in ``mymodule:Lion``, and the function itself.
+    """The name of a function or class, such as ``mymodule:Lion``, together with the function
+    itself.
 
-    Manifests, comparisons and copies have the name alone: nothing is pickled. Stage processes are
+    Manifests, comparisons and copies have the name only; nothing is pickled. Stage processes are
     forked, so they have the function, too.
     """
 
     code: Callable[..., Any]
 
     def __new__(cls, code: Callable[..., Any], name: str = "") -> GivenCode:
-        """With a name of its own, or that of the function."""
         made = super().__new__(cls, name or name_of(code))
         made.code = code
         return made
@@ -315,8 +286,8 @@ class GivenCode(str):
 
 
 def name_of(code: Callable[..., Any]) -> str:
-    """``module:name`` of a function or class; of a partial with its arguments, of an object with
-    its class's.
+    """``module:name`` of a function or class, of an object's class, or of a partial with its
+    arguments.
     """
     if isinstance(code, partial):
         given = [*map(repr, code.args), *(f"{k}={v!r}" for k, v in sorted(code.keywords.items()))]

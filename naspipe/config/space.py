@@ -1,7 +1,6 @@
 """A search space: a chain of blocks, each with its candidate layers, as plain factories.
 
-Where layers are elastic, subnets are drawn over decisions, one for each name of a setting. Nothing
-here imports torch: a factory is called only when its layer is first used.
+If layers are elastic, subnets are drawn over decisions, one for each name of a setting.
 """
 
 from __future__ import annotations
@@ -24,25 +23,24 @@ from naspipe.config.text import knows_keywords
 from naspipe.config.user_code import check_blocks, check_factories
 
 AnyBlock = Block | Shared | Elastic
-"""What a chain is made of."""
 
 
 @knows_keywords
 class Space:
     """A named chain of blocks and shared layers.
 
-    A module takes the tensors that the block before returned, then the batch fields its
-    block names. The first block names ``("input",)`` unless it says otherwise.
+    A module takes the tensors that the previous block returned, followed by the batch fields that
+    its block names.
 
     Args:
-        name: how runs call it.
+        name: the name of the space in runs and messages.
         blocks: the chain.
-        decisions: what samplers draw, where one decision reaches several blocks; without, every
-            choice block is a decision of its own.
-        proof: what a run asks before it starts, where the layers stand for something else.
-        takes_input: the first block names ``("input",)`` unless it says otherwise; without, a tap
-            brings it what it is called with.
-        weights: digest of the weights that layers begin with, where they are given and not drawn.
+        decisions: what samplers draw, if one decision affects several blocks; by default, every
+            choice block is a decision.
+        proof: asked before a run starts, if the layers replace others.
+        takes_input: whether the first block takes the field ``input`` unless it names others; if
+            False, a tap provides its arguments.
+        weights: digest of the initial weights, if they are given and not drawn.
     """
 
     def __init__(
@@ -55,15 +53,14 @@ class Space:
         takes_input: bool = True,
         weights: str = "",
     ) -> None:
-        self.name, self.takes_input, self.weights = name, takes_input, weights
-        self.proof = proof
+        self.name, self.takes_input, self.weights, self.proof = name, takes_input, weights, proof
         self.blocks: tuple[AnyBlock, ...] = tuple(blocks)
         check_blocks(name, self.blocks, (Block, Shared, Elastic))
         self._choice_positions = [
             index for index, block in enumerate(self.blocks) if not isinstance(block, Shared)
         ]
         self._named: dict[str, int] = {}
-        """The positions of shared and elastic layers."""
+        """Positions of shared and elastic layers."""
         for index, block in enumerate(self.blocks):
             if not isinstance(block, Block):
                 if block.name in self._named:
@@ -80,13 +77,11 @@ class Space:
             kind = "block" if isinstance(block, Block) else "layer"
             check_factories(f"space {name}, {kind} {label}", block.candidates)
         self.is_elastic = any(isinstance(block, Elastic) for block in self.blocks)
-        self.decisions = self._settings() if decisions is None and self.is_elastic else decisions
-
-    def _settings(self) -> SettingDecisions:
-        choosing = [(n, b) for n, b in enumerate(self.blocks) if not isinstance(b, Shared)]
-        return SettingDecisions(
-            self.name, [block for _, block in choosing], [self._labels[n] for n, _ in choosing]
-        )
+        self.decisions = decisions
+        if decisions is None and self.is_elastic:
+            choosing = [block for block in self.blocks if not isinstance(block, Shared)]
+            own_labels = [self._labels[position] for position in self._choice_positions]
+            self.decisions = SettingDecisions(name, choosing, own_labels)
 
     def __repr__(self) -> str:
         counts = [block.num_options for block in self.blocks if isinstance(block, Block)]
@@ -102,17 +97,16 @@ class Space:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rule of each block of the chain."""
         return tuple(block.rule for block in self.blocks)
 
     @property
     def candidate_counts(self) -> tuple[int, ...]:
-        """Number of options of each choice block and elastic layer, shared layers left out."""
+        """Number of options of each choice block and elastic layer, without shared layers."""
         return tuple(self.blocks[index].num_options for index in self._choice_positions)
 
     @property
     def drawn_counts(self) -> tuple[int, ...]:
-        """Number of options of each thing that samplers draw: of decisions, or of choice blocks."""
+        """Number of options of each decision that samplers draw, or of each choice block."""
         return self.candidate_counts if self.decisions is None else tuple(self.decisions.counts)
 
     @property
@@ -122,8 +116,9 @@ class Space:
 
     @property
     def stays(self) -> tuple[bool, ...]:
-        """Of each block, whether its only layer stays where it is: a shared one, or one whose
-        readers may be at several versions."""
+        """Whether each block's only layer stays on its stage: a shared layer, or an elastic one
+        whose readers may use several versions.
+        """
         return tuple(
             not isinstance(block, Block)
             and (isinstance(block, Shared) or not isinstance(block.rule, Exact))
@@ -136,11 +131,7 @@ class Space:
         return {name: self.blocks[index].rule for name, index in self._named.items()}
 
     def with_rules(self, rules: Mapping[str, Rule]) -> Space:
-        """The same space with other rules for some of its shared layers.
-
-        Raises:
-            ConfigError: when the space has no shared layer of such a name.
-        """
+        """The same space with other rules for some of its shared layers."""
         blocks = list(self.blocks)
         for name, rule in rules.items():
             if name not in self._named:
@@ -150,35 +141,36 @@ class Space:
                 )
             position = self._named[name]
             blocks[position] = replace(blocks[position], rule=rule)
-        more: dict[str, Any] = {"takes_input": self.takes_input, "weights": self.weights}
-        return Space(self.name, blocks, self.decisions, self.proof, **more)
+        return self._with(blocks, self.weights)
 
     def followed_by(self, block: Shared, weights: str | None = None) -> Space:
-        """The same chain with one more block at its end.
+        """The chain with one more block; ``weights`` replaces the digest of the initial weights."""
+        return self._with([*self.blocks, block], self.weights if weights is None else weights)
 
-        Args:
-            block: the last one.
-            weights: digest of the weights to begin with, if it is another one.
-        """
-        weights = self.weights if weights is None else weights
-        more: dict[str, Any] = {"takes_input": self.takes_input, "weights": weights}
-        return Space(self.name, [*self.blocks, block], self.decisions, self.proof, **more)
+    def _with(self, blocks: Sequence[AnyBlock], weights: str) -> Space:
+        proof, takes_input = self.proof, self.takes_input
+        return Space(
+            self.name, blocks, self.decisions, proof, takes_input=takes_input, weights=weights
+        )
 
     def cut(self, at: Iterable[int | str]) -> list[Space]:
-        """The chain in several parts, each a space of its own, called NAME-0, NAME-1, ...
+        """Divide the chain into several spaces, called NAME-0, NAME-1, ...
 
-        All but the first are called with what the part before returns. The first one carries the
-        proof of the whole.
+        All but the first take what the previous part returns. The first one has the proof of the
+        whole.
 
         Args:
-            at: of each part but the first, where it begins: a position of the chain, or the label
-                of a block, in rising order.
-
-        Raises:
-            ConfigError: for a place that the chain does not have or that comes too late, or for a
-                decision that reaches blocks of several parts.
+            at: the beginning of each part but the first: a position in the chain or the label of a
+                block, in rising order.
         """
-        places = [self._position(place) for place in at]
+        places = []
+        for place in at:
+            if not isinstance(place, int) and place not in self._labels:
+                raise ConfigError(
+                    f"space {self.name} has no block {place!r} to be cut at: expected one of "
+                    f"{', '.join(self._labels)}"
+                )
+            places.append(place if isinstance(place, int) else self._labels.index(place))
         ends = [0, *places, len(self)]
         if any(later <= earlier for earlier, later in pairwise(ends)):
             raise ConfigError(
@@ -186,16 +178,6 @@ class Space:
                 f"at, found {', '.join(map(str, places)) or 'none'}"
             )
         return [self._part(number, *each) for number, each in enumerate(pairwise(ends))]
-
-    def _position(self, place: int | str) -> int:
-        if isinstance(place, int):
-            return place
-        if place not in self._labels:
-            raise ConfigError(
-                f"space {self.name} has no block {place!r} to be cut at: expected one of "
-                f"{', '.join(self._labels)}"
-            )
-        return self._labels.index(place)
 
     def _part(self, number: int, begin: int, end: int) -> Space:
         decisions = self.decisions
@@ -212,16 +194,12 @@ class Space:
         )
 
     def fields(self, block: int) -> tuple[str, ...]:
-        """Batch fields that the module of this block of the chain is given."""
+        """Batch fields that the module of a block of the chain takes."""
         named = self.blocks[block].fields
         return named if named or block or not self.takes_input else ("input",)
 
     def chain(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """Turn one choice per choice block and elastic layer into one option per block.
-
-        Raises:
-            ConfigError: when the number of choices or a choice does not fit the space.
-        """
+        """Turn one choice per choice block and elastic layer into one option per block."""
         counts = self.candidate_counts
         if len(choices) != len(counts):
             raise ConfigError(
@@ -240,11 +218,11 @@ class Space:
         return tuple(chain)
 
     def choices(self, chain: Sequence[int]) -> tuple[int, ...]:
-        """The choices that :meth:`chain` turns into these options."""
+        """The inverse of :meth:`chain`."""
         return tuple(chain[position] for position in self._choice_positions)
 
     def subnet(self, stream: StreamId, number: int, chain: Sequence[int]) -> Subnet:
-        """A subnet of these options, one per block of the chain."""
+        """A subnet with these options, one per block of the chain."""
         candidates: tuple[int, ...] = ()
         if self.is_elastic:
             pairs = zip(self.blocks, chain, strict=True)
@@ -257,17 +235,13 @@ class Space:
         return f"{label}.{candidate}" if isinstance(self.blocks[block], Block) else label
 
     def option_label(self, block: int, option: int) -> str:
-        """The same of what uses an option: ``fc[512]`` for a setting of an elastic layer."""
+        """Label of an option; ``fc[512]`` for a setting of an elastic layer."""
         own = self.blocks[block]
         label = self.label(block, own.candidate(option))
         return f"{label}[{own.text(option)}]" if isinstance(own, Elastic) else label
 
     def layer(self, label: str, stream: StreamId = FIRST_STREAM) -> LayerId:
-        """The layer that a label such as ``3.1`` or ``head`` names.
-
-        Raises:
-            ConfigError: when the space has no such layer.
-        """
+        """The layer that a label such as ``3.1`` or ``head`` names."""
         if label in self._named:
             return LayerId(stream, self._named[label], 0)
         if match := re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", label):
@@ -285,17 +259,15 @@ class Space:
 
 
 class SettingDecisions:
-    """Settings of one name are one decision, whichever layers have it; other blocks choose alone.
+    """One decision per name of a setting, whichever layers have it; other blocks choose
+    independently.
 
     Decisions are in the order in which the chain names them.
 
     Args:
         name: of the space.
-        choosing: its choice blocks and elastic layers, in their order.
-        labels: how the space calls each of them.
-
-    Raises:
-        ConfigError: where one name has two lists of values.
+        choosing: its choice blocks and elastic layers, in order.
+        labels: the label of each of them.
     """
 
     def __init__(
@@ -303,7 +275,7 @@ class SettingDecisions:
     ) -> None:
         self._name, self._choosing, self._labels = name, tuple(choosing), tuple(labels)
         self.values: dict[str, tuple[Any, ...]] = {}
-        """Of each decision, by its name: of a setting, or the number of a block."""
+        """Values of each decision, by the name of the setting or the number of the block."""
         first: dict[str, str] = {}
         for label, block in zip(labels, choosing, strict=True):
             for setting, values in _values(label, block).items():
@@ -318,7 +290,6 @@ class SettingDecisions:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of values of each decision."""
         return tuple(map(len, self.values.values()))
 
     def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
@@ -327,11 +298,7 @@ class SettingDecisions:
         return self._choices({label: values[number] for (label, values), number in pairs})
 
     def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
-        """The same from the value of every setting, and of every choice block the candidate.
-
-        Raises:
-            ConfigError: when one is missing or unknown, or has a value that no layer has.
-        """
+        """The same, from the value of every setting and the candidate of every choice block."""
         for label in (*self.values, *sample):
             if label not in self.values:
                 raise ConfigError(
@@ -347,11 +314,7 @@ class SettingDecisions:
         return self._choices(sample)
 
     def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """What :meth:`choices` makes these choices of.
-
-        Raises:
-            ConfigError: when two layers have different values of one setting.
-        """
+        """The inverse of :meth:`choices`."""
         sample: dict[str, Any] = {}
         for label, block, choice in zip(self._labels, self._choosing, choices, strict=True):
             own = block.setting(choice) if isinstance(block, Elastic) else {label: choice}
@@ -365,17 +328,14 @@ class SettingDecisions:
         return tuple(values.index(sample[label]) for label, values in self.values.items())
 
     def decided(self) -> tuple[()]:
-        """Nothing: a space describes the settings of its layers."""
+        """Nothing, because the space describes the settings of its layers."""
         return ()
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The choices of the largest subnet, and of the smallest.
 
-        Numbers count by their value, others in the order in which they are listed, the smallest
-        first; a candidate by its size, the lower one where several have as much.
-
-        Args:
-            size: parameters, by the number of a choice block and a candidate.
+        Numbers are compared by value, other values by their position in the list (smallest first),
+        and candidates by ``size(choice block, candidate)``; the first one wins a tie.
         """
         largest: dict[str, Any] = {}
         smallest: dict[str, Any] = {}
@@ -391,11 +351,7 @@ class SettingDecisions:
         return self._choices(largest), self._choices(smallest)
 
     def part(self, blocks: range) -> SettingDecisions:
-        """Those of a space with some of the choice blocks and elastic layers only.
-
-        Raises:
-            ConfigError: when a setting reaches others, too.
-        """
+        """The decisions of some of the choice blocks and elastic layers."""
         inside = SettingDecisions(
             self._name, self._choosing[blocks.start : blocks.stop],
             self._labels[blocks.start : blocks.stop],

@@ -1,12 +1,12 @@
-"""How the subnets of a stream form steps: several passes, one optimizer step.
+"""How the passes of a stream form optimizer steps.
 
-Where a step has several passes, each of them is what the schedule calls a subnet: it has a sequence
-ID, tickets and records of its own. The passes of a step read the versions from before it; each
-adds its gradients to what the step's earlier passes left, in sequence order, and the last pass
-that uses a layer steps it. The passes have one subnet, or each its own.
+If a step has several passes, each of them is a subnet for the schedule: it has a sequence ID,
+tickets and records of its own. The passes of a step read the versions from before the step. Each
+adds its gradients to those of the step's earlier passes, in sequence order, and the last pass that
+uses a layer updates it. All passes have the same subnet, or each has its own.
 
-A step may begin with *probes*: passes that have a forward only. Their losses say which of the
-probed subnets the other passes train (AttentiveNAS, Wang et al., CVPR 2021, section 3).
+A step may begin with *probes*: forward-only passes. Their losses determine which of the probed
+subnets the other passes train (AttentiveNAS, Wang et al., CVPR 2021, section 3).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from naspipe.config.ids import SequenceId
 MOST_PASSES = 1000
 
 ROUND = "fair"
-"""Steps of as many subnets as a choice block has candidates, which only a space can say."""
+"""Steps with as many subnets as a choice block has candidates; only a space knows the number."""
 
 NO_PROBES = "none"
 BEST, WORST = "best", "worst"
@@ -36,54 +36,53 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What one step of a stream is made of."""
+    """What one step of a stream consists of."""
 
     passes: int = 1
-    """Consecutive sequence IDs that belong to one step."""
+    """Number of consecutive sequence IDs that belong to one step."""
     distills: bool = False
-    """The first trained pass of each step teaches the others: they learn its output (sandwich
-    rule)."""
+    """The other passes learn the output of the first trained pass of the step (sandwich rule)."""
     draws_each: bool = False
     """Each pass has a subnet of its own; otherwise the sampler draws one for the step."""
     shares_batch: bool = False
     """All passes of a step take the same batch."""
     average: str = "passes"
-    """What a sum of gradients is divided by: the number of ``passes`` of the step, or of those
-    that used the layer (``users``), or nothing (``none``)."""
+    """What a sum of gradients is divided by: the number of ``passes`` of the step, of those that
+    used the layer (``users``), or nothing (``none``).
+    """
     reduction: str = "fold"
-    """How the gradients of passes are added up; see :mod:`naspipe.worker.blocks.ports`."""
+    """Order in which gradients of passes are summed; see :mod:`naspipe.worker.blocks.ports`."""
     weighs_items: bool = False
-    """In an average over passes each one counts by the items of its batch."""
+    """In an average over passes, each is weighted by the number of items in its batch."""
     is_gated: bool = False
-    """No WRITE of a step begins before all of the step's gradients are there, on every stage."""
+    """No WRITE of a step begins before all gradients of the step exist, on every stage."""
     probes: int = 0
-    """So many passes, the first ones of a step, have a forward only."""
+    """Number of passes, the first ones of a step, that have a forward only."""
     keeps: str = BEST
-    """Of the probes of one draw, which is trained: that with the least loss (``best``) or with the
-    most (``worst``)."""
+    """Which probe of a draw is trained: that with the lowest (``best``) or highest (``worst``)
+    loss.
+    """
 
     def step(self, sequence_id: int) -> int:
-        """The step that a pass belongs to."""
         return sequence_id // self.passes
 
     @property
     def trained(self) -> int:
-        """How many passes of a step are trained: those that are no probes."""
+        """Number of passes of a step that are trained."""
         return self.passes - self.probes
 
     @property
     def draws(self) -> int:
-        """How many subnets of a step are drawn; each has as many probes as any other."""
+        """Number of subnets that are drawn for a step; all have the same number of probes."""
         if self.draws_each:
             return self.trained
         return self.trained - 2 if self.distills else 1
 
     def is_probe(self, sequence_id: int) -> bool:
-        """Whether a pass has a forward only."""
         return sequence_id % self.passes < self.probes
 
     def pass_of(self, sequence_id: int) -> int:
-        """The number of a trained pass in its step; a probe's is below 0."""
+        """The number of a trained pass in its step; negative for a probe."""
         return sequence_id % self.passes - self.probes
 
     def begins(self, sequence_id: int) -> bool:
@@ -91,7 +90,9 @@ class Steps:
         return sequence_id % self.passes == 0
 
     def place(self, sequence_id: int) -> dict[str, int]:
-        """The number of a pass in its step, named ``pass``, or ``probe``; nothing if it is all."""
+        """``pass`` or ``probe`` with the number of a pass in its step; empty if a step is one
+        pass.
+        """
         if self.passes == 1:
             return {}
         if self.is_probe(sequence_id):
@@ -99,15 +100,15 @@ class Steps:
         return {"pass": self.pass_of(sequence_id)}
 
     def draw_of(self, sequence_id: int) -> int:
-        """The draw that a probe is for."""
+        """The draw that a probe belongs to."""
         return sequence_id % self.passes * self.draws // self.probes
 
     def trained_pass(self, sequence_id: int, number: int) -> SequenceId:
-        """The trained pass of a number in the same step."""
+        """The trained pass with this number in the same step."""
         return SequenceId(self.first(sequence_id) + self.probes + number)
 
     def first(self, sequence_id: int) -> SequenceId:
-        """The first pass of the same step, be it a probe or not."""
+        """The first pass of the same step, which may be a probe."""
         return SequenceId(sequence_id - sequence_id % self.passes)
 
     def end(self, sequence_id: int) -> SequenceId:
@@ -119,9 +120,9 @@ class Steps:
         return sequence_id % self.passes * num_groups // self.passes
 
     def batch(self, sequence_id: int) -> int:
-        """Which batch of the data a pass takes: those of a sandwich or a fair round the same.
+        """The batch of a pass; all passes of a sandwich or a fair round have the same.
 
-        A probe takes that of the first pass that it is for.
+        A probe takes the batch of the first pass that it is for.
         """
         step = self.step(sequence_id)
         if self.shares_batch:
@@ -133,20 +134,20 @@ class Steps:
 
     @property
     def is_tree(self) -> bool:
-        """Whether gradients are added up in halves of halves, so that no half waits for another."""
         return self.reduction == "tree"
 
     def handed_on(self, passes: Sequence[int]) -> list[tuple[int, int]]:
-        """Which stage hands its sum of a layer's gradients to which, in the order of the givers.
+        """Which stage sends its sum of a layer's gradients to which, in the order of the senders.
 
-        In a chain to the next one. In a tree, whose halves are the step's passes, to the last one
-        of the smallest half that has a later one: to the owner in log2 hops at most.
+        In a chain, each sends to the next one. In a tree, whose halves are the step's passes, each
+        sends to the last one of the smallest half that has a later one: at most log2 hops to the
+        owner.
 
         Args:
-            passes: of each stage that uses the layer the last pass there; rising.
+            passes: the last pass on each stage that uses the layer; rising.
 
         Returns:
-            Pairs of places in ``passes``.
+            Pairs of positions in ``passes``.
         """
         if not self.is_tree:
             return list(pairwise(range(len(passes))))
@@ -162,21 +163,15 @@ class Steps:
 
     @property
     def is_average(self) -> bool:
-        """Whether a step's loss is the average of its passes' losses."""
+        """Whether the loss of a step is the average over its passes."""
         return self.average == "passes" and not self.distills
 
 
 ONE_PASS = Steps()
-"""Every subnet is a step."""
 
 
 def parse_passes(text: str) -> Steps:
-    """Read ``one``, ``accumulate:N``, ``subnets:N``, ``subnets:N:AVERAGE``, ``fair:N`` or
-    ``sandwich:R``.
-
-    Raises:
-        ConfigError: for any other text.
-    """
+    """Read ``one``, ``accumulate:N``, ``subnets:N[:AVERAGE]``, ``fair:N`` or ``sandwich:R``."""
     if text == "one":
         return ONE_PASS
     if match := _TEXT.fullmatch(text):
@@ -197,11 +192,7 @@ def parse_passes(text: str) -> Steps:
 
 
 def with_probes(steps: Steps, text: str) -> Steps:
-    """Steps that begin with probes: ``best:K`` or ``worst:K``, K for each subnet that is drawn.
-
-    Raises:
-        ConfigError: for any other text but ``none``, or too many of them.
-    """
+    """Steps that begin with probes: ``best:K`` or ``worst:K``, K for each subnet that is drawn."""
     if text == NO_PROBES:
         return steps
     match = _PROBES.fullmatch(text)
@@ -215,11 +206,7 @@ def with_probes(steps: Steps, text: str) -> Steps:
 
 
 def recorded_steps(recipe: Mapping[str, Any]) -> Steps:
-    """The steps of a run, from the recipe that its manifest holds.
-
-    Raises:
-        ConfigError: for passes that no recipe can have.
-    """
+    """The steps of a run, from the recipe in its manifest."""
     steps = parse_passes(str(recipe.get("passes", "one")))
     reduction = str(recipe.get("reduction", "fold")) if steps.passes > 1 else "fold"
     steps = with_probes(steps, str(recipe.get("probes", NO_PROBES)))

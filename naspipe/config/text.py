@@ -1,8 +1,4 @@
-"""Words and texts that anybody may have written: JSON, sizes and keywords.
-
-JSON comes from files and messages. Sizes are as users write them: ``512MiB``, ``3x``. A keyword
-that a call does not have is refused in one line, which says which one was meant.
-"""
+"""Texts that anybody may have written: JSON, sizes such as ``512MiB`` or ``3x``, and keywords."""
 
 from __future__ import annotations
 
@@ -18,11 +14,7 @@ from naspipe.config.errors import ConfigError
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value that a text stands for.
-
-    Raises:
-        ValueError: when it is no JSON, has a number of too many digits, or is nested too deep.
-    """
+    """The value of a JSON text; ValueError for no JSON, too many digits or too deep nesting."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -43,7 +35,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_subnets(text: str) -> float:
-    """A number of subnets from ``3x`` or ``1.5x``; 0 for anything else."""
+    """The number of subnets in ``3x`` or ``1.5x``; 0 for anything else."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)x", text.strip().lower())
     return float(match[1]) if match else 0.0
 
@@ -53,7 +45,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """What a message says of the known word that is nearest, if one is near."""
+    """A hint at the nearest known word, or an empty text."""
     close = difflib.get_close_matches(text, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -61,16 +53,13 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
 def check_keywords(
     call: Callable[..., Any], name: str, given: Mapping[str, Any], places: int = 0
 ) -> None:
-    """Refuse keywords that a call does not take.
+    """Refuse keywords that a call does not take, naming the one that was probably meant.
 
     Args:
         call: a function, or a class's ``__init__``.
-        name: what users call it.
+        name: its public name.
         given: keywords.
-        places: arguments that are given without a keyword.
-
-    Raises:
-        ConfigError: naming the first of them, what to write, and those that there are.
+        places: number of positional arguments.
     """
     parameters = signature(call).parameters.values()
     if not given or any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
@@ -92,7 +81,7 @@ def check_keywords(
 
 
 def knows_keywords(kind: type[T]) -> type[T]:
-    """The class, whose constructor refuses what it does not take in one line."""
+    """Class decorator: the constructor refuses unknown keywords with a ConfigError."""
     begin: Callable[..., None] = kind.__init__
 
     @wraps(begin)

@@ -1,4 +1,4 @@
-"""A user's own code: found by name, and what it raises as one line that says where it broke."""
+"""The user's own code: found by name, and its errors as one line that says where they occurred."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ _TORCH = tuple(f"{folder}/torch/" for folder in _LIBRARIES)
 
 @contextmanager
 def users_code(what: str) -> Iterator[None]:
-    """Turn whatever is raised into a ConfigError about ``what``; naspipe's own errors pass.
-
-    Raises:
-        ConfigError: with the type and message of the error, and its file and line.
+    """Turn any exception into a ConfigError about ``what`` with file and line; NaspipeErrors
+    pass.
     """
     try:
         yield
@@ -40,10 +38,10 @@ def users_code(what: str) -> Iterator[None]:
 
 
 class called:  # noqa: N801
-    """Add a line to whatever the user's code raises, that says what was called.
+    """Context manager that adds a note to any exception of the user's code.
 
     Args:
-        what: the line; worked out only where something is raised.
+        what: makes the note; called only if something is raised.
     """
 
     __slots__ = ("_what",)
@@ -52,18 +50,17 @@ class called:  # noqa: N801
         self._what = what
 
     def __enter__(self) -> None:
-        """Nothing is done."""
+        """Nothing to do."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        """Add the line."""
         if error is not None:
             add_call(error, self._what)
 
 
 def add_call(error: BaseException, what: Callable[[], str]) -> None:
-    """Add a line to what the user's code raised, that says what was called; see :class:`called`."""
+    """Add a note about the call to an exception of the user's code; see :class:`called`."""
     if isinstance(error, Exception) and not isinstance(error, NaspipeError):
         error.add_note(what())
 
@@ -71,8 +68,8 @@ def add_call(error: BaseException, what: Callable[[], str]) -> None:
 def users_traceback(error: BaseException) -> str:
     """The traceback of an error of the user's code, without the frames of naspipe and torch.
 
-    What naspipe itself raised is left whole; where it says in its own words what the user's code
-    did, these come behind the user's frames.
+    Errors of naspipe itself keep all frames. If naspipe reports a fault of the user's code in its
+    own words, these come after the user's frames.
     """
     if isinstance(error, UsersCodeError):
         return f"{error}\n"
@@ -87,7 +84,6 @@ def users_traceback(error: BaseException) -> str:
 
 
 def _is_users(error: BaseException) -> bool:
-    """Whether it came out of what :func:`called` names, or out of code that is the user's."""
     if getattr(error, "__notes__", ()):
         return True
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
@@ -96,7 +92,6 @@ def _is_users(error: BaseException) -> bool:
 
 
 def _leave_out_ours(found: traceback.TracebackException | None, seen: set[int]) -> None:
-    """Of an error and of those that it came from."""
     if found is None or id(found) in seen:
         return
     seen.add(id(found))
@@ -107,11 +102,7 @@ def _leave_out_ours(found: traceback.TracebackException | None, seen: set[int]) 
 
 
 def check_blocks(name: Any, blocks: Sequence[Any], kinds: tuple[type, ...]) -> None:
-    """A space has a name and blocks, each of which must be one of some kinds.
-
-    Raises:
-        ConfigError: for the first that is not, with what it should have been.
-    """
+    """Check that a space has a name and blocks of the given kinds."""
     if not isinstance(name, str):
         raise ConfigError(
             f"a space: expected a name first, as in npp.Space('mine', [...]), found a "
@@ -136,11 +127,7 @@ def check_blocks(name: Any, blocks: Sequence[Any], kinds: tuple[type, ...]) -> N
 
 
 def check_factories(where: str, candidates: Sequence[Any]) -> None:
-    """Each must be a function, or a class, that makes a module; a module is none, though callable.
-
-    Raises:
-        ConfigError: for the first that is not, by its place among them.
-    """
+    """Check that each is a function or class that makes a module, and not a module itself."""
     for number, factory in enumerate(candidates):
         is_module = hasattr(factory, "named_parameters") and not isinstance(factory, type)
         if is_module or not callable(factory):
@@ -153,7 +140,7 @@ def check_factories(where: str, candidates: Sequence[Any]) -> None:
 
 
 def is_users_module(name: str) -> bool:
-    """Whether a module is the user's own: neither naspipe's, nor a library's, nor Python's."""
+    """Whether a module is the user's own: not naspipe's, a library's or Python's."""
     if name == "__main__":
         return True
     if name.split(".")[0] in _NOT_THE_USERS:
@@ -164,13 +151,15 @@ def is_users_module(name: str) -> bool:
 
 
 def full_name(thing: object) -> str:
-    """A name of a function, or of an object's class, as in ``mymodule.collate``; no addresses."""
+    """Name of a function, or of an object's class, such as ``mymodule.collate``; without
+    addresses.
+    """
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{module_of(named)}.{getattr(named, '__qualname__', '')}"
 
 
 def module_of(named: object) -> str:
-    """Where a function or class is from; of the script that was started, what imports call it."""
+    """Module of a function or class; for the started script, its name when imported."""
     module: str = getattr(named, "__module__", "") or ""
     if module != "__main__":
         return module
@@ -182,9 +171,9 @@ def module_of(named: object) -> str:
 
 
 def is_same_name(found: Any, recorded: Any) -> bool:
-    """Whether a name, or what else is recorded of the user's code, is what was recorded.
+    """Whether a name of the user's code is the recorded one.
 
-    What stands in the script that is run is named after ``__main__``; imported, after the script.
+    Code of the started script is named after ``__main__``, and after the script when imported.
     """
     if found == recorded:
         return True
@@ -194,7 +183,7 @@ def is_same_name(found: Any, recorded: Any) -> bool:
 
 
 def why_no_source(kind: Any) -> str:
-    """Why a user's class or function has no source that can be copied; nothing where it has."""
+    """Why the source of a user's class or function cannot be copied; empty if it can."""
     module = kind.__module__
     if not is_users_module(module):
         return ""
@@ -207,11 +196,7 @@ def why_no_source(kind: Any) -> str:
 
 
 def import_attribute(name: str) -> Any:
-    """What a user means by ``module:attribute``.
-
-    Raises:
-        ConfigError: when it cannot be found, or its module cannot be imported.
-    """
+    """Import ``module:attribute``, from the working directory or from what is installed."""
     module_name, _, attribute = name.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{name}: expected module:attribute, as in mymodule:space")
@@ -228,7 +213,6 @@ def import_attribute(name: str) -> Any:
 
 
 def _import(module_name: str) -> ModuleType:
-    """Import a module that is installed or in the working directory."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(module_name)
@@ -237,14 +221,13 @@ def _import(module_name: str) -> ModuleType:
 
 
 def _is_about(error: ModuleNotFoundError | AttributeError, module_name: str) -> bool:
-    """Whether the module itself or its attribute is missing, not something that it uses."""
     if isinstance(error, ModuleNotFoundError):
         return error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
     return error.obj is sys.modules.get(module_name)
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the innermost frame that is the user's, or nothing where there is none."""
+    """File and line of the innermost frame of the user, or an empty text."""
     if isinstance(error, SyntaxError):
         return ""  # its message ends with them
     frames = [

@@ -1,6 +1,6 @@
-"""How the streams of a pipeline are joined: who is trained, where losses arise, what is tapped.
+"""How the streams of a pipeline are connected: trained streams, losses, and taps.
 
-A plain run needs none of it: :data:`PLAIN`. Blocks are positions in a stream's chain.
+A plain run needs none of this: :data:`PLAIN`. Blocks are positions in a stream's chain.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from naspipe.config.ids import StreamId
 from naspipe.config.steps import Steps
 
 InputName = NewType("InputName", str)
-"""What a task waits for, beside the versions that it reads."""
+"""What a task waits for, in addition to the versions that it reads."""
 
 CHAIN = InputName("chain")
-"""The output of the block before; for a backward, the gradient from the block behind."""
+"""The output of the previous block; for a backward, the gradient from the next block."""
 
 
 FIELD = "field:"
-"""What the names of inputs that are batch fields begin with."""
+"""Prefix of the names of inputs that are batch fields."""
 
 
 def field_input(name: str) -> InputName:
@@ -32,14 +32,14 @@ def field_input(name: str) -> InputName:
 
 
 CREDIT = "credit:"
-"""What comes back for a tapped output begins with: whoever took it is through."""
+"""Prefix of the input that returns for a tapped output once its receiver is done."""
 
 
 class TapRole(Enum):
-    """What a tapped output is to the block that takes it."""
+    """How a block uses a tapped output."""
 
     INPUT = "input"
-    """The block is called with it, behind what the chain hands on."""
+    """The block takes it after the tensors of the chain."""
     LESSON = "lesson"
     """The block's objective compares with it."""
 
@@ -48,8 +48,8 @@ class TapRole(Enum):
 class Tap:
     """The output of a block of one stream goes to a block of another in the same step.
 
-    No gradient comes back. ``passes`` pairs passes of the source with passes of the sink; None
-    pairs each with its own number.
+    No gradient returns. ``passes`` pairs passes of the source with passes of the sink; None pairs
+    equal numbers.
     """
 
     source: tuple[StreamId, int]
@@ -58,11 +58,11 @@ class Tap:
     role: TapRole
     passes: tuple[tuple[int, int], ...] | None = None
     number: int | None = None
-    """Tells taps from one block to another apart, where there are several."""
+    """Distinguishes taps between the same two blocks."""
 
     @property
     def name(self) -> InputName:
-        """What the sink's task calls it."""
+        """Name of the input of the sink's task."""
         stream, block = self.source
         which = f"{stream}.{block}" if self.number is None else f"{stream}.{block}#{self.number}"
         return InputName(f"{self.role.value}:{which}>{self.sink[1]}")
@@ -82,27 +82,29 @@ class Tap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWiring:
-    """What of one stream differs from a plain training run."""
+    """How one stream differs from a plain training run."""
 
     is_trained: bool = True
     """Otherwise its subnets have forwards only, and nothing of it is written."""
     rank: int = 0
-    """Tasks of streams of a lower rank go first, whatever the dispatch order says."""
+    """Tasks of streams with a lower rank go first, whatever the dispatch order is."""
     window: int | None = None
-    """Subnets that may be under way; None for the execution's."""
+    """Maximum number of subnets in flight; None for the execution's."""
     lingers: bool = True
-    """Where it is not trained: whether its subnets stay under way, on every stage, until those that
-    take their outputs are through. Its window then counts from the oldest of them."""
+    """For a stream that is not trained: whether its subnets stay in flight, on every stage, until
+    those that take their outputs are done. Its window then counts from the oldest of them.
+    """
     cut_like: int | None = None
     """The stream whose cuts this one has, block by block; None for cuts of its own."""
     objectives: tuple[int, ...] = ()
-    """Rising: blocks before the last in which a loss arises. No gradient from behind enters them:
-    the backward begins there, and needs nothing of the later blocks."""
+    """Rising: blocks before the last in which a loss is computed. They get no gradient from later
+    blocks: the backward begins there.
+    """
     late_fields: tuple[tuple[int, str], ...] = ()
-    """Block and name of each batch field that is asked for at admission and comes later."""
+    """Block and name of each batch field that is requested at admission and arrives later."""
 
     def sections(self, num_blocks: int) -> list[range]:
-        """The blocks through which each backward goes, that of the chain's end first."""
+        """The blocks of each backward; that of the chain's end comes first."""
         bounds = [0, *(block + 1 for block in self.objectives), num_blocks]
         ranges = [range(low, high) for low, high in pairwise(bounds)]
         return ranges[::-1] if self.is_trained else []
@@ -110,21 +112,20 @@ class StreamWiring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """Every stream's, and what joins them."""
+    """The wiring of every stream, and the connections between them."""
 
     streams: tuple[StreamWiring, ...] = ()
     """By stream; those not listed are plain."""
     taps: tuple[Tap, ...] = ()
     exchanges: tuple[str, ...] = ()
-    """What the WRITEs of a step wait for, beside what the recipes ask for."""
+    """What the WRITEs of a step wait for, in addition to what the recipes require."""
 
     def of(self, stream: int) -> StreamWiring:
-        """That of one stream."""
         return self.streams[stream] if stream < len(self.streams) else _PLAIN_STREAM
 
     @property
     def lingering(self) -> frozenset[int]:
-        """The streams whose subnets stay under way for those who take their outputs."""
+        """Streams whose subnets stay in flight for those that take their outputs."""
         return frozenset(
             number
             for number, stream in enumerate(self.streams)
@@ -132,12 +133,12 @@ class Wiring:
         )
 
     def among(self, streams: Collection[int]) -> Wiring:
-        """With the taps between these streams only."""
+        """The wiring with the taps between these streams only."""
         taps = (tap for tap in self.taps if {tap.source[0], tap.sink[0]} <= set(streams))
         return replace(self, taps=tuple(taps))
 
     def joined(self, num_streams: int) -> list[set[int]]:
-        """Streams that taps join, each in one set: they are cut and go on at the same pass."""
+        """Sets of streams that taps connect: they are cut and continue at the same pass."""
         found = [{number} for number in range(num_streams)]
         for tap in self.taps:
             ends = [each for each in found if each & {tap.source[0], tap.sink[0]}]
@@ -145,15 +146,7 @@ class Wiring:
         return found
 
     def completed(self, lengths: Sequence[int], steps: Steps) -> Wiring:
-        """With the taps that a step's kind implies: a sandwich's first pass teaches the others.
-
-        Args:
-            lengths: blocks of each stream's chain.
-            steps: how passes form steps, in every stream.
-
-        Raises:
-            ConfigError: for a block that its stream does not have, or joins that go in a circle.
-        """
+        """Check, and add the taps of a sandwich step, whose first pass teaches the others."""
         taps = self.taps
         if steps.distills:
             passes = tuple((0, number) for number in range(1, steps.trained))
@@ -167,7 +160,7 @@ class Wiring:
 _PLAIN_STREAM = StreamWiring()
 
 PLAIN = Wiring()
-"""Streams that have nothing to do with one another, each trained by the loss at its end."""
+"""Independent streams, each trained by the loss at its end."""
 
 
 def _check(wiring: Wiring, lengths: Sequence[int]) -> None:

@@ -1,10 +1,10 @@
-"""``naspipe.nni.NasExperiment``: an experiment of NNI's, with one supernet in place of trials."""
+"""``naspipe.nni.NasExperiment``: one of NNI's experiments, with one supernet in place of trials."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,47 +29,43 @@ from naspipe.search.search_directory import Search
 from naspipe.store.run_directory import RunDirectory
 
 VALIDATE = 8
-"""Held-out batches, where their number is not known."""
+"""Number of held-out batches if the data do not state theirs."""
 
 UNHEEDED = (
     ("accumulate_grad_batches", (None, 1), "passes='accumulate:N'"),
     ("gradient_clip_val", (None, 0), "clip_global_norm=..."),
     ("precision", (None, 32, "32", "32-true"), "precision='bf16'"),
 )
-"""What a Trainer may be given that changes what is trained, its usual values, and how it is said
-here."""
+"""Options of a Trainer that change what is trained, their usual values, and naspipe's options."""
 
 OWN = ("data", "loss", "steps", "held_out", "score")
-"""What is given beside an evaluator that is a function."""
+"""Settings that an evaluator that is a function needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """One supernet's training, and how its subnets are judged."""
+    """The training of one supernet, and how its subnets are evaluated."""
 
     data: Batches
     held_out: Batches
     loss: Loss
     steps: int
     why: str
-    """Why so many, in words."""
+    """Reason for the number of steps."""
     score: str
     validate: int
-    """Held-out batches."""
+    """Number of held-out batches."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """Further keywords of :func:`naspipe.train`."""
 
 
 def evaluated(evaluator: Any, given: Mapping[str, Any]) -> Evaluated:
-    """What an evaluator stands for.
+    """Translate an evaluator.
 
     Args:
         evaluator: ``Classification``, ``Regression``, or a ``FunctionalEvaluator``, whose function
-            is never called: ``data``, ``loss`` and ``steps`` say what it does.
-        given: values by the names of :data:`OWN`, which go before the evaluator's own.
-
-    Raises:
-        ConfigError: for another evaluator, or one that does what cannot be followed.
+            is never called: ``data``, ``loss`` and ``steps`` replace it.
+        given: values by the names of :data:`OWN`, which override the evaluator's.
     """
     check_score(given.get("score", "loss"))
     bases = {base.__name__ for base in type(evaluator).__mro__}
@@ -136,11 +132,7 @@ def _of_lightning(evaluator: Any, score: str, given: Mapping[str, Any]) -> Evalu
 
 
 def batches_of(loader: Any) -> DatasetBatches:
-    """A ``DataLoader``'s data set in batches of its size, shuffled as it does.
-
-    Raises:
-        ConfigError: for something else, or a sampler of another kind.
-    """
+    """The data set of a ``DataLoader`` in batches of its size, shuffled as it does."""
     if isinstance(loader, list | tuple) and len(loader) == 1:
         loader = loader[0]
     if not isinstance(loader, DataLoader):
@@ -162,7 +154,7 @@ def batches_of(loader: Any) -> DatasetBatches:
 
 
 def _check_heeded(trainer: Any) -> None:
-    """Lightning's options that would be left out in silence."""
+    """Refuse Lightning's options that would otherwise be ignored."""
     for name, usual, instead in UNHEEDED:
         if (found := getattr(trainer, name, None)) not in usual:
             raise ConfigError(
@@ -177,11 +169,11 @@ def _check_heeded(trainer: Any) -> None:
 
 
 LIGHTNINGS_EPOCHS = 1000
-"""What Lightning trains where neither epochs nor steps are given."""
+"""Lightning's default if neither epochs nor steps are given."""
 
 
 def _steps(trainer: Any, data: Any) -> tuple[int, str]:
-    """Those of one of NNI's trials, as Lightning counts them, and why."""
+    """The number of steps of one of NNI's trials, as Lightning counts them, and the reason."""
     epochs, most = trainer.max_epochs, trainer.max_steps
     batches = _limited(trainer.limit_train_batches, data.batches_per_epoch)
     why = f"max_epochs={epochs}, {batches} batches each"
@@ -203,7 +195,7 @@ def _steps(trainer: Any, data: Any) -> tuple[int, str]:
 
 
 def _limited(limit: int | float | None, batches: int) -> int:
-    """A limit of Lightning's: so many batches, or such a part of them."""
+    """Apply a limit of Lightning's: a number of batches, or a fraction of them."""
     if limit is None:
         return batches
     return min(batches, limit) if type(limit) is int else max(1, int(batches * limit))
@@ -214,26 +206,26 @@ def _validate(held_out: Any) -> int:
 
 
 CALIBRATE = 4
-"""Batches that a model's running statistics are taken from."""
+"""Number of batches from which a model's running statistics are computed."""
 
 
 class NasExperiment:
     """Runs a script that was written for ``nni.nas.experiment.NasExperiment``.
 
     It trains one supernet, whose weights all models share, and lets the strategy explore its
-    subnets by how they do with them: ``config.max_trial_number`` models are judged, not trained.
+    subnets by their scores: ``config.max_trial_number`` models are evaluated, not trained.
 
     Args:
-        model_space: of NNI's, or one's own.
+        model_space: one of NNI's, or your own.
         evaluator: ``Classification``, ``Regression``, or ``FunctionalEvaluator``.
         strategy: one of NNI's multi-trial strategies; it is used as it is.
-        config: a ``NasExperimentConfig``; ``max_trial_number`` and ``trial_concurrency`` count.
-        id: of the experiment, which :meth:`resume` finds; the space's name and the time by default.
-        settings: ``data``, ``loss``, ``steps``, ``held_out`` and ``score`` in place of the
-            evaluator's, ``directory`` (``runs``), ``stages``, and others of :func:`naspipe.train`.
+        config: a ``NasExperimentConfig``; ``max_trial_number`` and ``trial_concurrency`` are used.
+        id: of the experiment, for :meth:`resume`; by default the space's name and the time.
+        settings: ``data``, ``loss``, ``steps``, ``held_out`` and ``score`` override the
+            evaluator's; ``directory`` (``runs``), ``stages``, and others of :func:`naspipe.train`.
 
     Raises:
-        ConfigError: for what has no counterpart, with what to use.
+        ConfigError: for what has no counterpart, with an alternative.
     """
 
     def __init__(
@@ -267,7 +259,8 @@ class NasExperiment:
 
     @says_keywords
     def run(self, port: int = 8080, wait_completion: bool = True, debug: bool = False) -> bool:
-        """Train the supernet, then explore it; no server is started, so the arguments are unused.
+        """Train the supernet, then explore it; the arguments are unused because no server is
+        started.
 
         Raises:
             ConfigError, StageFailedError: see :func:`naspipe.train`.
@@ -278,7 +271,7 @@ class NasExperiment:
 
     @says_keywords
     def resume(self, port: int = 8080, wait_completion: bool = True, debug: bool = False) -> bool:
-        """Go on with the experiment of this ``id``, from its last checkpoint; as :meth:`run`."""
+        """Continue the experiment with this ``id`` from its last checkpoint; see :meth:`run`."""
         return self._go(resumes=True)
 
     def stop(self) -> None:
@@ -289,8 +282,8 @@ class NasExperiment:
 
         Args:
             top_k: how many.
-            formatter: ``dict`` for samples, ``instance`` for models of NNI's with the weights that
-                the supernet's training left, in evaluation mode; None for NNI's own objects.
+            formatter: ``dict`` for samples, ``instance`` for NNI's models with the weights of the
+                supernet, in evaluation mode; None for NNI's own objects.
 
         Raises:
             ConfigError: before the experiment has run, or for another formatter.
@@ -354,14 +347,10 @@ class NasExperiment:
         )  # fmt: skip
         return True
 
-    def _unique(self) -> Any:
-        seen = set()
+    def _unique(self) -> Iterator[Any]:
+        seen, decisions = set(), self._space.decisions
         for model in self.strategy.list_models():
-            choices = self._choices(model.sample)
+            choices = decisions.choices_of(model.sample) if decisions else ()
             if choices not in seen:
                 seen.add(choices)
                 yield model
-
-    def _choices(self, sample: Any) -> tuple[int, ...]:
-        decisions = self._space.decisions
-        return decisions.choices_of(sample) if decisions else ()

@@ -1,4 +1,4 @@
-"""The blocks behind the network of a run, in which its loss is computed."""
+"""The blocks at the end of a network in which a run computes its loss, and networks as spaces."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from naspipe.worker.layers.held_tensors import check_hooks_copied, copied
 from naspipe.worker.layers.layer_store import shared, tensors_of
 
 END = "joined"
-"""Label of the block in which the outputs of all passes of a step meet. It changes nothing."""
+"""Label of the block that joins the outputs of all passes of a step without changing them."""
 
 
 def joined_end() -> Shared:
-    """A new one."""
+    """A new block that joins the outputs of all passes of a step."""
     return Shared(END, nn.Identity)
 
 
 def network_length(space: Space) -> int:
-    """Number of blocks of the network, without a block for the loss at the end of the chain."""
+    """Number of blocks of the network, without a block for the loss."""
     is_end = space.labels[-1] == END or isinstance(space.blocks[-1], LossBlock)
     return len(space) - is_end
 
 
 def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
-    """A ``torch.nn.Sequential``, or modules in their order, as a space with one subnet.
+    """A ``torch.nn.Sequential``, or modules in order, as a space with one subnet.
 
     It trains as any space does: on stages and groups, with any budget, with the bits of the plain
-    loop. The layers start as copies of the modules, with the weights that these have now and the
-    hooks of their parameters. A digest of the weights is part of the run's definition.
+    loop. The layers start as copies of the modules, with their present weights and the hooks of
+    their parameters. A digest of the weights is part of the run's definition.
 
     Args:
-        modules: each takes what the one before returns: a tensor, or a tuple of tensors. The
-            first takes the batch field ``input``; the last one's output goes to the loss.
+        modules: each takes what the previous one returns: a tensor, or a tuple of tensors. The
+            first takes the batch field ``input``; the output of the last one goes to the loss.
         name: of the space.
 
     Raises:
-        ConfigError: for anything but modules, or for none; for modules that share a tensor, as
-            copies would not.
+        ConfigError: for anything but modules, for none, and for modules that share a tensor,
+            because copies would not.
     """
     parts = _parts(modules)
     _check_parts_apart(parts)
@@ -59,7 +59,7 @@ def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
 
 
 def teacher_chain(modules: Iterable[nn.Module]) -> Space:
-    """The same for a network that nobody trains: there, copies of what is shared stay equal."""
+    """The same for a network that is not trained, whose modules may therefore share tensors."""
     return _copied(_parts(modules), "teacher")
 
 
@@ -95,7 +95,7 @@ def _check_parts_apart(parts: Sequence[nn.Module]) -> None:
 
 
 def modules_digest(modules: Iterable[nn.Module]) -> str:
-    """Of every parameter and buffer of modules in their order, by place and name."""
+    """Digest of every parameter and buffer of modules in order, by position and name."""
     found = hashlib.blake2b(digest_size=16)
     for position, module in enumerate(modules):
         for name, value in module.state_dict().items():
@@ -109,13 +109,13 @@ def modules_digest(modules: Iterable[nn.Module]) -> str:
 def with_loss_layer(workload: Workload) -> Workload:
     """Return the workload with its loss as a layer at the end of the chain, if it must be one.
 
-    That is a loss module with parameters to train, or with buffers that its forward may change. A
+    That is a loss module with trainable parameters, or with buffers that its forward may change. A
     joined loss is called once for all passes of a step, so it cannot be a layer. The layer of
-    another loss, as in the space of a run, is left out.
+    another loss, as in the space of a run, is removed.
 
     Raises:
-        ConfigError: if the loss has a parameter or buffer of a module that the run trains a copy
-            of, or if the space has a layer called ``loss``.
+        ConfigError: if the loss has a parameter or buffer of a module of which the run trains a
+            copy, or if the space has a layer called ``loss``.
     """
     loss: Any = workload.loss
     last = workload.space.blocks[-1]
@@ -138,7 +138,7 @@ def with_loss_layer(workload: Workload) -> Workload:
 
 
 def with_run_loss(run: Run, loss: object) -> Run:
-    """Return a run of which the space has the loss layer that the run trained, if it has one."""
+    """The run with the loss layer that it trained in its space, if there was one."""
     is_there = isinstance(run.space.blocks[-1], LossBlock)
     if is_there or loss_layer_of(run.manifest) is None or not isinstance(loss, nn.Module):
         return run
@@ -157,10 +157,10 @@ def _followed_by(space: Space, loss: nn.Module) -> Space:
 
 
 def _state_of(loss: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters to train, and buffers that a forward may change.
+    """Trainable parameters, and buffers that a forward may change.
 
-    The buffers of torch's own losses are constants (``weight``, ``pos_weight``), and those of
-    norms in evaluation mode are not changed.
+    The buffers of torch's own losses are constants (``weight``, ``pos_weight``), and norms in
+    evaluation mode do not change theirs.
     """
     for prefix, part in loss.named_modules():
         is_constant = type(part).__module__ == "torch.nn.modules.loss" or (

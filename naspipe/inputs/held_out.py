@@ -1,4 +1,4 @@
-"""Data that a run was not trained on, to judge its subnets by."""
+"""Held-out data, on which the subnets of a run are evaluated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from naspipe.inputs.named import find_data, is_own_data
 from naspipe.jobs.workload import Batches
 
 BATCHES = 8
-"""That subnets are judged by, where there are as many."""
+"""Default number of batches, if there are as many."""
 
 _OWN = "a function of (seed, number) that returns batches the run was not trained on"
 
@@ -34,13 +34,10 @@ def find_held_out(
         space: what the run trained, by name or as ``module:attribute``.
         scale: of the space.
         data: what the run was trained on, by name or as ``module:function``.
-        root: where prepared data is kept.
+        root: directory of prepared data.
         split: of a data set by name.
-        own: ``module:function``, instead of those of the run's data.
-        sizes: ``max_tokens`` or ``batch_size``, where they are not the space's.
-
-    Raises:
-        ConfigError: when there are none.
+        own: ``module:function``, which replaces those of the run's data.
+        sizes: ``max_tokens`` or ``batch_size``, if they are not the space's.
     """
     if own is not None:
         return find_data(own, root, {})
@@ -56,15 +53,12 @@ def find_held_out(
 def held_out_for(
     execution: Execution, source: Mapping[str, Any], root: Path | None
 ) -> Batches | None:
-    """The held-out batches that a run is validated by, where it is.
+    """The held-out batches of a run that is validated; otherwise None.
 
     Args:
-        execution: which says whether.
-        source: what the command line called the run's space and data.
-        root: where prepared data is kept.
-
-    Raises:
-        ConfigError: when there are none.
+        execution: says whether the run is validated.
+        source: names of the run's space and data on the command line.
+        root: directory of prepared data.
     """
     if not execution.validation.every_steps:
         return None
@@ -77,11 +71,7 @@ def held_out_for(
 
 
 def held_out_of(data: Batches) -> Batches:
-    """What data of a user's own name as held out: their attribute ``validation``.
-
-    Raises:
-        ConfigError: when they name none.
-    """
+    """The held-out batches that a user's own data name: their attribute ``validation``."""
     validation: Callable[..., Any] | None = getattr(data, "validation", None)
     if not callable(validation):
         raise ConfigError(
@@ -92,15 +82,12 @@ def held_out_of(data: Batches) -> Batches:
 
 
 def judged_by(data: Batches, held_out: Batches | None, count: int | None) -> tuple[Batches, int]:
-    """The batches that subnets are judged by, and how many: by default as the data name them.
+    """The batches to evaluate subnets on, and how many; by default those that the data name.
 
     Args:
         data: what a run was trained on.
-        held_out: batches to judge by.
-        count: of them; None for 8, or all where there are fewer; 0 for all.
-
-    Raises:
-        ConfigError: when there are none, or fewer than asked for.
+        held_out: batches to evaluate on.
+        count: of them; None for 8, or all if there are fewer; 0 for all.
     """
     chosen = held_out_of(data) if held_out is None else held_out
     there = batches_there(chosen, BATCHES if count is None else count)
@@ -112,11 +99,7 @@ def judged_by(data: Batches, held_out: Batches | None, count: int | None) -> tup
 
 
 def batches_there(held_out: Batches, count: int) -> int:
-    """So many batches, or as many different ones as there are, as far as the data say; 0 for all.
-
-    Raises:
-        ConfigError: when all are asked for, and the data do not say how many there are.
-    """
+    """This many batches, or as many different ones as the data say there are; 0 for all."""
     there: int | None = getattr(held_out, "batches_per_epoch", None)
     if there is None and not count:
         raise ConfigError(
@@ -127,7 +110,7 @@ def batches_there(held_out: Batches, count: int) -> int:
 
 
 def part_of(held_out: Batches, count: int) -> str:
-    """As in ``8 of 38 held-out batches``; without how many there are where the data do not say."""
+    """As in ``8 of 38 held-out batches``; the total is omitted if the data do not state it."""
     there = getattr(held_out, "batches_per_epoch", count)
     part = f"{count} of {there}" if there > count else str(count)
     return f"{part} held-out batch{'es' * (there > 1)}"

@@ -1,4 +1,4 @@
-"""Names on the command line to spaces, data, losses and recipes."""
+"""Spaces, data, losses, students and runs by their names on the command line."""
 
 from __future__ import annotations
 
@@ -40,24 +40,25 @@ def find_workload(
     data_root: Path | None,
     sizes: Mapping[str, int] | None = None,
 ) -> Workload:
-    """A space of naspipe's by name, or a user's own as ``module:attribute``.
+    """One of naspipe's spaces by name, or a user's own as ``module:attribute``.
 
-    A user's ``module:space`` is a :class:`Space`, which has no scale. Its data is ``--data
-    module:function`` (or a data set by name), its loss the ``loss`` of the space's module, or
-    else of the data's.
-    ``sizes`` are the ``max_tokens`` or the ``batch_size`` of a data set's batches, where they are
-    not the space's; a user's own function makes batches of its own sizes. It is defined for one
-    step with the recipe that goes with the space: see :meth:`Workload.redefined`.
-
-    Raises:
-        ConfigError: for a name that cannot be found or is not what it should be.
+    A user's :class:`Space` has no scale; its data are ``module:function`` or a data set by name;
+    its loss is the ``loss`` of the space's module, or else of the data's. ``sizes`` are the
+    ``max_tokens`` or the ``batch_size`` of a data set's batches, if they are not the space's. The
+    workload is defined for one step with the recipe that goes with the space: see
+    :meth:`Workload.redefined`.
     """
     if ":" in name:
         return _own_workload(name, data_name, data_root, sizes or {})
     defaults = search_spaces.defaults(name, scale)
     data_name = data_name or defaults.data
     if not is_own_data(data_name):
-        _check_kind(name, data_name, find_entry(defaults.data).kind)
+        kind, found = find_entry(defaults.data).kind, find_entry(data_name).kind
+        if found != kind:
+            raise ConfigError(
+                f"space {name} needs {kind} data, found the {found} data set {data_name!r}: "
+                f"expected --data {' or '.join(names_of_kind(kind))}"
+            )
     usual = {"max_tokens": defaults.max_tokens, "batch_size": defaults.batch_size}
     data = find_data(data_name, data_root, {**usual, **(sizes or {})})
     space = search_spaces.build(name, scale, getattr(data, "info", {}))
@@ -74,7 +75,7 @@ def find_workload(
 def as_trained(workload: Workload, manifest: Mapping[str, Any]) -> Workload:
     """A workload with the space that a run of it trained, by the run's manifest.
 
-    A joined loss adds a block behind the last one, and so does a loss with parameters or buffers; a
+    A joined loss adds a block after the last one, and so does a loss with parameters or buffers; a
     teacher may lack the student's last blocks, and has rules of its own.
     """
     if loss_layer_of(manifest) is not None:
@@ -98,11 +99,7 @@ def find_measurable(
     execution: Execution,
     assignments: Sequence[str],
 ) -> tuple[Workload, Execution]:
-    """What would be trained, checked as far as costs depend on it, and how.
-
-    Raises:
-        ConfigError: for names, settings, data or layers that cannot be used.
-    """
+    """A workload to measure, checked as far as costs depend on it, and the execution."""
     workload = find_workload(name, scale, data_name, data_root)
     settings = apply_settings(Settings(recipe=workload.recipe, execution=execution), assignments)
     workload = replace(
@@ -116,11 +113,7 @@ def find_measurable(
 
 
 def find_space(name: str) -> Space:
-    """A user's own space by ``module:attribute``.
-
-    Raises:
-        ConfigError: for a name that cannot be found or is no space.
-    """
+    """A user's own space by ``module:attribute``."""
     space = import_attribute(name)
     if not isinstance(space, Space):
         module, _, attribute = name.partition(":")
@@ -133,13 +126,8 @@ def find_space(name: str) -> Space:
 
 
 def _own_workload(
-    name: str,
-    data_name: str | None,
-    data_root: Path | None,
-    sizes: Mapping[str, int],
+    name: str, data_name: str | None, data_root: Path | None, sizes: Mapping[str, int]
 ) -> Workload:
-    from torch import nn
-
     space = find_space(name)
     if data_name is None:
         raise ConfigError(
@@ -169,11 +157,7 @@ def _own_workload(
 def find_data(
     name: str, root: Path | None, sizes: Mapping[str, int | None], split: str = "train"
 ) -> Batches:
-    """A data set's split by name, or a user's own as ``module:function``, which has one split.
-
-    Raises:
-        ConfigError: for a name that cannot be found or is no data.
-    """
+    """A data set's split by name, or a user's own as ``module:function``, which has one split."""
     if is_own_data(name):
         function: Callable[..., Any] = import_attribute(name)
         check_is_data(function, name)
@@ -193,26 +177,14 @@ def is_own_data(data_name: str) -> bool:
     return ":" in data_name and not has_known_prefix(data_name)
 
 
-def _check_kind(space: str, data_name: str, kind: str) -> None:
-    found = find_entry(data_name).kind
-    if found != kind:
-        raise ConfigError(
-            f"space {space} needs {kind} data, found the {found} data set {data_name!r}: "
-            f"expected --data {' or '.join(names_of_kind(kind))}"
-        )
-
-
 def run_loss(workload: Workload, directory: RunDirectory, names: Sequence[str | None]) -> Loss:
     """The loss that a run was trained with.
 
     Args:
         workload: what the run trained, with the loss that a new run would have.
         directory: the run's.
-        names: ``MODULE:ATTRIBUTE`` of data and space: their modules are looked through, in this
-            order, before what the run recorded is imported. Other names say nothing.
-
-    Raises:
-        ConfigError: where it is not found.
+        names: ``MODULE:ATTRIBUTE`` of data and space: their modules are searched, in this order,
+            before what the run recorded is imported. Other names are ignored.
     """
     manifest, modules = directory.read_manifest(), _modules(names)
     recorded, loss = str(manifest["definition"]["loss"]), workload.loss
@@ -235,17 +207,9 @@ def _modules(names: Sequence[str | None]) -> list[ModuleType]:
 
 
 def _found(
-    recorded: str,
-    loss: Loss,
-    modules: Sequence[ModuleType],
-    directory: RunDirectory,
-    started: str,
+    recorded: str, loss: Loss, modules: Sequence[ModuleType], directory: RunDirectory, started: str
 ) -> Loss:
-    """The loss of this name; the one that is given where none has it.
-
-    Raises:
-        ConfigError: where a name of a notebook's stands for two.
-    """
+    """The loss of this name, or ``loss`` if there is none."""
     held = [value for module in modules for value in vars(module).values()]
     fitting: dict[str, Loss] = {
         said: value for value in [*held, loss] if (said := _said_if(recorded, value))
@@ -261,7 +225,7 @@ def _found(
 
 
 def _said_if(recorded: str, value: Any) -> str:
-    """How a definition would call a loss, where the recorded name may mean it; or nothing."""
+    """The description of a loss if the recorded name may mean it; otherwise an empty text."""
     if not callable(value) or isinstance(value, type):
         return ""
     with suppress(Exception):  # what cannot be described is no loss
@@ -271,9 +235,9 @@ def _said_if(recorded: str, value: Any) -> str:
 
 
 def _imported(recorded: str, started: str) -> Iterator[Loss]:
-    """What a name of a function, or of a class without values, means.
+    """The function, or instance of a class without values, that a recorded name means.
 
-    The script that started the run is left alone: it might start another one.
+    The script that started the run is not imported, because it might start another run.
     """
     module, _, name = recorded.rpartition(".")
     if not module or "(" in recorded or module == started:
@@ -287,7 +251,7 @@ def _imported(recorded: str, started: str) -> Iterator[Loss]:
 
 @dataclass(frozen=True, slots=True)
 class Students:
-    """Of each block of a teacher, a student; and what they learn by, where that is known."""
+    """A student for each block of a teacher, and their losses, if known."""
 
     blocks: Sequence[Space | nn.Module]
     loss: Any = None
@@ -295,11 +259,7 @@ class Students:
     last_loss: Any = None
 
     def with_rules(self, rules: Mapping[str, Rule]) -> Students:
-        """The same with other rules for shared layers, by their names.
-
-        Raises:
-            ConfigError: when no block has a shared layer of such a name.
-        """
+        """The same with other rules for shared layers, by name."""
         known = [each.shared_rules if isinstance(each, Space) else {} for each in self.blocks]
         names = sorted({name for each in known for name in each})
         for name in rules:
@@ -322,16 +282,13 @@ def find_students(name: str, teacher: str | None, scale: str, info: Mapping[str,
 
     ``module:attribute`` is a user's own list of spaces or modules, one for each block of the
     teacher, or a function without arguments that returns one. Its module may have a ``loss`` and a
-    ``last_loss``, too.
+    ``last_loss``.
 
     Args:
-        name: of a student of naspipe's, or as above.
-        teacher: the plain network that teaches, where it is one of naspipe's.
+        name: of one of naspipe's students, or as above.
+        teacher: the name of the teacher's network, if it is one of naspipe's.
         scale: of both.
-        info: what the data state.
-
-    Raises:
-        ConfigError: for a name that cannot be found, or a teacher that is none of the student's.
+        info: what the data state about themselves.
     """
     if ":" in name:
         return _own_students(name)
@@ -366,23 +323,35 @@ _DEFINED = ("space", "scale", "steps", "rules", "recipe", "data")
 
 
 def open_run(path: str | Path, space: Space | None = None) -> Run:
-    """A run by its directory: one that ended, failed, was interrupted or still goes on.
+    """Open a run by its directory, whether it ended, failed, was interrupted or is still active.
 
     Losses, metrics, validations and the manifest need nothing else. The space, and with it
-    :meth:`naspipe.Run.layer`, is found by its name when it is first asked for, as a resume from
-    the command line finds it; one of your own that was trained from Python has to be given.
+    :meth:`naspipe.Run.layer`, is found by its name at first use, as when a run is resumed from the
+    command line; a space of your own that was trained from Python has to be given.
 
     Args:
         path: the run directory.
         space: what the run trained.
 
     Raises:
-        ConfigError: for what is no run directory, or another space than the one it trained.
+        ConfigError: for a path that is no run directory, or another space than the one it trained.
     """
     place = Path(path)
-    _check_single(place)
+    inside = sorted(each.parent for each in place.glob("*/manifest.json"))
+    if inside and not (place / "manifest.json").exists():  # streams or blocks of one training
+        raise ConfigError(
+            f"{place}: expected one run, found a folder of several; open one of them, as in "
+            f"naspipe.open_run({str(inside[0])!r})"
+        )
     manifest = RunDirectory(place).read_manifest()
-    if not isinstance(manifest.get("status"), str) or not _is_defined(manifest):
+    definition = manifest.get("definition")
+    is_defined = (
+        isinstance(manifest.get("status"), str)
+        and isinstance(definition, dict)
+        and isinstance(manifest.get("space"), dict)
+        and all(name in definition for name in _DEFINED)
+    )
+    if not is_defined:
         raise ConfigError(
             f"{place}: expected the manifest of a run, found one without a definition"
         )
@@ -391,25 +360,6 @@ def open_run(path: str | Path, space: Space | None = None) -> Run:
     if space is not None:
         check_space(run)
     return run
-
-
-def _check_single(place: Path) -> None:
-    """Streams and blocks of one training are runs of their own, below one folder."""
-    inside = sorted(each.parent for each in place.glob("*/manifest.json"))
-    if inside and not (place / "manifest.json").exists():
-        raise ConfigError(
-            f"{place}: expected one run, found a folder of several; open one of them, as in "
-            f"naspipe.open_run({str(inside[0])!r})"
-        )
-
-
-def _is_defined(manifest: dict[str, Any]) -> bool:
-    definition = manifest.get("definition")
-    return (
-        isinstance(definition, dict)
-        and isinstance(manifest.get("space"), dict)
-        and all(name in definition for name in _DEFINED)
-    )
 
 
 def _find_space(place: Path, manifest: dict[str, Any]) -> Space:

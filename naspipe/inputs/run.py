@@ -1,4 +1,4 @@
-"""A finished run, read back from its directory."""
+"""The results of a run, read from its directory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Run:
     """The results of a run.
 
     Args:
-        space: the space it trained, or what finds it when it is first asked for; factories make the
-            modules that :meth:`layer` fills.
+        space: the space it trained, or a function that finds it at first use; its factories make
+            the modules that :meth:`layer` fills.
         path: its run directory.
     """
 
@@ -51,7 +51,6 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Its run directory."""
         return self.directory.path
 
     @property
@@ -59,7 +58,7 @@ class Run:
         """The space it trained.
 
         Raises:
-            ConfigError: when the run was opened without it, and its manifest does not lead to it.
+            ConfigError: if the run was opened without it, and its manifest does not lead to it.
         """
         if not isinstance(self._space, Space):
             self._space = self._space()
@@ -67,12 +66,12 @@ class Run:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Everything that defines the run, what it ran on and what was measured."""
+        """The definition of the run, what it ran on and what was measured."""
         return self.directory.read_manifest()
 
     @property
     def stream(self) -> list[tuple[int, ...]]:
-        """The choices of every subnet, in sequence order; of a space with decisions, these."""
+        """The choices of every subnet, in sequence order."""
         return [tuple(choices) for choices in read_stream(self.directory.stream)]
 
     @property
@@ -82,7 +81,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, list[float]]:
-        """By name, what a user's own metrics gave for every pass, in sequence order."""
+        """The values of the user's metrics for every pass, in sequence order, by name."""
         found: dict[str, list[float]] = {}
         for loss in self.directory.read_losses():
             for name, number in loss.beside.metrics:
@@ -91,7 +90,7 @@ class Run:
 
     @property
     def validations(self) -> list[Validation]:
-        """How the supernet did on held-out data on the way, in the order of the cuts."""
+        """Results on held-out data during the run, in the order of the checkpoints."""
         return read_validations(self.directory.validation)
 
     @says_keywords
@@ -99,7 +98,7 @@ class Run:
         """A trained candidate of a choice block; with ``ema``, the moving average of its weights.
 
         Raises:
-            ConfigError: when the space has no such layer, the run never used it, or it kept no
+            ConfigError: if the space has no such layer, the run never used it, or it kept no
                 averages.
         """
         return self._load(self.space.layer(f"{block}.{candidate}"), ema)
@@ -110,18 +109,16 @@ class Run:
         return self._load(self.space.layer(name), ema)
 
     def chosen(self, position: int, option: int, *, ema: bool = False) -> nn.Module:
-        """What an option of a block of the chain is; of an elastic layer, cut for its setting."""
+        """The module of an option of a block of the chain; an elastic layer is cut for its
+        setting.
+        """
         block = self.space.blocks[position]
         layer = LayerId(FIRST_STREAM, position, block.candidate(option))
         module: nn.Module = block.cut_of(self._load(layer, ema), option)
         return module
 
     def check_averages(self) -> None:
-        """The run must have kept moving averages.
-
-        Raises:
-            ConfigError: when it did not.
-        """
+        """Check that the run kept moving averages."""
         if not self.manifest["definition"]["recipe"].get("ema"):
             raise ConfigError(
                 f"{self.directory.path}: expected a run that kept moving averages, found one "
@@ -129,9 +126,10 @@ class Run:
             )
 
     def access_order(self, block: int | str, candidate: int | None = None) -> str:
-        """A layer's accesses, as in ``2F-2B-5F-5B``; ``2F[512]`` says an elastic layer's setting.
+        """A layer's accesses, as in ``2F-2B-5F-5B``; ``2F[512]`` shows the setting of an elastic
+        layer.
 
-        Of a shared or an elastic layer ``block`` is the name.
+        For a shared or an elastic layer, ``block`` is the name.
         """
         layer = self.space.layer(str(block) if candidate is None else f"{block}.{candidate}")
         wanted = Wanted(layers=frozenset([layer]), backwards=False)
@@ -155,11 +153,7 @@ def loss_layer_of(manifest: Mapping[str, Any]) -> str | None:
 
 
 def check_space(run: Run) -> None:
-    """The space must be the one that the run trained; the layer of its loss may be left out.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
+    """Check that the space is the one that the run trained; its loss layer may be missing."""
     recorded, space = run.manifest["space"], run.space
     has_loss = isinstance(space.blocks[-1], LossBlock)
     lacks_loss = loss_layer_of(run.manifest) is not None and not has_loss

@@ -19,11 +19,11 @@ from naspipe.streams.samplers import SAMPLERS
 class OwnDraws:
     """A strategy with global generators of its own, so that it draws the same on any stages.
 
-    A run on one stage computes in the launcher's process, and starts them before each block.
+    A run on one stage computes in the launcher's process, and seeds them before each block.
 
     Args:
-        make: the strategy; it may draw, too.
-        seed: where its draws begin.
+        make: makes the strategy; it may draw, too.
+        seed: initial seed of its draws.
     """
 
     def __init__(self, make: Callable[[], ExplorationStrategy], seed: int) -> None:
@@ -32,17 +32,15 @@ class OwnDraws:
             self._strategy = make()
 
     def propose(self, sequence_id: int) -> Sequence[int] | None:
-        """See :class:`ExplorationStrategy`."""
         with self._randomness.in_use():
             return self._strategy.propose(sequence_id)
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """See :class:`ExplorationStrategy`."""
         with self._randomness.in_use():
             self._strategy.observe(sequence_id, score)
 
     def finish(self) -> None:
-        """The stream is complete: a strategy that has something to end may end it."""
+        """The stream is complete."""
         if finish := getattr(self._strategy, "finish", None):
             finish()
 
@@ -50,39 +48,34 @@ class OwnDraws:
 _SAMPLERS = tuple(name.partition(":")[0] for name in SAMPLERS)
 
 _KEPT = "_naspipe_stream"
-"""The attribute of a strategy object with what was asked of it, and what it said."""
+"""Attribute of a strategy object that holds its stream and its :class:`KeptStrategy`."""
 
 StrategyMaker = Callable[[], ExplorationStrategy]
-"""Makes a strategy that begins at the stream's beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of a strategy."""
+    """What is required of a strategy."""
 
     seed: int
-    """Of what is made by name."""
+    """For strategies by name."""
     delay: int
-    """Subnets from one to the first that is proposed with its score known."""
+    """Number of subnets from one to the first that is proposed with its score known."""
     subnets: int
-    """In all."""
+    """Total number."""
     allows: Callable[[Sequence[int]], bool] | None = None
-    """Of a subnet's decisions, whether it keeps the limits."""
+    """Whether the decisions of a subnet satisfy the limits."""
     limits: str = ""
-    """What they are."""
+    """The limits as text."""
 
 
 def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMaker | None:
-    """What proposes the stream that ``sampler`` names; None for a sampler, which needs no scores.
+    """Makes the strategy that ``sampler`` means; None for a sampler, which needs no scores.
 
-    A text is a strategy of naspipe's (``random``, ``evolution``, ...), ``nni:NAME`` for one of
+    A text is one of naspipe's strategies (``random``, ``evolution``, ...), ``nni:NAME`` for one of
     NNI's, or ``MODULE:FUNCTION``: a function of (numbers of candidates, seed) that makes one.
-    Otherwise it is a strategy itself, of NNI or with ``propose`` and ``observe``. It is used as it
-    is; where the stream begins anew it is told nothing twice.
-
-    Raises:
-        ConfigError: for a name that cannot be found, or what is no strategy, or one that cannot
-            explore so many subnets with such a delay.
+    Otherwise it is a strategy itself, of NNI or with ``propose`` and ``observe``; if the stream
+    begins anew, it is told nothing twice.
     """
     seed, counts = asked.seed, space.drawn_counts
     if not isinstance(sampler, str):
@@ -110,11 +103,7 @@ def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMak
 
 
 def check_draws(sampler: Any) -> None:
-    """What trains is drawn by a sampler, or proposed by what learns from scores.
-
-    Raises:
-        ConfigError: for a search's random draws, which would wait for scores and learn nothing.
-    """
+    """Refuse a search's random strategy as a sampler: it would wait for scores that it ignores."""
     if sampler == "random":
         raise ConfigError(
             "sampler 'random': expected one of uniform, fair, spaced:W, ..., found the name of a "
@@ -123,23 +112,19 @@ def check_draws(sampler: Any) -> None:
 
 
 def name_of(strategy: Any) -> str:
-    """What a definition calls it."""
+    """The name of a strategy in a definition."""
     return strategy if isinstance(strategy, str) else type(strategy).__qualname__
 
 
 def is_nnis(strategy: Any) -> bool:
-    """Whether it is, or names, a strategy of NNI's."""
+    """Whether it is, or names, one of NNI's strategies."""
     from naspipe.nni.strategies import is_strategy
 
     return strategy.startswith("nni:") if isinstance(strategy, str) else is_strategy(strategy)
 
 
 def check_is_object(strategy: Any) -> None:
-    """A strategy is given as an object, and not as its class.
-
-    Raises:
-        ConfigError: for a class, and for nothing.
-    """
+    """Refuse a strategy's class, and None."""
     if strategy is None:
         raise ConfigError(
             "strategy: expected a name, as in 'evolution', or an object with propose and observe, "

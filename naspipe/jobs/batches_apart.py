@@ -1,7 +1,7 @@
-"""Batches for whoever starts a run, made in processes that end before the stages begin.
+"""Batches for the process that starts a run, made in processes that end before the stages begin.
 
-What a data set opens at its first item (a file, a connection, a library's state) would otherwise
-be opened in the launcher, and shared by all stages that are forked from it.
+Otherwise, what a data set opens at its first item (a file, a connection, a library's state) would
+be open in the launcher, and shared by all stages that are forked from it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from naspipe.machine.forking import (
 Data = Callable[[int, int], Mapping[str, Any]]
 
 _KEPT: dict[tuple[int, int, int], tuple[Data, Mapping[str, Any]]] = {}
-"""Batches by the id of their data, seed and number; with the data, so that the id stays theirs."""
+"""Batches by the id of their data, seed and number; the data are kept so that the id stays valid.
+"""
 _KEEPING: list[None] = []
-"""An entry for each :func:`batches_kept` that is under way."""
+"""An entry for each active :func:`batches_kept`."""
 
 
 @contextmanager
 def batches_kept() -> Iterator[None]:
-    """Make each batch once while a run is checked: a data set may take long to its first item."""
+    """Make each batch once while a run is checked: a data set's first item may take long."""
     _KEEPING.append(None)
     try:
         yield
@@ -50,22 +51,22 @@ def batches_kept() -> Iterator[None]:
 
 
 def batch_apart(data: Data, seed: int, number: int, threads: int = 1) -> Mapping[str, Any]:
-    """The tensors of a batch, made in a process of their own.
+    """The tensors of a batch, made in a separate process.
 
-    What is no tensor, or one that cannot be sent as bytes, is left out. A daemon, which may start
-    no process, makes the batch itself.
+    Values that are not tensors, or that cannot be sent as bytes, are left out. A daemon, which may
+    start no process, makes the batch itself.
 
     Args:
         data: of a run.
         seed: of the batch.
         number: of the batch.
-        threads: for torch, in that process.
+        threads: of torch, in that process.
 
     Raises:
-        ConfigError: the data's own, or for what is no mapping.
-        UsersCodeError: with the traceback of anything else that the data raise.
-        StageFailedError: when the process ends without an answer.
-        TransportError: when there is no batch for too long.
+        ConfigError: the data's own, or for a result that is not a mapping.
+        UsersCodeError: with the traceback of any other error of the data.
+        StageFailedError: if the process ends without an answer.
+        TransportError: if there is no batch for too long.
     """
     if current_process().daemon:
         return data(seed, number)
@@ -114,18 +115,14 @@ def _main(data: Data, seed: int, number: int, threads: int, sender: Connection) 
                 f"data: expected a dict of tensors by name from data({seed}, {number}), found "
                 f"{type(batch).__name__}"
             )
-        sent = {name: _plain(each) for name, each in batch.items() if _can_be_sent(each)}
+        sent = {
+            name: each.detach().cpu().contiguous()
+            for name, each in batch.items()
+            if isinstance(each, torch.Tensor) and each.layout is torch.strided and not each.is_meta
+        }
     except ConfigError as error:
         sender.send_bytes(json.dumps({"refusal": str(error)}).encode())
     except Exception as error:
         sender.send_bytes(json.dumps({"failure": users_traceback(error)}).encode())
     else:
         send_batch(sender, sent)
-
-
-def _can_be_sent(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous()

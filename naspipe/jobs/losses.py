@@ -1,4 +1,4 @@
-"""The loss that a run trains with: the user's, smoothed where the recipe says so."""
+"""The loss of a run: what it is called with, its form for students, its description."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from naspipe.config.space import AnyBlock, Elastic
 from naspipe.config.user_code import full_name
 
 Loss = Callable[..., torch.Tensor]
-"""Called with the last block's outputs and its fields of the batch: ``target`` as a rule."""
+"""Called with the last block's outputs and fields of the batch, by default ``target``."""
 
 Metric = Callable[..., Any]
-"""Called as a loss is; returns one number, which nothing learns from."""
+"""Called as a loss is; returns one number that is not trained on."""
 
 
 def loss_fields(loss: Loss) -> tuple[str, ...]:
-    """The batch fields that a loss is called with: its ``fields``, ``target`` if it has none."""
+    """The batch fields that a loss is called with: its ``fields``, or ``target``."""
     return tuple(getattr(loss, "fields", ("target",)))
 
 
 def distilled_fields(loss: Loss) -> tuple[str, ...]:
-    """The batch fields that a loss is called with when every pass has a lesson.
+    """The batch fields that a loss is called with if every pass has a teacher output.
 
-    A loss may say so as ``distilled_fields``. Otherwise they are its ``fields``, and none for
-    ``torch.nn.CrossEntropyLoss``, which then compares with the lesson alone.
+    A loss may have them as ``distilled_fields``. By default they are its ``fields``, and none for
+    ``torch.nn.CrossEntropyLoss``, which then compares with the teacher output alone.
     """
     if type(loss) is torch.nn.CrossEntropyLoss:
         return ()
@@ -41,17 +41,11 @@ def distilled_fields(loss: Loss) -> tuple[str, ...]:
 
 
 def name_of_loss(loss: object) -> str:
-    """How messages call a loss or a metric."""
     return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
 
 def not_one_number(what: str, found: Any) -> ConfigError:
-    """What to say of a loss or a metric that does not give one number.
-
-    Args:
-        what: the loss or the metric, as messages call it.
-        found: what it gave.
-    """
+    """Error for a loss or metric ``what`` that returned ``found``."""
     todo = "use reduction='mean', or end in .mean()"
     said = "None" if found is None else type(found).__name__
     if isinstance(found, torch.Tensor):
@@ -64,11 +58,6 @@ def not_one_number(what: str, found: Any) -> ConfigError:
 
 
 def check_one_number(what: str, found: Any) -> None:
-    """A loss or a metric gives a tensor with one number.
-
-    Raises:
-        ConfigError: for anything else.
-    """
     if not isinstance(found, torch.Tensor) or found.numel() != 1:
         raise not_one_number(what, found)
 
@@ -79,28 +68,28 @@ def is_joined(loss: Loss) -> bool:
 
 
 def needs_teacher(loss: Loss) -> bool:
-    """Whether it has no form without one."""
+    """Whether it has no form without a teacher."""
     return bool(getattr(loss, "needs_teacher", not callable(loss) and not is_joined(loss)))
 
 
 def wants_hidden(loss: Loss) -> bool:
-    """Whether it learns what went into a teacher's last block, behind what came out."""
+    """Whether it also takes the input of the teacher's last block, after the output."""
     return bool(getattr(loss, "wants_hidden", False))
 
 
 def untaught(
     loss: Loss, passes: int, lessons: int, *, fields: int = 0, is_taught: bool = False
 ) -> Loss:
-    """The loss without a teacher, for whoever has outputs but no lessons.
+    """The loss without a teacher, for callers that have outputs but no teacher outputs.
 
-    Outputs teach themselves where the loss has no such form, or a run never uses it.
+    Outputs are compared with themselves if the loss has no such form, or a run never uses it.
 
     Args:
         loss: as the recipe changes it.
         passes: of a step.
-        lessons: of a step, with a teacher.
-        fields: how many of the arguments are batch fields, the last ones.
-        is_taught: whether every pass of a run has a lesson.
+        lessons: teacher outputs of a step.
+        fields: how many of the arguments are batch fields, which are the last ones.
+        is_taught: whether every pass of a run has a teacher output.
     """
     if is_joined(loss):
         joined: Any = loss
@@ -118,11 +107,7 @@ def untaught(
 
 
 def smoothed(loss: Loss, label_smoothing: float) -> Loss:
-    """The same loss with another amount of label smoothing; 0 leaves it as it is.
-
-    Raises:
-        ConfigError: when it has no attribute ``label_smoothing``, so cannot take one.
-    """
+    """The same loss with another amount of label smoothing; 0 leaves it unchanged."""
     if not label_smoothing:
         return loss
     if not isinstance(getattr(loss, "label_smoothing", None), float | int):
@@ -145,14 +130,11 @@ def smoothed(loss: Loss, label_smoothing: float) -> Loss:
 
 
 def distilling(loss: Loss) -> Loss:
-    """The loss of a subnet that learns another one's output: (output, taught output, target).
+    """The loss of a subnet that learns another one's output: (output, teacher output, target).
 
-    A loss says its own as a method ``distill``, which takes its ``fields`` in place of the target.
-    That of ``torch.nn.CrossEntropyLoss`` is the mean cross entropy against the softmax of the
-    taught output.
-
-    Raises:
-        ConfigError: when it has none.
+    A loss may have a method ``distill``, which takes its ``fields`` in place of the target. For
+    ``torch.nn.CrossEntropyLoss``, it is the mean cross entropy against the softmax of the teacher
+    output.
     """
     own = getattr(loss, "distill", None)
     if callable(own):
@@ -176,18 +158,15 @@ def _soft_cross_entropy(
 
 _PLAIN = (bool, int, float, str, type(None))
 _DEEPEST = 8
-"""Callables inside callables that are described; one may hold itself, through others."""
+"""Maximum nesting depth of callables that are described; cycles are possible."""
 
 
 def described(loss: object, depth: int = 0) -> str:
-    """The name of a loss, with the values that it says of itself as ``record``.
+    """The name of a loss, with the values of its attribute ``record``.
 
-    Without these, with what its ``__init__`` was given, as far as it keeps that under the same
-    names and it is not the default: numbers, texts, tensors (by digest), and losses in it.
-
-    Args:
-        loss: or another callable.
-        depth: how many callables it is inside of.
+    Without a ``record``, the values are the arguments of its ``__init__``, as far as they are
+    attributes of the same names and not the defaults: numbers, texts, tensors (by digest), and
+    losses within it. ``depth`` is the number of callables that contain it.
     """
     name = full_name(loss.func if isinstance(loss, functools.partial) else loss)
     record = getattr(loss, "record", None)
@@ -218,11 +197,8 @@ def _given(loss: object, depth: int) -> Iterator[tuple[str, str]]:
 
 
 def text_of(value: Any, depth: int = 0) -> str:
-    """Of a value that can be told apart by a text; empty for others.
-
-    Args:
-        value: anything.
-        depth: how many callables it is inside of.
+    """Text that distinguishes a value; empty if there is none. ``depth`` as in
+    :func:`described`.
     """
     if isinstance(value, _PLAIN):
         return repr(value)
@@ -253,12 +229,12 @@ HOOKS = [name for name in TORCHS if name.endswith("_hooks")]
 
 
 def has_users_class(thing: object) -> bool:
-    """Whether it comes from outside ``torch.nn`` and naspipe; a plain function counts as such."""
+    """Whether its class is outside ``torch.nn`` and naspipe; true for a plain function."""
     return not type(thing).__module__.startswith(_OURS)
 
 
 def has_users_code(block: AnyBlock, module: nn.Module) -> bool:
-    """Whether a layer of a block runs anything but torch's and naspipe's code.
+    """Whether a layer of a block runs code other than torch's and naspipe's.
 
     Hooks of modules, parameters and buffers count as the user's code.
     """

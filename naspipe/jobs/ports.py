@@ -1,6 +1,4 @@
-"""What a user may hand over beside a loss, what stages do together, who holds what, who proposes.
-
-========================= ==================================================================="""
+"""Protocols between a run's work and what carries it out: stages, launcher and user code."""
 
 from __future__ import annotations
 
@@ -23,102 +21,88 @@ class Positions(Protocol):
     """Which worker, a process, holds which position of a pipeline."""
 
     @property
-    def num_workers(self) -> int:
-        """How many there are."""
-        ...
+    def num_workers(self) -> int: ...
 
-    def worker(self, stage: StageId) -> WorkerId:
-        """Who holds a stage."""
-        ...
+    def worker(self, stage: StageId) -> WorkerId: ...
 
-    def stage(self, worker: WorkerId) -> StageId:
-        """The stage that a worker holds."""
-        ...
+    def stage(self, worker: WorkerId) -> StageId: ...
 
 
 class Objective(Protocol):
-    """A loss that arises in a block; the block's backward begins with it."""
+    """A loss that is computed in a block, and where the block's backward begins."""
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """The batch fields that it needs."""
-        ...
+    def fields(self) -> tuple[str, ...]: ...
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
-        """The loss, one number, of a block's outputs.
+        """The loss, one number.
 
         Args:
             outputs: of the block.
             lessons: what is tapped for it, in the order of the taps.
-            fields: as named by :attr:`fields`.
+            fields: the batch fields named by :attr:`fields`.
         """
         ...
 
 
 class FieldSource(Protocol):
-    """Batch fields that are asked for early and come later, on one stage."""
+    """Batch fields that are requested early and arrive later, on one stage."""
 
     def request(self, batch: int) -> None:
-        """Ask for the field of a batch; each is asked for once."""
+        """Request the field of a batch; called once for each batch."""
         ...
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
-        """What has come since the last call, by batch."""
+        """What has arrived since the last call, by batch."""
         ...
 
-    def close(self) -> None:
-        """Nothing more is wanted."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSeat:
-    """Where a source sits: what it may tell its stage, and what the stage will ask for."""
+    """The stage of a field source: callbacks, and what the stage will request."""
 
     wake: Callable[[], None]
-    """To be called when something has come; from any thread."""
+    """To be called when something has arrived; from any thread."""
     note: Callable[[str], None]
-    """Tells the user a line; from any thread."""
+    """Writes a line for the user; from any thread."""
     batches: Sequence[int]
-    """That the stage will ask for, in the order of their passes."""
+    """Those that the stage will request, in the order of their passes."""
     directory: Path
-    """Where the stream is recorded."""
+    """Directory of the stream's run."""
     share: tuple[int, int]
-    """Which of how many stages this is that ask, one for each group."""
+    """Index of this stage among those that request labels (one per group), and their number."""
     generation: int
-    """How often the run has gone on."""
+    """How many times the run has been resumed."""
 
 
 OpenSource = Callable[[SourceSeat], FieldSource]
-"""Makes a stage's own source in the stage's process."""
+"""Makes a stage's own source in the process of the stage."""
 
 
 class PipelineJob(Protocol):
-    """What stages do together, as far as starting them goes."""
+    """What stages do together, as far as it is needed to start them."""
 
     @property
-    def execution(self) -> Execution:
-        """On how many stages, and how."""
-        ...
+    def execution(self) -> Execution: ...
 
     @property
     def memory(self) -> MemoryPlan | None:
-        """What layers may occupy on each stage's device; None for no limit."""
+        """Memory for layers on each stage's device; None for no limit."""
         ...
 
     @property
-    def positions(self) -> Positions:
-        """Who holds which stage."""
-        ...
+    def positions(self) -> Positions: ...
 
     @property
     def threads(self) -> int:
-        """Of the compute, on every stage."""
+        """Compute threads of every stage."""
         ...
 
     @property
     def recipes(self) -> Sequence[Recipe]:
-        """Of each stream: optimizers, whose state layers take along."""
+        """Recipe of each stream, for its optimizer, whose state moves with the layers."""
         ...
 
     @property
@@ -128,30 +112,24 @@ class PipelineJob(Protocol):
 
 
 class SubnetSource(Protocol):
-    """Proposes the subnets of a stream, maybe from the scores of earlier ones."""
+    """Provides the subnets of a stream, which may depend on the scores of earlier ones."""
 
     @property
-    def count(self) -> int:
-        """How many there are so far."""
-        ...
+    def count(self) -> int: ...
 
     @property
-    def subnets(self) -> Iterable[Subnet]:
-        """Every subnet so far."""
-        ...
+    def subnets(self) -> Iterable[Subnet]: ...
 
     def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
-        """Start from the beginning; returns what follows the subnets that are ``done``.
+        """Start from the beginning; returns the subnets that follow those that are ``done``.
 
-        Called once for each life of a run: the same scores, which are those of the subnets that
-        are done, give the same subnets. A source that does not learn leaves them alone.
+        Called once for each attempt of a run: the same scores, which are those of the subnets that
+        are done, must give the same subnets. A source that does not learn leaves the scores unread.
         """
         ...
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
-        """A score is known; returns the subnets that it leads to, often none."""
+        """A score is known; returns the subnets that follow from it, often none."""
         ...
 
-    def close(self) -> None:
-        """The run's life is over."""
-        ...
+    def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What is computed in a run: a space, its data, its loss, and the definition that names them."""
+"""What a run computes: a space, its data, its loss, and the definition that names them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from naspipe.jobs.ports import Objective, OpenSource
 from naspipe.streams.feedback import ExplorationStrategy
 
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
-"""The whole data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""
+"""The data protocol: (seed, sequence ID) -> named tensors, batch dimension first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,48 +36,50 @@ class Workload:
     definition: Definition
     recompute: bool = False
     make_strategy: Callable[[], ExplorationStrategy] | None = None
-    """Makes the strategy that proposes the stream, where one does; anew for each life of a run."""
+    """Makes the strategy that proposes the stream, if one does; anew for each attempt of a run."""
     held_out: Batches | None = None
-    """Batches that nothing is trained on, where the run is validated on the way."""
     follows: MomentumUpdate | None = None
-    """How layers follow those of another stream, where their rules say so."""
+    """How layers follow those of another stream, if their rules say so."""
     is_trained: bool = True
-    """Otherwise the stream is only run forward, for others that tap it: its layers are frozen, in
-    evaluation mode, and nothing is recorded for autograd."""
+    """Otherwise the stream only has forwards, for others that tap it: its layers are frozen, in
+    evaluation mode, and without autograd.
+    """
     tapped: Callable[[Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
-    """What a tap brings to the first block, made from a batch, for whoever measures layers."""
+    """Makes the tapped input of the first block from a batch, for measurements of layers."""
     cut_like: int | None = None
     """The stream whose cuts it has; None for its own."""
     in_training_mode: bool = False
-    """Whether modules of a stream that is not trained run as in training."""
+    """Whether modules of a stream that is not trained are in training mode."""
     output_bytes: int = 1
-    """What its last block hands to other streams in a pass, where its placement depends on it."""
+    """Bytes of its last block's output to other streams in a pass, if its placement needs them."""
     left_out: frozenset[int] = frozenset()
-    """Passes of a step that nobody needs, of a stream that is not trained."""
+    """Passes of a step that nobody needs, in a stream that is not trained."""
     rank: int = 0
     """Streams of a lower rank go first."""
     window: int | None = None
-    """Subnets under way; None for the execution's."""
+    """Maximum number of subnets in flight; None for the execution's."""
     lingers: bool = True
-    """Where it is not trained: whether its window counts from the oldest of those that take its
-    outputs; otherwise only from those that have not taken them."""
+    """If it is not trained: whether its window counts from the oldest subnet that takes its
+    outputs, or else only from those that have not taken them.
+    """
     objectives: Mapping[int, Objective] = field(default_factory=dict)
-    """Losses that arise in blocks of the chain before its last."""
+    """Losses that are computed in blocks before the last one."""
     field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
-    """Batch fields that come later than the others, by name."""
+    """Batch fields that arrive later than the others, by name."""
     attendants: tuple[AbstractContextManager[Any], ...] = ()
-    """What is there, beside the stages, as long as the run is: processes that sources ask."""
+    """Context managers that are active during the run: processes that sources request from."""
     is_taught: bool = False
-    """Whether a tap brings a lesson for every pass, so that the loss is never computed without."""
+    """Whether a tap brings a teacher output for every pass, so that the loss always has one."""
     lesson_fields: tuple[str, ...] = ()
-    """Batch fields that are lessons of the loss, as a teacher's outputs are."""
+    """Batch fields with teacher outputs, which the loss takes as such."""
     labelled_by: tuple[Workload, Tap] | None = None
     """The teacher that computes these fields elsewhere, and the tap that it would have as a stream
-    of the same pipeline."""
+    of the same pipeline.
+    """
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """What is measured of every pass, by name: called as the loss is, without a teacher."""
+    """Measured for every pass, by name: called as the loss is, without a teacher."""
     begun: Mapping[str, Any] = field(default_factory=dict)
-    """Where the weights that layers begin with are from, and their digest, for the manifest."""
+    """Origin of the initial weights, and their digest, for the manifest."""
 
     @property
     def is_written(self) -> bool:
@@ -91,13 +93,12 @@ class Workload:
 
     @property
     def runs_in_training_mode(self) -> bool:
-        """Whether its modules do."""
         follows = self.follows is not None and self.follows.mode == "train"
         return self.is_trained or self.in_training_mode or follows
 
     @property
     def wiring(self) -> StreamWiring:
-        """What of this differs from a plain training run."""
+        """How it differs from a plain training run."""
         needed = [(block, name) for block in range(len(self.space)) for name in self._needs(block)]
         return StreamWiring(
             is_trained=self.is_trained,
@@ -121,7 +122,7 @@ class Workload:
     def of(
         cls, space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
     ) -> Workload:
-        """A workload by what it is made of; ``identity`` as in :func:`define`."""
+        """A workload from its parts; ``identity`` as in :func:`define`."""
         definition = define(space, data, loss, recipe=recipe, **identity)
         return cls(space=space, data=data, loss=loss, definition=definition)
 
@@ -129,12 +130,8 @@ class Workload:
         """The same space, data and loss under another definition.
 
         Args:
-            rules: of shared layers, in the place of the space's own.
+            rules: of shared layers, in place of the space's own.
             changes: fields of the definition.
-
-        Raises:
-            ConfigError: for a rule of a layer that the space does not share, or a field's value
-                that cannot be.
         """
         space = self.space.with_rules(rules) if rules else self.space
         if "recipe" in changes:
@@ -144,14 +141,13 @@ class Workload:
 
     @property
     def recipe(self) -> Recipe:
-        """How every step is taken."""
         return self.definition.recipe
 
     @property
     def loss_fields(self) -> tuple[str, ...]:
         """The batch fields that the loss is called with: as given, or as the loss says.
 
-        Metrics are called with the same fields, but without a lesson.
+        Metrics are called with the same fields, but without a teacher output.
         """
         if self.is_taught and not self.metrics:
             return tuple(self.definition.loss_fields) or distilled_fields(self.loss)
@@ -159,21 +155,16 @@ class Workload:
 
     @property
     def _plain_fields(self) -> tuple[str, ...]:
-        """The batch fields that the loss is called with when there is no lesson."""
         return tuple(self.definition.loss_fields) or loss_fields(self.loss)
 
     @property
     def target_field(self) -> str:
-        """The field whose values the loss is a mean over: ``target``, or else the first given."""
+        """The field over whose values the loss is a mean: ``target``, or else the first given."""
         given = self.definition.loss_fields
         return "target" if "target" in given or not given else given[0]
 
     def field(self, batch: Mapping[str, Any], name: str, number: int) -> torch.Tensor:
-        """A batch's field, for a layer or the loss.
-
-        Raises:
-            ConfigError: when the batch has no such tensor, saying what asks for it.
-        """
+        """A batch's field, for a layer or the loss; the error says which one needs it."""
         try:
             return field_of(batch, name, number)
         except ConfigError as error:
@@ -184,7 +175,7 @@ class Workload:
 
     @property
     def judged_fields(self) -> tuple[str, ...]:
-        """The batch fields that the loss is called with where subnets are judged by it."""
+        """The batch fields that the loss is called with when it evaluates subnets."""
         fields = self._plain_fields
         return fields if self.target_field in fields else ("target",)
 
@@ -195,19 +186,11 @@ class Workload:
 
     @property
     def objective(self) -> Loss:
-        """The user's own loss as the recipe changes it.
-
-        Raises:
-            ConfigError: when it cannot be changed so.
-        """
+        """The user's own loss as the recipe changes it."""
         return self._changed(self.loss)
 
     def objective_of(self, last: Any) -> Loss:
-        """The loss as the recipe changes it, with the parameters and buffers of the last layer.
-
-        Args:
-            last: the module of the last layer, which computes the loss if it is a loss module.
-        """
+        """The same, with the module ``last`` of the last layer if the loss is a layer."""
         return self._changed(last if self.has_loss_layer else self.loss)
 
     def _changed(self, loss: Loss) -> Loss:
@@ -226,7 +209,7 @@ class Common:
 
     policy: str
     bulk: int
-    """Subnets of a bulk; 0 for as many as there are stages."""
+    """Subnets of a bulk; 0 for the number of stages."""
     passes: str
     probes: str
     clip_global_norm: bool
@@ -235,20 +218,19 @@ class Common:
 
     @property
     def steps(self) -> Steps:
-        """How passes form steps."""
         steps = with_probes(parse_passes(self.passes), self.probes)
         return replace(steps, is_gated=self.clip_global_norm)
 
 
 def common(workloads: Sequence[Workload]) -> Common:
-    """What streams must agree on to share a pipeline.
-
-    Raises:
-        ConfigError: naming what they do not agree on.
-    """
+    """The values that streams must agree on to share a pipeline."""
     found: dict[str, Any] = {}
     for each in fields(Common):
-        values = {_said(workload.definition, each.name) for workload in workloads}
+        is_of_run = each.name in ("policy", "bulk")
+        definitions = [workload.definition for workload in workloads]
+        values = {getattr(own if is_of_run else own.recipe, each.name) for own in definitions}
+        if each.name == "clip_global_norm":
+            values = set(map(bool, values))
         if len(values) > 1:
             said = " and ".join(sorted(map(str, values)))
             raise ConfigError(
@@ -258,17 +240,10 @@ def common(workloads: Sequence[Workload]) -> Common:
     return Common(**found)
 
 
-def _said(definition: Definition, name: str) -> Any:
-    if name in ("policy", "bulk"):
-        return getattr(definition, name)
-    value = getattr(definition.recipe, name)
-    return bool(value) if name == "clip_global_norm" else value
-
-
 def wiring_of(
     workloads: Sequence[Workload], taps: Sequence[Tap] = (), exchanges: Sequence[str] = ()
 ) -> Wiring:
-    """How streams are joined: what each says of itself, and what is between them."""
+    """How streams are connected, from the workloads and what is between them."""
     streams = tuple(workload.wiring for workload in workloads)
     return Wiring(streams=streams, taps=tuple(taps), exchanges=tuple(exchanges))
 
@@ -276,7 +251,7 @@ def wiring_of(
 def define(
     space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
 ) -> Definition:
-    """The definition of a run; ``identity`` is its steps, seed, sampler, scale and policy."""
+    """The definition of a run; ``identity`` has its steps, seed, sampler, scale and policy."""
     return Definition(
         space=space.name,
         data=dict(getattr(data, "record", None) or {"name": full_name(data)}),
@@ -292,11 +267,7 @@ def _texts(space: Space) -> dict[str, str]:
 
 
 def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Tensor:
-    """A batch's field.
-
-    Raises:
-        ConfigError: when the batch has no such tensor.
-    """
+    """A tensor of a batch by its name."""
     value = batch.get(name)
     if isinstance(value, torch.Tensor):
         return value
@@ -312,7 +283,7 @@ def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class FeatureProbe:
-    """Judge features in place of a loss: learn classes from some batches, ask for those of others.
+    """Evaluate features in place of a loss: fit a classifier on some batches and test it on others.
 
     The workload's space then ends with the block whose output they are.
     """
@@ -320,22 +291,22 @@ class FeatureProbe:
     kind: str
     """``knn`` or ``ridge``."""
     data: Batches
-    """To learn from."""
+    """To fit the classifier on."""
     batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecipe:
-    """The batches, and how they are used; the weights come with each evaluation."""
+    """The batches of an evaluation, and how they are used; weights come with each evaluation."""
 
     workload: Workload
-    """What was trained; its data are those to calibrate with."""
+    """What was trained; its data serve for calibration."""
     held_out: Batches
-    """Batches to judge by."""
+    """Batches to evaluate on."""
     calibration: int
-    """Batches that running statistics are taken from; 0 to use those of the training."""
+    """Number of batches for running statistics; 0 to use those of the training."""
     validation: int
-    """Batches of ``held_out``."""
+    """Number of batches of ``held_out``."""
     ema: bool = False
-    """Take the moving averages of the weights."""
+    """Use the moving averages of the weights."""
     probe: FeatureProbe | None = None

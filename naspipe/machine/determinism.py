@@ -1,4 +1,4 @@
-"""Keyed randomness, and the settings under which torch leaves the same bits."""
+"""Keyed randomness, and the settings under which torch computes the same bits."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ from naspipe.machine.gpus import NO_GPUS, Gpus
 
 _PACKAGES = ("naspipe", "torch", "numpy", "pyzmq", "msgpack", "safetensors")
 
-
 _KERNELS = (
     "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
 )  # fmt: skip
+"""Variables that select other kernels than the processor's, with other bits."""
 
 
 def describe_environment(device: str = "cpu", gpus: Gpus = NO_GPUS) -> dict[str, Any]:
-    """Versions of the packages, and what the run computes on.
-
-    Args:
-        device: of the run.
-        gpus: those of this machine, where the device is one.
+    """Versions of the packages, and the hardware; ``gpus`` are used unless the device is the
+    CPU.
     """
+    kernels = {name: os.environ[name] for name in _KERNELS if os.environ.get(name)}
     return {
         "software": {
             "python": platform.python_version(),
@@ -45,15 +43,10 @@ def describe_environment(device: str = "cpu", gpus: Gpus = NO_GPUS) -> dict[str,
             "processor": _processor(),
             "cores": os.cpu_count(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            **({"kernels": chosen} if (chosen := _chosen_kernels()) else {}),
+            **({"kernels": kernels} if kernels else {}),
             **({"gpu": gpus.name_of(device)} if device != "cpu" else {}),
         },
     }
-
-
-def _chosen_kernels() -> dict[str, str]:
-    """Variables that make libraries take other kernels than the processor's: with other bits."""
-    return {name: os.environ[name] for name in _KERNELS if os.environ.get(name)}
 
 
 def _version(package: str) -> str:
@@ -73,7 +66,7 @@ def _processor() -> str:
 
 
 def seed_all(key: int) -> None:
-    """Start the global generators of torch (the CPU's), numpy and Python at a key."""
+    """Seed the global generators of torch (CPU), numpy and Python."""
     torch.default_generator.manual_seed(key)
     np.random.seed(key % (1 << 32))
     random.seed(key)
@@ -81,7 +74,7 @@ def seed_all(key: int) -> None:
 
 @contextmanager
 def kept_draws() -> Iterator[None]:
-    """The global generators go on afterwards where they stood before."""
+    """Restore the global generators afterwards."""
     before = _states()
     try:
         yield
@@ -90,12 +83,9 @@ def kept_draws() -> Iterator[None]:
 
 
 class Randomness:
-    """The state of every global generator, as a strategy left it: it may seed or use them all.
+    """Global generators of a strategy, which may seed or use all of them.
 
-    The run uses them in the same process, so neither may see the other's draws.
-
-    Args:
-        seed: where they begin.
+    The run uses the same generators in the same process, so each must be isolated from the other.
     """
 
     def __init__(self, seed: int) -> None:
@@ -104,7 +94,7 @@ class Randomness:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The strategy's generators, and one thread for its arithmetic."""
+        """Activate the strategy's generators, and one thread for its arithmetic."""
         with kept_draws(), one_thread():
             if self._states is None:
                 seed_all(self._seed)
@@ -118,7 +108,7 @@ class Randomness:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: a sum in two adds up in another order."""
+    """Compute on one thread: the order of additions depends on the number of threads."""
     threads = torch.get_num_threads()
     if threads != 1:
         torch.set_num_threads(1)
@@ -140,29 +130,28 @@ def _set_states(states: tuple[Any, Any, Any]) -> None:
 
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""With which cuBLAS leaves the same bits in every call; the same size in every run."""
+"""With this workspace, the same in every run, cuBLAS computes the same bits in every call."""
 
 
 def block_seed(
     seed: int, step: int, block: int, pass_number: int = 0, is_teacher: bool = False
 ) -> int:
-    """The seed of every random draw of one block in one pass; a public rule.
+    """The seed of the random draws of one block in one pass; a documented rule.
 
-    ``block`` counts the blocks of the chain, shared layers included; ``step`` is the
-    number of the step, and ``pass_number`` the pass's within it, below 0 for a probe. A teacher's
-    are its own.
+    ``block`` counts the blocks of the chain, including shared layers; ``pass_number`` is the pass
+    within the step, negative for a probe. Teachers have seeds of their own.
     """
     role = "/teacher" if is_teacher else ""
     return _hash(f"{seed}/{step}/{block}/{pass_number}{role}")
 
 
 def backward_seed(forward_seed: int) -> int:
-    """The seed of draws in a block's backward, from that of its forward; a public rule."""
+    """The seed of draws in a block's backward, from that of its forward; a documented rule."""
     return _hash(f"{forward_seed}/backward")
 
 
 def layer_seed(seed: int, block: int, candidate: int) -> int:
-    """The seed under which one layer's parameters are made, whenever that happens."""
+    """The seed under which a layer's parameters are initialised, whenever that happens."""
     return _hash(f"{seed}/layer/{block}/{candidate}")
 
 
@@ -171,9 +160,9 @@ def _hash(text: str) -> int:
 
 
 def seed_draws(seed: int) -> None:
-    """Start the global generators at a seed: torch's, numpy's and Python's; GPUs' once CUDA runs.
+    """Seed the global generators of torch, numpy and Python; GPUs only once CUDA runs.
 
-    What ``torch.manual_seed`` does, but without noting seeds for a CUDA that never starts.
+    ``torch.manual_seed`` would also record seeds for a CUDA that never starts.
     """
     seed_all(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -182,7 +171,7 @@ def seed_draws(seed: int) -> None:
 
 @contextmanager
 def _no_autocast() -> Iterator[None]:
-    """A run's precision is its recipe's, and not that of whoever calls it."""
+    """Disable the caller's autocast: a run's precision comes from its recipe."""
     found = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     for kind in found:
         torch.set_autocast_enabled(kind, False)
@@ -197,8 +186,8 @@ def _no_autocast() -> Iterator[None]:
 def deterministic_torch(threads: int) -> Iterator[None]:
     """Deterministic kernels, no TF32, no autotuning, a fixed number of threads; restored after.
 
-    An operation without a deterministic kernel then raises an error that names it. To be
-    entered before CUDA starts in the process: cuBLAS reads its workspace setting only once.
+    An operation without a deterministic kernel then raises an error that names it. Enter this
+    before CUDA starts in the process: cuBLAS reads its workspace setting only once.
     """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
     flags = (
@@ -209,22 +198,21 @@ def deterministic_torch(threads: int) -> Iterator[None]:
         torch.backends.cudnn.deterministic,
         torch.get_num_threads(),
     )
-    precisions = _no_tf32()
-    torch.use_deterministic_algorithms(True)
-    torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    torch.set_num_threads(threads)
-    try:
-        with kept_draws(), _no_autocast():
-            yield
-    finally:
-        torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
-        torch_deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = flags[3]
-        torch.backends.cudnn.deterministic = flags[4]
-        torch.set_num_threads(flags[5])
-        _restore_tf32(precisions)
+    with _no_tf32():
+        torch.use_deterministic_algorithms(True)
+        torch_deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        torch.set_num_threads(threads)
+        try:
+            with kept_draws(), _no_autocast():
+                yield
+        finally:
+            torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
+            torch_deterministic.fill_uninitialized_memory = flags[2]  # type: ignore[attr-defined]
+            torch.backends.cudnn.benchmark = flags[3]
+            torch.backends.cudnn.deterministic = flags[4]
+            torch.set_num_threads(flags[5])
 
 
 _PRECISIONS: tuple[Any, ...] = (
@@ -233,26 +221,26 @@ _PRECISIONS: tuple[Any, ...] = (
     torch.backends.cudnn.rnn,
 )  # fmt: skip
 _SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-"""An older way to say the same, and torch keeps both; where they differ, reading it raises."""
+"""An older interface for the same; torch raises on reading if the two differ."""
 
 
-def _no_tf32() -> tuple[list[str], list[bool | None]]:
-    """Compute float32 as float32; returns what was there. None is a switch that raised."""
-    found = [each.fp32_precision for each in _PRECISIONS], [_switch(each) for each in _SWITCHES]
+@contextmanager
+def _no_tf32() -> Iterator[None]:
+    """Compute float32 as float32; restored after, except for switches that raised when read."""
+    precisions = [each.fp32_precision for each in _PRECISIONS]
+    switches = [_switch(each) for each in _SWITCHES]
     for switch in _SWITCHES:
         switch.allow_tf32 = False
-    for each in _PRECISIONS:  # behind the switches: that of cuDNN leaves these as they are
+    for each in _PRECISIONS:  # after the switches, because that of cuDNN leaves these unchanged
         each.fp32_precision = "ieee"
-    return found
-
-
-def _restore_tf32(found: tuple[list[str], list[bool | None]]) -> None:
-    precisions, switches = found
-    for switch, was in zip(_SWITCHES, switches, strict=True):
-        if was is not None:
-            switch.allow_tf32 = was
-    for each, precision in zip(_PRECISIONS, precisions, strict=True):
-        each.fp32_precision = precision
+    try:
+        yield
+    finally:
+        for switch, was in zip(_SWITCHES, switches, strict=True):
+            if was is not None:
+                switch.allow_tf32 = was
+        for each, precision in zip(_PRECISIONS, precisions, strict=True):
+            each.fp32_precision = precision
 
 
 def _switch(backend: Any) -> bool | None:

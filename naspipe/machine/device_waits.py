@@ -1,8 +1,8 @@
-"""Every wait for a GPU that this program asks for: its name, its reason, and how often it came.
+"""Every wait for a GPU that this program causes: its name, its reason, and its count.
 
-What waits goes through :func:`wait_for` or :func:`on_host`, or says so with :func:`count`. An
+Code that waits calls :func:`wait_for` or :func:`on_host`, or reports itself with :func:`count`. An
 emulated device counts where a GPU would be waited for. Counts are those of the process, which is
-one stage. Not among them is what torch and CUDA wait for by themselves, as when memory runs out.
+one stage. Waits inside torch and CUDA, such as when memory runs out, are not included.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 class Reason(NamedTuple):
-    """Why there is a wait, as docs/gpus.md says it."""
+    """Description of a wait for docs/gpus.md."""
 
     where: str
     reason: str
@@ -24,7 +24,7 @@ class Reason(NamedTuple):
 
 
 class Wait(Enum):
-    """Names of waits; manifests and docs/gpus.md have them in small letters."""
+    """Names of waits; manifests and docs/gpus.md have them in lower case."""
 
     BLOCK = Reason(
         "`Placement.finish_block`",
@@ -65,9 +65,7 @@ class Wait(Enum):
         "per input and field, the first time that a stage calls a layer",
     )
     FINITE = Reason(
-        "`first_gradient`",
-        "whether a loss is finite; not with `nonfinite=keep`",
-        "once per loss",
+        "`first_gradient`", "whether a loss is finite; not with `nonfinite=keep`", "once per loss"
     )
     LOSS = Reason("`StageFiles.result`", "a loss is told and recorded", "once per loss")
     METRIC = Reason(
@@ -109,31 +107,31 @@ _lock = threading.Lock()
 
 
 def begin() -> None:
-    """A stage begins in this process: count from zero."""
+    """Reset the counts when a stage begins in this process."""
     with _lock:
         _counts.clear()
 
 
 def count(why: Wait) -> None:
-    """A device is waited for; from any thread."""
+    """Record a wait; from any thread."""
     with _lock:
         _counts[why] += 1
 
 
 def per_block(blocks: int) -> dict[str, float]:
-    """Of each wait that came since :func:`begin`, how often it came for one block."""
+    """Average number per block of each wait that occurred since :func:`begin`."""
     with _lock:
         return {why.name.lower(): _counts[why] / max(1, blocks) for why in Wait if _counts[why]}
 
 
 def wait_for(queued: torch.cuda.Stream | torch.cuda.Event, why: Wait) -> None:
-    """Wait until all that a queue holds, or all before an event, is done."""
+    """Wait for all work in a stream, or for an event."""
     count(why)
     queued.synchronize()
 
 
 def on_host(tensor: torch.Tensor, why: Wait) -> torch.Tensor:
-    """The tensor in host memory: itself, or a copy that the device is waited for."""
+    """The tensor in host memory: itself, or a copy after waiting for the device."""
     if tensor.is_cpu:
         return tensor
     count(why)

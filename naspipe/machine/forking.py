@@ -1,4 +1,6 @@
-"""Work in a process of its own, so that this one stays fit for forking stages."""
+"""Forked processes: stages, and work in a separate process so that this one remains fit for
+forking.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,12 @@ T = TypeVar("T")
 
 
 def in_own_thread(threads: int, work: Callable[[], T]) -> T:
-    """Call what computes with so many intra-op threads, in a process that was forked.
+    """Call what computes with ``threads`` intra-op threads, in a forked process.
 
-    OpenMP keeps the threads that help a thread with that one. Where the parent has computed, too,
-    the only thread of a forked process has helpers that stayed in the parent, and waits for them
-    forever. A new thread gets new ones. One that computes alone needs none, and none is made; what
-    it calls computes alone, too, also where it is the user's.
-
-    Raises:
-        BaseException: whatever the work raises.
+    OpenMP ties helper threads to the thread that started them. If the parent has computed, too, the
+    only thread of a forked process expects helpers that stayed in the parent, and waits for them
+    forever. A new thread gets new helpers. Work on one thread needs neither; whatever it calls,
+    user code included, computes on one thread, too. Whatever the work raises is raised here.
     """
     if threads == 1:
         torch.set_num_threads(1)
@@ -61,8 +60,8 @@ def in_own_thread(threads: int, work: Callable[[], T]) -> T:
 
 @contextmanager
 def without_helpers() -> Iterator[None]:
-    """Inside, what computes does so in its own thread alone: in a process that may have been forked
-    from one that has computed, helpers would be waited for forever. Restored after.
+    """Compute on the calling thread alone, in a process that may have been forked from one that has
+    computed: its helper threads would be waited for forever.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -73,15 +72,15 @@ def without_helpers() -> Iterator[None]:
 
 
 def own_offsets() -> None:
-    """Open every file again that this process has inherited for reading, at the same place.
+    """Reopen every file that this process has inherited for reading, at the same position.
 
-    A forked process shares the file offset of each open file with its parent and with all that are
-    forked from it. Where a data set has opened a file before the fork, a ``seek`` of one process
-    then moves the place at which another one is about to read, and batches get items of other rows.
+    A forked process shares the file offset of each open file with its parent and siblings. If a
+    data set opened a file before the fork, a ``seek`` of one process then moves the position at
+    which another one reads, and batches get the wrong items.
 
-    To be called in a forked process before it does anything else. Descriptors keep their numbers,
-    so file objects, archives and C libraries that hold them go on working. Files that may be
-    written, pipes, sockets and devices are left alone, as are those that cannot be opened again.
+    Call this first in a forked process. Descriptors keep their numbers, so file objects, archives
+    and C libraries that hold them go on working. Files that may be written, pipes, sockets and
+    devices are left alone, as are those that cannot be reopened.
     """
     with suppress(OSError):
         for path in [*Path("/proc/self/fd").iterdir()]:
@@ -106,7 +105,7 @@ def _reopen(descriptor: int) -> None:
 
 
 class _Process(ForkProcess):
-    """Reads files that were opened before the fork at places of its own."""
+    """A forked process with file offsets of its own; see :func:`own_offsets`."""
 
     def run(self) -> None:
         """See :func:`own_offsets`."""
@@ -121,11 +120,12 @@ class _Context(ForkContext):
 FORK = _Context()
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a run to end: Ctrl-C, a scheduler, a terminal that is closed."""
+"""Signals that ask a run to end: Ctrl-C, a scheduler, a closed terminal."""
 
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a batch scheduler such as Slurm sends before it ends a job. They ask a run to end,
-too, unless the user has a handler of their own for them."""
+too, unless the user has a handler for them.
+"""
 
 
 _LIKELY: dict[int, str] = {
@@ -137,7 +137,7 @@ _LIKELY: dict[int, str] = {
 
 
 def leave_signals_to_launcher() -> None:
-    """Ignore them in a forked process: the launcher answers for all, and needs it for that."""
+    """Ignore them in a forked process, because the launcher handles them for all."""
     for number in ASKING:
         signal.signal(number, signal.SIG_IGN)
     for number in WARNING:
@@ -151,8 +151,7 @@ def leave_signals_to_launcher() -> None:
 def quiet_fork() -> Iterator[None]:
     """Fork without Python 3.12's warning about threads.
 
-    torch and numpy keep idle pools, which a forked process never touches: see
-    :mod:`naspipe.machine.forking`.
+    torch and numpy keep idle pools, which a forked process never uses.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
@@ -160,7 +159,7 @@ def quiet_fork() -> Iterator[None]:
 
 
 def end_all(processes: Collection[BaseProcess]) -> None:
-    """Leave none of these processes behind: what they wrote can bear it."""
+    """Kill these processes; their output tolerates it."""
     for process in processes:
         process.kill()
     for process in processes:
@@ -169,7 +168,7 @@ def end_all(processes: Collection[BaseProcess]) -> None:
 
 
 def obituary(process: BaseProcess) -> str:
-    """How a process ended that did not say so itself."""
+    """How a process ended that did not report it itself."""
     process.join(1)
     code = process.exitcode
     if code is not None and code < 0:
@@ -179,14 +178,13 @@ def obituary(process: BaseProcess) -> str:
 
 
 SILENCE_SECONDS = 600.0
-"""In which the work must say that it goes on."""
+"""Maximum time between two signs of progress."""
 
 Work = Callable[[Callable[[], None]], dict[str, Any]]
-"""What returns JSON, and says now and then that it goes on."""
+"""Returns JSON, and calls its argument now and then to show progress."""
 
 
 SLOW_SECONDS = 1.0
-"""Work that takes longer than that is told of."""
 
 
 def done_apart(
@@ -195,18 +193,18 @@ def done_apart(
     silence_seconds: float = SILENCE_SECONDS,
     say: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """What the work returns.
+    """The result of the work, done in a forked process.
 
     Args:
         work: what is done.
-        what: how messages call it.
-        silence_seconds: in which it must say that it goes on.
-        say: called where the work takes more than a second.
+        what: its name in messages.
+        silence_seconds: maximum time between two signs of progress.
+        say: called if the work takes more than a second.
 
     Raises:
         ConfigError: the work's own.
-        StageFailedError: when it raises something else, or its process ends.
-        TransportError: when it says nothing for too long.
+        StageFailedError: if it raises another error, or its process ends.
+        TransportError: if it shows no progress for too long.
     """
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_main, args=(work, sender), name="naspipe-apart")
@@ -248,41 +246,23 @@ def _main(work: Work, sender: Connection) -> None:
 
 
 _BACKWARD = "Unable to handle autograd's threading"
-"""What torch says of a backward in a process whose parent has computed one."""
+"""torch's message about a backward in a process whose parent has computed one."""
 
 
 def may_compute_here(device: str = "cpu") -> bool:
-    """Whether computing in this process spoils no fork: torch was built without an accelerator.
-
-    Args:
-        device: where it would compute.
-    """
+    """Whether computing here spoils no fork: true on the CPU if torch has no accelerator."""
     return device == "cpu" and torch.accelerator.current_accelerator() is None
 
 
 def done_fit(work: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
-    """What the work returns; it is done in a process of its own where it would spoil this one.
-
-    Args:
-        work: computes; returns JSON.
-        what: how messages call it.
-
-    Raises:
-        ConfigError: the work's own.
-        StageFailedError, TransportError: see :func:`~naspipe.machine.forking.done_apart`.
-    """
+    """The result of the work, done in a forked process if it would spoil this one."""
     return work() if may_compute_here() else done_apart(lambda _: work(), what)
 
 
 def check_fit_for_forking(device: str = "cpu") -> None:
-    """Look whether forked processes can compute.
+    """Check whether processes forked from this one can compute on a device.
 
-    Args:
-        device: where they will.
-
-    Raises:
-        ConfigError: when this process has started CUDA, or computed a backward beside an
-            accelerator.
+    They cannot if this process has started CUDA, or computed a backward next to an accelerator.
     """
     if device != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(
@@ -310,7 +290,7 @@ def _backward(_: Callable[[], None]) -> dict[str, Any]:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """glibc's names for its settings; see ``man mallopt``."""
 _LARGEST = 32 << 20
-"""Bytes; from here on a piece is the system's own again. glibc takes no more."""
+"""Bytes; larger pieces are mapped separately. It is glibc's maximum."""
 _KEPT = (1 << 31) - 1
 _USERS = (
     "GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_",
@@ -320,10 +300,10 @@ _USERS = (
 
 @contextmanager
 def kept_heap() -> Iterator[None]:
-    """Keep what is freed inside, and give it back afterwards.
+    """Keep freed memory within the block, and return it to the system afterwards.
 
-    The thresholds stay: glibc cannot go back to those that it adapts itself. Where a user has set
-    any, or the library is another one, nothing is done.
+    The thresholds stay, because glibc cannot return to adapting them. Does nothing if the user has
+    set any of them, or with another C library.
     """
     library = ctypes.CDLL(None)
     set_option = getattr(library, "mallopt", None)
@@ -344,7 +324,7 @@ _THRESHOLDS = (20_000, 20, 20)
 
 @contextmanager
 def calm_collector() -> Iterator[None]:
-    """Leave out what exists already and collect less often; both as before afterwards."""
+    """Exclude existing objects from garbage collection, and collect less often; restored after."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)

@@ -1,4 +1,4 @@
-"""What GPUs the machine has, asked in a process of its own: CUDA does not survive a fork."""
+"""The GPUs of the machine, queried in a separate process because CUDA does not survive a fork."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs that torch can use here, in torch's order, and the software below it."""
+    """The GPUs that torch can use here, in torch's order, and the software versions."""
 
     names: tuple[str, ...] = ()
     memory_bytes: tuple[int, ...] = ()
@@ -55,9 +55,9 @@ class Gpus:
         return {"cuda": self.cuda, "cudnn": self.cudnn, "nvidia_driver": self.driver}
 
     def name_of(self, device: str) -> str:
-        """What computes under a device's name, for caches of measurements: ``cpu`` stays itself.
+        """Name of the hardware of a device, for caches of measurements; ``cpu`` stays ``cpu``.
 
-        ``cuda`` spreads stages over all GPUs, so it is the names of all kinds of them.
+        ``cuda`` spreads stages over all GPUs, so it stands for the names of all kinds of them.
         """
         if device == "cpu":
             return device
@@ -71,11 +71,7 @@ NO_GPUS = Gpus()
 
 @cache
 def find_gpus() -> Gpus:
-    """Look for GPUs without starting CUDA in this process; asked once.
-
-    Raises:
-        ConfigError: when looking for them fails.
-    """
+    """Look for GPUs without starting CUDA in this process; queried once."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return NO_GPUS
     command = [sys.executable, "-W", "ignore", "-c", _ASK]
@@ -107,7 +103,7 @@ def _read(answer: bytes) -> Gpus:
 
 
 def driver_version(path: Path = _DRIVER) -> str:
-    """The NVIDIA driver's version; ``unknown`` where the kernel does not show it."""
+    """The NVIDIA driver's version; ``unknown`` if the kernel does not show it."""
     try:
         text = path.read_text("utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Host memory for the layers of a stage: slabs taken once, pinned where there is a GPU."""
+"""Host memory for the layers of a stage: slabs taken once, pinned if there is a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALIGNMENT = 512
 """Bytes; every piece of memory and every tensor in it starts at a multiple of this."""
 
 SLAB_BYTES = 64 * 1024 * 1024
-"""How much memory is taken at a time."""
+"""Size of a slab."""
 
 
 class HostMemoryError(ConfigError):
@@ -23,16 +23,15 @@ class HostMemoryError(ConfigError):
 
 
 def round_up(nbytes: int) -> int:
-    """The next multiple of :data:`ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def aligned_bytes(nbytes: int) -> torch.Tensor:
     """Fresh host memory as a uint8 tensor whose address is a multiple of :data:`ALIGNMENT`.
 
-    Of ordinary pages. Huge ones, which numpy asks for, are cleared in half the time where the
-    system has them at hand, but in eight times as long in a virtual machine whose host took them
-    back: 16 and 213 ms for 64 MiB, with ordinary ones 26.
+    It has ordinary pages. Huge pages, which numpy requests, are cleared in half the time if the
+    system has them at hand, but take eight times as long in a virtual machine whose host reclaimed
+    them: 16 and 213 ms for 64 MiB, compared with 26 for ordinary ones.
     """
     memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
     return memory.narrow(0, -memory.data_ptr() % ALIGNMENT, nbytes)
@@ -51,60 +50,53 @@ class _Range(NamedTuple):
 
 
 class HostArena:
-    """Hands out host memory; for one thread.
+    """Allocates host memory; for one thread.
 
-    A piece is the beginning of the smallest free range that has room for it; what is given
-    back becomes one range with the free ones beside it. So layers of many sizes that come and go
-    take hardly more than as many of them as there are at a time.
+    A piece is the beginning of the smallest free range that fits; a returned piece is merged with
+    the free ranges next to it. So layers of many sizes that come and go take hardly more memory
+    than those that are present at a time.
 
     Args:
-        pin: lock the memory, so that a GPU copies to and from it beside the compute. Looks for
-            a GPU when the first slab is taken, so use it in the process that computes only.
-        limit_bytes: how much may be handed out at a time; None for no limit.
-        slab_bytes: how much is taken at a time. A bigger piece gets a slab of its own. A power
-            of two, where it is pinned: torch takes pinned memory in powers of two.
+        pin: lock the memory, so that GPU copies run concurrently with the compute. A GPU is looked
+            for when the first slab is taken, so use this only in the process that computes.
+        limit_bytes: maximum of allocated memory; None for no limit.
+        slab_bytes: size of a slab; a bigger piece gets a slab of its own. If pinned, it should be a
+            power of two, because torch rounds pinned memory up to one.
     """
 
-    def __init__(
-        self,
-        pin: bool,
-        limit_bytes: int | None,
-        slab_bytes: int = SLAB_BYTES,
-    ) -> None:
+    def __init__(self, pin: bool, limit_bytes: int | None, slab_bytes: int = SLAB_BYTES) -> None:
         self._pin = pin
         self._limit_bytes = limit_bytes
         self._slab_bytes = slab_bytes
         self._slabs: list[torch.Tensor] = []
         self._free: list[_Range] = []
-        """In order; no two touch each other."""
+        """In order; no two are adjacent."""
         self._handed_out: dict[int, _Range] = {}
         """By address."""
         self._leaving: list[tuple[int, Callable[[], bool]]] = []
-        """Addresses of what was given back, but may still be sent."""
+        """Returned pieces that may still be in use for sending."""
         self._used_bytes = 0
 
     @property
     def used_bytes(self) -> int:
-        """Bytes handed out, each piece rounded up to :data:`ALIGNMENT`."""
+        """Bytes allocated, each piece rounded up to :data:`ALIGNMENT`."""
         self._take_back()
         return self._used_bytes
 
     @property
     def leaving_bytes(self) -> int:
-        """Those of them that were given back, but are still used by somebody else."""
+        """Bytes of returned pieces that are still in use."""
         self._take_back()
         return sum(self._handed_out[address].nbytes for address, _ in self._leaving)
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all slabs, what is not handed out included."""
+        """Bytes of all slabs."""
         return sum(slab.numel() for slab in self._slabs)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """A uint8 tensor of ``nbytes``; its bytes are any.
-
-        Raises:
-            HostMemoryError: beyond the limit, or when the machine has no more.
+        """An uninitialised uint8 tensor; HostMemoryError beyond the limit or the machine's
+        memory.
         """
         size = round_up(nbytes)
         if size == 0:
@@ -123,11 +115,11 @@ class HostArena:
         return piece
 
     def give_back(self, piece: torch.Tensor, is_free: Callable[[], bool]) -> None:
-        """Let a piece be handed out again, as soon as nobody else uses its bytes either.
+        """Return a piece, which is reused as soon as nobody else uses its bytes.
 
         Args:
-            piece: what :meth:`allocate` returned.
-            is_free: asked before every piece that is handed out, until it is true.
+            piece: from :meth:`allocate`.
+            is_free: polled before each allocation until it is true.
         """
         if piece.numel():
             self._leaving.append((piece.data_ptr(), is_free))
@@ -163,7 +155,7 @@ class HostArena:
         return _Range(slab_index, start, start + size)
 
     def _add_free(self, freed: _Range) -> None:
-        """Join a range with the free ones on both sides of it."""
+        """Merge a range with the free ones on both sides."""
         slab, start, end = freed
         at = bisect(self._free, freed)
         if at < len(self._free) and self._free[at][:2] == (slab, end):
@@ -190,7 +182,7 @@ class HostArena:
         return slab
 
     def _pinned(self, nbytes: int) -> torch.Tensor | None:
-        """Pinned memory, or None from the first failure on. It starts at a page."""
+        """Pinned memory, which starts at a page, or None after the first failure."""
         problem = "no CUDA device was found"
         if torch.cuda.is_available():
             try:

@@ -1,4 +1,4 @@
-"""What to say when a device's memory is short and nothing is left to free."""
+"""Shortages of device memory: finding them, trying again, and explaining them."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ _SIZE = r"([0-9]+(?:\.[0-9]+)?) (bytes|KiB|MiB|GiB)"
 
 
 class DeviceFullError(ConfigError):
-    """A task does not fit the device beside what is there: smaller settings are needed."""
+    """A task does not fit the device next to what it holds: smaller settings are needed."""
 
 
 class Shortage(NamedTuple):
-    """What torch says of an allocation that failed."""
+    """Content of torch's message about a failed allocation."""
 
     requested_bytes: int
-    """Rounded up as far as torch's message is rounded."""
+    """Rounded up by the rounding error of the message."""
     free_bytes: int
-    """What could have been had, rounded down. What torch holds and does not use is left out: it
-    was in pieces too small, or it would have been taken."""
+    """What was available, rounded down. Memory that torch holds and does not use is not included:
+    its pieces were too small.
+    """
     allocated_bytes: int | None
-    """By this process; None where the message does not say it."""
+    """By this process; None if the message does not have it."""
 
 
 class LayerUse(NamedTuple):
-    """What a stage's layers take on its device."""
+    """Memory of a stage's layers on its device."""
 
     used_bytes: int
     budget_bytes: int = 0
-    """What they may take; 0 for no limit."""
+    """0 for no limit."""
     least_bytes: int = 0
-    """The least budget that the stage can run with; 0 where that is not known."""
+    """Minimum budget with which the stage can run; 0 if unknown."""
 
 
 def read_shortage(text: str) -> Shortage | None:
-    """Read the message of a :class:`torch.OutOfMemoryError`; None when it is another.
+    """Read the message of a :class:`torch.OutOfMemoryError`; None if it has another form.
 
-    Its form is that of torch's c10/cuda/CUDACachingAllocator.cpp.
+    The form is that of torch's c10/cuda/CUDACachingAllocator.cpp.
     """
     requested = _size(rf"Tried to allocate {_SIZE}", text, 1)
     free = _size(rf"of which {_SIZE} is free", text, -1)
@@ -61,7 +62,9 @@ def read_shortage(text: str) -> Shortage | None:
 
 
 def _size(pattern: str, text: str, away: int) -> int | None:
-    """Bytes of a size with two decimals, moved by half of the last one: up, down or not."""
+    """Bytes of a size with two decimals, moved by half of the last one: up (1), down (-1) or not
+    (0).
+    """
     match = re.search(pattern, text)
     if match is None:
         return None
@@ -73,13 +76,13 @@ def _size(pattern: str, text: str, away: int) -> int | None:
 def explain_shortage(
     error: BaseException, doing: str, layers: LayerUse, kept_bytes: int
 ) -> DeviceFullError:
-    """One line: what was under way, who holds the memory, and the budget that would have done.
+    """One line: what was active, who holds the memory, and a budget that would have sufficed.
 
     Args:
         error: what torch raised when the task was tried a second time.
         doing: the task and its block.
-        layers: what the stage's layers take, and may take.
-        kept_bytes: of the passes under way, as far as they are counted.
+        layers: memory of the stage's layers.
+        kept_bytes: memory of the passes in flight, as far as it is counted.
     """
     start = f"out of device memory in {doing}, also after all that can be freed was: "
     limit = f" (budget {layers.budget_bytes})" if layers.budget_bytes else ""
@@ -119,23 +122,22 @@ _NO_HANDLE = (
     "CUFFT_ALLOC_FAILED",
     "CUDA error: out of memory",
 )
-"""In messages of errors that mean a shortage."""
+"""Parts of error messages that mean a shortage."""
 
 _PROBE_BYTES = 1 << 30
-"""More than the allocator can have at hand where a stage begins."""
+"""More than the allocator can have cached when a stage begins."""
 
 
 class _Seen:
-    """What this process knows of its allocator."""
+    """State of this process's allocator."""
 
     refused = 0
-    """What was noted."""
     told = 0
-    """What the allocator told of."""
+    """Number of shortages that the allocator reported to the observer."""
     tells: bool | None = None
-    """Whether it tells; None until that was tried."""
+    """Whether it reports; None until this was tried."""
     provoked = 0
-    """What it refused when that was tried."""
+    """Number of shortages that were provoked by trying this."""
 
 
 def refused_allocations() -> int:
@@ -148,9 +150,9 @@ def refused_allocations() -> int:
 
 
 def note() -> None:
-    """What was refused up to now is known: a stage begins, or a shortage was raised and seen to.
+    """Forget the shortages so far: a stage begins, or a shortage was raised and handled.
 
-    An allocator that told of another number than it counts is not relied on any more.
+    An allocator that reported another number than it counts is not relied on any more.
     """
     _Seen.refused = refused_allocations()
     if _Seen.tells and _Seen.told != _counted():
@@ -159,16 +161,18 @@ def note() -> None:
 
 
 def _counted() -> int:
-    """As torch counts. To answer, it makes some 200 numbers: as long as a few kernels' launches."""
+    """torch's own count. It makes some 200 numbers, which takes as long as a few kernel
+    launches.
+    """
     return int(torch.cuda.memory_stats_as_nested_dict()["num_ooms"])
 
 
 def _tells() -> bool:
-    """Have the allocator tell of all that it refuses; whether it does, when made to refuse.
+    """Register an observer with the allocator, and provoke a shortage to see whether it is called.
 
-    Not every allocator can, and the call is private. So whatever comes out but one call is not
-    relied on. It refuses as this process may have no memory for a moment: a request that is too
-    large for any device is no way, as segments that grow do not stand it.
+    Not every allocator supports this, and the call is private; so any result other than one call
+    disables it. The shortage is provoked by setting the memory fraction of this process to 0 for a
+    moment: a request that is too large for any device would break expandable segments.
     """
     _Seen.told = before = _counted()
     try:
@@ -191,37 +195,33 @@ def _tell(*_: int) -> None:
 
 
 class raising_shortages:  # noqa: N801
-    """Have every shortage of memory within raised, whatever torch makes of it.
+    """Raise every shortage of memory within the block, whatever torch does about it.
 
-    What was refused is looked at once, at the end. So a shortage that came before and that nobody
-    noted counts as one of what is inside. That is computed again, and has the same bits.
+    Refused allocations are counted once, at the end. So an earlier shortage that nobody noted
+    counts as one of the block, which is then computed again, with the same bits.
 
     Raises:
-        torch.OutOfMemoryError: also where the work was done with an algorithm that needs less.
+        torch.OutOfMemoryError: also if the work was done with an algorithm that needs less memory.
     """
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        """Nothing is asked."""
+        """Nothing to do."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        """Find what was refused."""
         before, _Seen.refused = _Seen.refused, refused_allocations()
         if error is None and _Seen.refused != before:
             raise torch.OutOfMemoryError(
                 "an operation had no memory for its workspace and took an algorithm that needs "
                 "less, which may leave other bits"
             )
-        if isinstance(error, RuntimeError) and _lacked_handle(error):
+        is_known = isinstance(error, torch.OutOfMemoryError)
+        is_lack = any(name in str(error) for name in _NO_HANDLE)
+        if isinstance(error, RuntimeError) and is_lack and not is_known:
             raise torch.OutOfMemoryError(reason(error)) from error
-
-
-def _lacked_handle(error: RuntimeError) -> bool:
-    is_plain = not isinstance(error, torch.OutOfMemoryError)
-    return is_plain and any(name in str(error) for name in _NO_HANDLE)
 
 
 _Result = TypeVar("_Result")
@@ -229,7 +229,7 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class MemoryRetry:
-    """Carries out what needs device memory, a second time where the first was short of it.
+    """Carries out what needs device memory, and once more after freeing memory if it was short.
 
     Args:
         free_memory: frees what can be freed.
@@ -238,10 +238,10 @@ class MemoryRetry:
     def __init__(self, free_memory: Callable[[], None]) -> None:
         self._free_memory = free_memory
         self.retries = 0
-        """How often a second time was needed."""
+        """Number of second tries."""
 
     def attempt(self, act: Callable[[], _Result]) -> _Result:
-        """Do what changes nothing when memory is short; then free what can be, and try again."""
+        """Call ``act``, which must change nothing when memory is short, at most twice."""
         try:
             return act()
         except torch.OutOfMemoryError:
@@ -253,7 +253,7 @@ class MemoryRetry:
         return act()
 
     def wrapped(self, act: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        """The same act, each time with a second try; what a first one left must do no harm."""
+        """The same function with a second try at each call."""
 
         @wraps(act)
         def attempted(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

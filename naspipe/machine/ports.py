@@ -1,8 +1,8 @@
-"""What holds layers while they are needed, and what tells how long its work took.
+"""Protocols of devices, their copies and their clocks, and the budget of a device's memory.
 
-Implementations: :class:`Device` is :class:`naspipe.machine.emulated.EmulatedDevice`
-or :class:`naspipe.machine.cuda.CudaDevice`, and each has its own :class:`Copy`;
-:class:`Clock` is ``HostClock`` or ``CudaClock`` of :mod:`naspipe.machine.cuda`.
+:class:`Device` is :class:`naspipe.machine.emulated.EmulatedDevice` or
+:class:`naspipe.machine.cuda.CudaDevice`, and each has its own :class:`Copy`; :class:`Clock` is
+``HostClock`` or ``CudaClock`` of :mod:`naspipe.machine.cuda`.
 """
 
 from __future__ import annotations
@@ -15,151 +15,129 @@ import torch
 from naspipe.config.errors import InvariantError, NaspipeError
 
 Mark = torch.cuda.Event | None
-"""A point in a device's compute queue; None where nothing is queued."""
+"""A point in a device's compute stream; None if nothing is queued."""
 
 
 class Copy(Protocol):
-    """Bytes on their way between host memory and a device, beside the compute."""
+    """A copy between host memory and a device, concurrent with the compute."""
 
     def is_over(self) -> bool:
-        """Whether they are there; nobody waits. Both memories are left alone until they are."""
+        """Whether the copy has ended; does not wait. Until then, both memories must not change."""
         ...
 
     @property
     def left_seconds(self) -> float:
-        """After how long to ask again."""
+        """Time after which to ask again."""
         ...
 
     @property
     def nanoseconds(self) -> int:
-        """How long it took; for a copy that is over."""
+        """Duration of a copy that is over."""
         ...
 
 
 class Device(Protocol):
-    """Where layers are computed on, and how their bytes get there and back.
+    """Where layers are computed, and how their bytes get there and back.
 
-    All of it is for the thread that computes, and nothing but ``wait`` waits. Copies of one way are
-    over in the order in which they began.
+    All methods are for the computing thread, and only ``wait`` waits. Copies in one direction end
+    in the order in which they began. ``peak_bytes`` is the maximum of ``used_bytes`` so far.
     """
 
     @property
-    def name(self) -> str:
-        """As in ``cuda:0``."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def torch_device(self) -> torch.device:
-        """Where tensors of this device live."""
-        ...
+    def torch_device(self) -> torch.device: ...
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes allocated now."""
-        ...
+    def used_bytes(self) -> int: ...
 
     @property
-    def peak_bytes(self) -> int:
-        """The most bytes that were ever allocated at a time."""
-        ...
+    def peak_bytes(self) -> int: ...
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """A uint8 tensor on the device with a storage of its own, its address a multiple of 512.
+        """A uint8 tensor on the device with a storage of its own, at a multiple of 512.
 
-        Raises:
-            DeviceMemoryError: beyond the budget.
+        Raises DeviceMemoryError beyond the budget.
         """
         ...
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Take the memory of a tensor away; ``tensor`` is the very object that ``allocate``
-        returned.
+        """Take the memory of a tensor, which must be the object that ``allocate`` returned.
 
-        Its views stay what they are, without memory: none may be used until :meth:`refill`.
-
-        Raises:
-            InvariantError: when it is not, or has no memory.
+        Its views keep their metadata, but must not be used until :meth:`refill`. Raises
+        InvariantError if it has no memory.
         """
         ...
 
     def refill(self, tensor: torch.Tensor) -> None:
-        """Give a tensor memory again, and so its views; the bytes are any.
-
-        Raises:
-            DeviceMemoryError: beyond the budget.
+        """Give a freed tensor and its views uninitialised memory; DeviceMemoryError beyond the
+        budget.
         """
         ...
 
     def mark(self) -> Mark:
-        """The point that the compute has been queued up to."""
+        """The present end of the compute stream."""
         ...
 
     def copy_in(self, host: torch.Tensor, device: torch.Tensor) -> Copy:
-        """Begin a copy to the device, behind the compute that is queued now."""
+        """Begin a copy to the device, after the compute that is queued now."""
         ...
 
     def copy_out(self, device: torch.Tensor, host: torch.Tensor) -> Copy:
-        """Begin a copy to the host, behind the compute that is queued now."""
+        """Begin a copy to the host, after the compute that is queued now."""
         ...
 
     def wait(self, mark: Mark) -> None:
-        """Wait until the compute has come to a mark; the host is kept from running far ahead."""
+        """Wait until the compute reaches a mark, so that the host does not run far ahead."""
         ...
 
 
 class Clock(Protocol):
-    """Sets marks between pieces of work, and tells how long each piece took."""
+    """Measures the time between marks."""
 
     def mark(self) -> Any:
         """The end of all work so far."""
         ...
 
     def between_ns(self, marks: Sequence[Any]) -> list[int]:
-        """Nanoseconds between each mark and the next; waits until the last is reached."""
+        """Nanoseconds between each mark and the next; waits for the last one."""
         ...
 
 
 class DeviceMemoryError(NaspipeError):
-    """More device memory was asked for than the budget has: the ledger is wrong."""
+    """An allocation exceeds the budget, so the ledger is wrong."""
 
 
 class DeviceBudget:
-    """Counts what is allocated on one device and refuses what is beyond the budget."""
+    """Base of devices: counts allocated memory, and refuses to exceed the budget."""
 
     def __init__(self, name: str, budget_bytes: int) -> None:
-        self._name = name
+        self.name = name
         self._budget_bytes = budget_bytes
         self._live: dict[int, torch.Tensor] = {}  # held, so that an id is never used twice
         self.used_bytes = 0
         self.peak_bytes = 0
 
-    def check(self, nbytes: int) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            DeviceMemoryError: beyond the budget.
-        """
+    def check_budget(self, nbytes: int) -> None:
+        """Raise DeviceMemoryError if it does not fit."""
         if self.used_bytes + nbytes > self._budget_bytes:
             raise DeviceMemoryError(
-                f"device {self._name}: the layers' budget is {self._budget_bytes} bytes, "
+                f"device {self.name}: the layers' budget is {self._budget_bytes} bytes, "
                 f"{self.used_bytes} are used and {nbytes} more were asked for; evict first"
             )
 
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor's memory; returns the tensor."""
+    def count_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count the memory of a tensor; returns the tensor."""
         self._live[id(tensor)] = tensor
         self.used_bytes += tensor.numel()
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return tensor
 
-    def remove(self, tensor: torch.Tensor) -> None:
-        """Count a tensor's memory as given back.
-
-        Raises:
-            InvariantError: when it is not counted now.
-        """
+    def count_out(self, tensor: torch.Tensor) -> None:
+        """Count the memory of a tensor as returned."""
         if self._live.pop(id(tensor), None) is None:
             raise InvariantError(
-                f"device {self._name}: {tensor.numel()} bytes were freed that are not allocated"
+                f"device {self.name}: {tensor.numel()} bytes were freed that are not allocated"
             )
         self.used_bytes -= tensor.numel()

@@ -1,4 +1,4 @@
-"""Host memory that tensors pass through on their way between a device and a wire."""
+"""Host memory for tensors on their way between a device and a wire, and the bytes of tensors."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from naspipe.config.errors import reason
 from naspipe.machine.device_waits import Wait, count, wait_for
 
 LEAST_RECYCLED_BYTES = 1 << 20
-"""Smaller pieces are malloc's, which uses its memory again by itself."""
+"""Smaller pieces come from malloc, which recycles them itself."""
 
 MOST_RECYCLED = 8
-"""Pieces that are kept for later."""
 
 
 class Recycled:
-    """Large pieces of host memory that are used again as soon as no tensor lies in them.
+    """Large pieces of host memory that are reused as soon as no tensor lies in them.
 
-    Fresh memory costs many times the copy that it is for: the kernel clears it page by page. A
-    piece may be given back on any thread.
+    Fresh memory costs many times the copy that it is for, because the kernel clears it page by
+    page. A piece may be returned on any thread.
     """
 
     def __init__(self) -> None:
         self._free: deque[np.ndarray] = deque(maxlen=MOST_RECYCLED)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """A uint8 tensor; its bytes are any."""
+        """An uninitialised uint8 tensor."""
         if nbytes < LEAST_RECYCLED_BYTES:
             return torch.empty(nbytes, dtype=torch.uint8)
         piece = self._take(nbytes)
@@ -53,10 +52,10 @@ class Recycled:
 
 
 class Staging:
-    """Hands out host memory, pinned where a GPU copies to or from it; for one thread.
+    """Allocates host memory, pinned if a GPU copies to or from it; for one thread.
 
-    A pinned piece may be dropped while a copy still uses it: torch gives its memory out again
-    only behind the copies that were queued with ``non_blocking``.
+    A pinned piece may be dropped while a copy still uses it: torch reuses its memory only after the
+    copies that were queued with ``non_blocking``.
 
     Args:
         device: where the stage computes.
@@ -70,7 +69,6 @@ class Staging:
 
     @property
     def device(self) -> torch.device:
-        """Where the stage computes."""
         return self._device
 
     @property
@@ -79,7 +77,7 @@ class Staging:
         return self._is_pinned
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """A uint8 tensor in host memory; its bytes are any."""
+        """An uninitialised uint8 tensor in host memory."""
         if self._is_pinned:
             try:
                 return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -93,7 +91,7 @@ class Staging:
         return self._recycled.allocate(nbytes)
 
     def to_host(self, raw: torch.Tensor) -> torch.Tensor:
-        """Bytes in host memory; those of a device are there after :meth:`wait`."""
+        """Bytes in host memory; those of a device are valid after :meth:`wait`."""
         if raw.device.type == "cpu":
             return raw
         host = self.allocate(raw.numel())
@@ -102,7 +100,7 @@ class Staging:
         return host
 
     def wait(self) -> None:
-        """Wait until every copy that ``to_host`` queued is over, and all computed before it."""
+        """Wait for every copy that ``to_host`` queued, and for all computed before it."""
         if self._is_copying:
             wait_for(torch.cuda.current_stream(self._device), Wait.SEND)
             self._is_copying = False
@@ -113,18 +111,18 @@ HOST = Staging(torch.device("cpu"))
 
 
 _WORD = 8
-"""Bytes that a device compares at once: torch compares element by element."""
+"""Bytes that a device compares at once, because torch compares element by element."""
 _MEMCMP = ctypes.CDLL(None).memcmp
-"""In host memory: one call, at the memory's speed, where torch's take a dozen."""
+"""For host memory: one call at the speed of memory, where torch needs a dozen."""
 _MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements in row-major order as a flat uint8 tensor on its device.
+    """The elements in row-major order as a flat uint8 tensor on the same device.
 
-    Shares the tensor's memory where that is contiguous. The detour over ``as_strided`` is for a
-    tensor of one element: torch takes it for contiguous whatever its stride is, and refuses
-    to view it as bytes where that is not 1.
+    Shares the memory of a contiguous tensor. ``as_strided`` is needed for a tensor of one element:
+    torch treats it as contiguous whatever its stride is, but refuses to view it as bytes unless
+    that is 1.
     """
     return _bytes_in_memory(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
@@ -155,7 +153,7 @@ def _bytes_in_memory(dense: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a piece of memory, in whatever order, as in channels-last."""
+    """Whether the elements fill a piece of memory in any order, such as channels-last."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -168,7 +166,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie within its storage; not where that was resized, to be freed."""
+    """Whether the elements lie within the storage, which may have been resized to free it."""
     if tensor.numel() == 0:
         return True
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -177,5 +175,5 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether what is in its memory is conjugated, or negated, as it is read."""
+    """Whether the memory is conjugated or negated when it is read."""
     return tensor.is_conj() or tensor.is_neg()

@@ -1,13 +1,13 @@
-"""Inputs of tasks from GPU to GPU of one host, by memory that both processes have open (CUDA IPC).
+"""Inputs of tasks from GPU to GPU of one host, through memory shared by CUDA IPC.
 
-**Never run on GPUs**; tests run it on host memory that processes share. Each ordered pair of
-stages has a ring on the sender's GPU, made with its first message. The sender copies tensors into
-it and waits until they lie there; then a ZeroMQ header says where. The receiver copies them out of
-it in its compute queue, so it waits for nothing. No kernel ever waits for another stage. A ring
-that is full, or that there is no memory for, is no harm: the message goes through host memory.
+**Never run on GPUs**; tests run it on host memory that processes share. Each ordered pair of stages
+has a ring on the sender's GPU, made with its first message. The sender copies tensors into it and
+waits for the copy; then a ZeroMQ header says where they are. The receiver copies them out of the
+ring in its compute stream, so it waits for nothing. No kernel ever waits for another stage. If a
+ring is full, or there is no memory for it, the message goes through host memory.
 
-A ring is given back when nobody reads it any more: who has ended says so to all others, and waits
-until all others have said it.
+A ring is released when nobody reads it any more: a stage that has ended tells all others, and waits
+until all others have told it the same.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,18 +28,10 @@ from naspipe.machine.cuda import record_end
 from naspipe.machine.device_waits import Wait, wait_for
 from naspipe.machine.ports import Mark
 from naspipe.machine.staging import Staging
-from naspipe.wire.messages import (
-    Announcement,
-    InputMessage,
-    Message,
-    Place,
-    ReleaseMessage,
-    StageMessage,
-)
-from naspipe.wire.ports import PeerMemory, Sending
+from naspipe.wire.messages import Announcement, InputMessage, Message, Place, ReleaseMessage
 from naspipe.wire.shared_rings import Positions, Rings, round_up
 from naspipe.wire.tensor_codec import blank, raw_bytes
-from naspipe.wire.transport import ZmqTransport
+from naspipe.wire.transport import SplitTransport, ZmqTransport
 
 _DRIVER = "libcuda.so.1"
 _HANDLE_BYTES = 64
@@ -64,17 +56,15 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cuMemcpyAsync": (_Address, _Address, _Size, ctypes.c_void_p),
     "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
-"""Functions of the driver, and their arguments."""
 
 
 class CudaMemory:
-    """Memory of one GPU; for the thread that computes, in whose queue it copies.
+    """Memory of one GPU that other processes of the host open; for the computing thread.
+
+    Addresses count bytes. Copies are queued in the thread's current stream.
 
     Args:
         device: the stage's GPU, which is the thread's current one.
-
-    Raises:
-        TransportError: when the driver cannot be called.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -91,7 +81,7 @@ class CudaMemory:
         self._opened: list[int] = []
 
     def make(self, nbytes: int) -> tuple[int, bytes] | None:
-        """See :class:`naspipe.wire.ports.PeerMemory`."""
+        """The address of new memory, and a handle for other processes; None without room."""
         address, handle = _Address(), _Handle()
         result = self._driver.cuMemAlloc_v2(ctypes.byref(address), nbytes)
         if result == _OUT_OF_MEMORY:
@@ -105,7 +95,7 @@ class CudaMemory:
         return address.value, bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """See :class:`naspipe.wire.ports.PeerMemory`."""
+        """The address in this process of memory that another one made."""
         if len(handle) != _HANDLE_BYTES:
             raise TransportError(f"expected a handle of {_HANDLE_BYTES} bytes, found {len(handle)}")
         address, theirs = _Address(), _Handle.from_buffer_copy(handle)
@@ -115,16 +105,14 @@ class CudaMemory:
         return address.value
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """See :class:`naspipe.wire.ports.PeerMemory`."""
         queue = torch.cuda.current_stream(self._device).cuda_stream
         self._check("cuMemcpyAsync", self._driver.cuMemcpyAsync(target, source, nbytes, queue))
 
-    def mark(self) -> torch.cuda.Event:
-        """See :class:`naspipe.wire.ports.PeerMemory`."""
+    def mark(self) -> Mark:
+        """The end of all copies so far; None if they are over already."""
         return record_end(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
-        """See :class:`naspipe.wire.ports.PeerMemory`."""
         for address in self._opened:
             self._driver.cuIpcCloseMemHandle(address)
         for address in self._made:
@@ -144,67 +132,50 @@ class CudaMemory:
 
 
 RING_BYTES = 256 << 20
-"""Of each ring; on the GPU of who sends."""
+"""Size of each ring, on the sender's GPU."""
 
-MEMORY: Callable[[torch.device], PeerMemory] = CudaMemory
-"""Tests put host memory in its place."""
+MEMORY = CudaMemory
+"""Tests replace it by host memory."""
 
 
-class DeviceTransport:
-    """ZeroMQ for headers and layers, rings on GPUs for the tensors of tasks; a context manager.
+class DeviceTransport(SplitTransport):
+    """Sends the tensors of tasks through rings on GPUs.
 
     Args:
-        inner: the stage's sockets; entered and left with this.
+        inner: the stage's sockets.
         rings: this stage's ends.
         timeout_seconds: how long the others may take to end.
     """
 
     def __init__(self, inner: ZmqTransport, rings: DeviceRings, timeout_seconds: float) -> None:
-        self._inner = inner
+        super().__init__(inner, closing(rings))
         self._rings = rings
         self._timeout_seconds = timeout_seconds
-        self._released: set[WorkerId] = set()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._inner)
-            stack.callback(self._rings.close)
-            self._stack = stack.pop_all()
-        return self
 
     def __exit__(self, *exception: object) -> None:
         with self._stack:
             if exception[0] is None:
                 self._part()
 
-    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """See :class:`naspipe.wire.ports.Transport`."""
-        if not isinstance(message, InputMessage):
-            return self._inner.send(worker, message)
-        tensors = [tensor for tensor in message.tensors if tensor is not None]
+    def _send_tensors(
+        self, worker: WorkerId, message: InputMessage, tensors: Sequence[torch.Tensor]
+    ) -> bool:
         place = self._rings.put(worker, tensors)
-        if place is None:
-            return self._inner.send(worker, message)
-        self._inner.announce(worker, message, place)
-        return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
+        if place is not None:
+            self._inner.announce(worker, message, place)
+        return place is not None
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """See :class:`naspipe.wire.ports.Transport`."""
         self._rings.give_back()
-        message = self._inner.receive_any(timeout_seconds)
-        if isinstance(message, ReleaseMessage):
-            self._released.add(message.sender)
-            return None
-        if not isinstance(message, Announcement):
-            return message
-        tensors = self._rings.take(message)
-        return InputMessage(message.task, message.upcoming, tensors, message.name)
+        return super().receive(timeout_seconds)
+
+    def _receive_tensors(self, message: Announcement) -> tuple[torch.Tensor | None, ...]:
+        return self._rings.take(message)
 
     def _part(self) -> None:
-        """Read no more, and wait until nobody reads from here.
+        """Stop reading, and wait until nobody reads from here.
 
-        It is all the others that are waited for, so that nobody is told who has left.
+        All others are waited for, so it does not matter who has left already.
         """
         self._rings.finish_reading()
         for other in self._rings.others:
@@ -221,23 +192,23 @@ class DeviceTransport:
 
 @dataclass(slots=True)
 class _Out:
-    """The end of a ring that is written to."""
+    """The writing end of a ring."""
 
     positions: Positions
     address: int
     handle: bytes
-    """Until it is told."""
+    """Until it has been sent."""
 
 
 class _In(NamedTuple):
-    """The end of a ring that is read from."""
+    """The reading end of a ring."""
 
     positions: Positions
     address: int
 
 
 class _Reading(NamedTuple):
-    """Bytes that are copied out of a ring up to a mark."""
+    """Bytes that are copied out of a ring before a mark."""
 
     mark: Mark
     positions: Positions
@@ -246,10 +217,10 @@ class _Reading(NamedTuple):
 
 
 class DeviceRings:
-    """One worker's ends of the rings on GPUs; for the thread that computes.
+    """One worker's ends of the rings on GPUs; for the computing thread.
 
     Args:
-        worker: which one this is.
+        worker: this worker.
         num_workers: how many there are.
         counters: of the run, made before the workers were forked.
         memory: of this worker's GPU.
@@ -261,7 +232,7 @@ class DeviceRings:
         worker: WorkerId,
         num_workers: int,
         counters: Rings,
-        memory: PeerMemory,
+        memory: CudaMemory,
         staging: Staging,
     ) -> None:
         self._worker = worker
@@ -274,7 +245,7 @@ class DeviceRings:
         self._reading: deque[_Reading] = deque()
 
     def put(self, worker: WorkerId, tensors: Sequence[torch.Tensor]) -> Place | None:
-        """Have tensors lie in the ring to a worker; None where it has no room for them."""
+        """Copy tensors into the ring to a worker; None if it has no room for them."""
         if worker not in self._outs:
             self._outs[worker] = self._make(worker)
         out = self._outs[worker]
@@ -288,17 +259,14 @@ class DeviceRings:
         for raw in raws:
             self._memory.copy(address, raw.data_ptr(), len(raw))
             address += round_up(len(raw))
-        self._wait(self._memory.mark() if raws else None)
+        if raws:
+            _wait(self._memory.mark())
         place = Place(position, out.handle)
         out.handle = b""
         return place
 
     def take(self, message: Announcement) -> tuple[torch.Tensor | None, ...]:
-        """Copies of tensors that lie in a worker's ring, there for what is computed from now on.
-
-        Raises:
-            TransportError: when an entry describes no tensor, or the place is none of the ring.
-        """
+        """Copies of tensors in a worker's ring, valid for what is computed from now on."""
         sender, place = message.sender, message.place or Place(0)
         if place.handle and sender not in self._ins:
             address = self._memory.open(place.handle)
@@ -322,19 +290,18 @@ class DeviceRings:
         return tuple(tensors)
 
     def give_back(self) -> None:
-        """What has been copied by now is needed no more in its ring."""
+        """Release what has been copied out of other workers' rings."""
         while self._reading and _is_over(self._reading[0].mark):
             _, positions, position, nbytes = self._reading.popleft()
             positions.give_back(position, nbytes)
 
     def finish_reading(self) -> None:
-        """Wait until all is copied that lies in others' rings."""
+        """Wait for all copies out of other workers' rings."""
         if self._reading:
-            self._wait(self._reading[-1].mark)
+            _wait(self._reading[-1].mark)
             self.give_back()
 
     def close(self) -> None:
-        """Give the memory back."""
         self._reading.clear()
         self._memory.close()
 
@@ -346,16 +313,16 @@ class DeviceRings:
         return Positions(self._counters.count_between(sender, receiver), RING_BYTES)
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
-        """Memory on the GPU; where that is short, on the host, and whoever needs it tries again."""
+        """Memory on the GPU, or on the host if that is short: the task then tries again."""
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._staging.device)
         except torch.OutOfMemoryError:
             return self._staging.allocate(nbytes)
 
-    @staticmethod
-    def _wait(mark: Mark) -> None:
-        if mark is not None:
-            wait_for(mark, Wait.RING)
+
+def _wait(mark: Mark) -> None:
+    if mark is not None:
+        wait_for(mark, Wait.RING)
 
 
 def _is_over(mark: Mark) -> bool:

@@ -1,7 +1,7 @@
 """A slower network on one machine: messages arrive as late as they would over it.
 
-Each worker has a link to each other one. A message takes its bytes over the bandwidth, behind what
-the link still carries, and the latency. Bits are those of any other network.
+Each worker has a link to each other one. A message takes its bytes over the bandwidth, after what
+the link still carries, plus the latency. Bits do not depend on it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from naspipe.wire.endpoints import Endpoints
 from naspipe.wire.transport import ZmqTransport
 
 _STAMP = struct.Struct("!qq")
-"""Who sent a message and when, on the machine's monotonic clock."""
+"""Sender and time of a message, on the machine's monotonic clock."""
 
 
 class Link(NamedTuple):
-    """What is emulated."""
+    """The emulated network; 0 for no limit of bandwidth."""
 
     bandwidth: float
     """Bytes per second; 0 for no limit."""
@@ -34,26 +34,20 @@ class Link(NamedTuple):
 
     @property
     def is_emulated(self) -> bool:
-        """Whether it takes any time."""
         return bool(self.bandwidth or self.latency)
 
 
 class Arrivals:
-    """Messages on their way over one worker's incoming links.
-
-    Args:
-        link: each of them.
-    """
+    """Messages on their way over one worker's incoming links."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._free_ns: dict[int, int] = {}
-        """By sender, when its link has carried all that was sent so far."""
+        """Time at which each sender's link has carried everything so far."""
         self._due: list[tuple[int, int, Sequence[Any]]] = []
         self._order = count()
 
     def add(self, message: Sequence[Any], sender: int, sent_ns: int, nbytes: int) -> None:
-        """A message was sent."""
         start_ns = max(sent_ns, self._free_ns.get(sender, 0))
         carried_ns = int(1e9 * nbytes / self._link.bandwidth) if self._link.bandwidth else 0
         self._free_ns[sender] = start_ns + carried_ns
@@ -65,18 +59,18 @@ class Arrivals:
         return heapq.heappop(self._due)[2] if self._due and self._due[0][0] <= now_ns else None
 
     def until_next(self, now_ns: int) -> float:
-        """Seconds; endless when nothing is on its way."""
+        """Seconds; infinite if nothing is on its way."""
         return max(0, self._due[0][0] - now_ns) / 1e9 if self._due else float("inf")
 
 
 class LinkedTransport(ZmqTransport):
-    """ZeroMQ's sockets with an emulated link between.
+    """ZeroMQ's sockets with an emulated link between workers.
 
     Args:
         link: of each worker to each other one.
-        worker: which one this is.
-        endpoints: every worker's address, all of this machine.
-        more: as :class:`ZmqTransport` takes it.
+        worker: this worker.
+        endpoints: every worker's address, all on this machine.
+        more: further arguments of :class:`ZmqTransport`.
     """
 
     def __init__(self, link: Link, worker: WorkerId, endpoints: Endpoints, *more: Any) -> None:
@@ -88,7 +82,7 @@ class LinkedTransport(ZmqTransport):
         super()._send(worker, [*frames, stamp])
 
     def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
-        """The next message that its link has carried; the launcher's come at once."""
+        """The next message that its link has carried; the launcher's are not delayed."""
         wait_seconds = 0.0
         while True:
             while frames := super()._next(wait_seconds):

@@ -1,4 +1,4 @@
-"""Where the workers and the launcher of a run listen, and with which keys."""
+"""Addresses of the workers and of the launcher of a run, and their keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from naspipe.config.errors import ConfigError
 from naspipe.wire.shared_rings import Rings
 
 SOCKETS_PREFIX = "naspipe-"
-"""Of every such directory."""
+"""Of the name of every private directory."""
 
 _NEW_PREFIX = ".np-"
 _OWNED = ".owned"
@@ -28,7 +28,7 @@ _OWNED = ".owned"
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """A directory for this process and what it forks; it is gone when the block ends."""
+    """A directory for this process and its forks, which is removed when the block ends."""
     sweep()
     new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
     # It takes its name when it is locked: nobody else sees it before.
@@ -45,7 +45,7 @@ def private_directory() -> Iterator[Path]:
 
 
 def sweep() -> list[Path]:
-    """Remove the directories of this user that nobody holds any more; returns them."""
+    """Remove this user's private directories that no process holds any more; returns them."""
     swept = []
     for path in Path(tempfile.gettempdir()).glob(f"{SOCKETS_PREFIX}*"):
         with suppress(OSError):
@@ -72,36 +72,28 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses of the workers and of the launcher; over tcp, the run's CURVE keys."""
+    """Addresses of the workers and of the launcher; over tcp, also the run's CURVE keys."""
 
     workers: tuple[str, ...]
     launcher: str
     public_keys: Mapping[str, bytes] = field(default_factory=dict)
-    """Who listens at each address; nobody else is let in anywhere."""
+    """The key of the listener at each address; only these keys are admitted."""
     own_keys: tuple[bytes, bytes] | None = None
     """Public and secret key of this process."""
     directory: Path = Path()
     """Private to the run on this machine."""
     rings: Rings | None = None
-    """Memory that the workers share, where all are forked from one process and may use it."""
+    """Shared memory of the workers, if all are forked from one process and may use it."""
 
 
 def check_endpoints(execution: Execution) -> None:
-    """Look whether the stages could have their addresses on this machine; takes none of them.
-
-    Raises:
-        ConfigError: when a port is in use, or the temporary directory's path is too long.
-    """
+    """Check that the stages can have addresses on this machine, without taking them."""
     if execution.workers > 1 or execution.hardware.device != "cpu":
         make_endpoints(execution, Path(tempfile.gettempdir()) / f"{SOCKETS_PREFIX}{8 * 'x'}")
 
 
 def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
-    """Addresses on this machine for a run's stages and its launcher.
-
-    Raises:
-        ConfigError: when a port is in use, or the directory's path is too long.
-    """
+    """Addresses on this machine for a run's stages and its launcher."""
     if execution.wire.transport == "tcp":
         return tcp_endpoints(execution.wire.port, execution.workers, directory)
     found = ipc_endpoints(directory, execution.workers)
@@ -109,11 +101,7 @@ def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
 
 
 def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
-    """Endpoints in a private directory.
-
-    Raises:
-        ConfigError: when its path is too long for a socket's name.
-    """
+    """Endpoints in a private directory; ConfigError if its path is too long for a socket."""
     if len(str(directory)) > _MAX_IPC_PATH:
         raise ConfigError(
             f"the temporary directory {directory} is too long for a socket's name (expected at "
@@ -125,11 +113,7 @@ def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
 
 
 def tcp_endpoints(port: int, num_stages: int, directory: Path = Path()) -> Endpoints:
-    """Endpoints on the loopback interface, with new keys.
-
-    Raises:
-        ConfigError: when one of the ports is in use.
-    """
+    """Endpoints on the loopback interface, with new keys; ConfigError if a port is in use."""
     ports = range(port, port + num_stages + 1)
     check_ports(_LOOPBACK, ports)
     addresses = [f"tcp://{_LOOPBACK}:{number}" for number in ports]
@@ -141,15 +125,12 @@ def tcp_endpoints(port: int, num_stages: int, directory: Path = Path()) -> Endpo
 def check_ports(
     address: str, ports: Sequence[int], keys: tuple[str, str] = ("port", "interface")
 ) -> None:
-    """Look whether ports of an address of this machine are free; takes none of them.
+    """Check that ports of an address of this machine are free, without taking them.
 
     Args:
-        address: of this machine, it should be.
-        ports: that are needed.
-        keys: of the settings that choose other ports, and another address.
-
-    Raises:
-        ConfigError: when one is in use, or the address is none of this machine's.
+        address: expected to belong to this machine.
+        ports: to check.
+        keys: settings that choose other ports, and another address, for messages.
     """
     for number in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

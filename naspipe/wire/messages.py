@@ -1,4 +1,4 @@
-"""What stages say to one another: msgpack headers, and one frame of bytes per tensor."""
+"""Messages between stages: msgpack headers, and one frame of bytes per tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLD, STOP = "hold", "stop"
 
 
 class InputMessage(NamedTuple):
-    """The input of a task, and tasks whose inputs the sender will hand over next."""
+    """The input of a task, and tasks whose inputs the sender will send next."""
 
     task: Task
     upcoming: tuple[Task, ...]
@@ -31,15 +31,15 @@ class InputMessage(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in the sender's ring bytes are, one tensor's behind the other's."""
+    """Position of consecutive tensors in the sender's ring."""
 
     position: int
     handle: bytes = b""
-    """By which the ring is opened; the first time only."""
+    """Opens the ring; sent only the first time."""
 
 
 class Announcement(NamedTuple):
-    """An :class:`InputMessage` whose tensors take another way; their header entries."""
+    """An :class:`InputMessage` whose tensors are sent otherwise; ``entries`` describe them."""
 
     sender: WorkerId
     task: Task
@@ -47,40 +47,37 @@ class Announcement(NamedTuple):
     entries: tuple[Any, ...]
     name: InputName = CHAIN
     place: Place | None = None
-    """Where their bytes are, on a way that has places."""
+    """Where their bytes are, on a path that has places."""
 
 
 class ReleaseMessage(NamedTuple):
-    """A worker is done: it reads nothing more from the memory of the one that is told."""
+    """A worker is done: it reads nothing more from the receiver's memory."""
 
     sender: WorkerId
 
 
 class ReceivedTensor(NamedTuple):
-    """One tensor (or plain value, without a frame) of a layer's state, still in its frame."""
+    """One tensor of a layer's state in its frame, or a plain value without a frame."""
 
     entry: Any
     frame: Any
 
     def kept(self) -> ReceivedTensor:
-        """The same in memory of its own; a frame is good until the next message only."""
+        """A copy in memory of its own; a frame is valid until the next message only."""
         return self if self.frame is None else self._replace(frame=bytes(self.frame))
 
     def fits(self, target: torch.Tensor) -> bool:
-        """See :class:`naspipe.worker.layers.layout.Received`."""
         return fits(self.entry, target)
 
     def copy_to(self, target: torch.Tensor) -> None:
-        """See :class:`naspipe.worker.layers.layout.Received`."""
         decode_into(self.entry, self.frame, target)
 
     def value(self) -> Any:
-        """See :class:`naspipe.worker.layers.layout.Received`."""
         return self.entry if self.frame is None else decode(self.entry, self.frame)
 
 
 class VersionMessage(NamedTuple):
-    """A layer that another stage hands over, or a part of it: its version and tensors by name.
+    """A layer, or a part of it, that another stage hands over: its version and tensors by name.
 
     Sent with tensors and plain values, received with :class:`ReceivedTensor`.
     """
@@ -110,7 +107,7 @@ class ControlMessage(NamedTuple):
 
 
 class SubnetsMessage(NamedTuple):
-    """From the launcher: what a strategy proposed, in sequence order, from ``first`` on."""
+    """From the launcher: proposed subnets, in sequence order, from ``first`` on."""
 
     stream: StreamId
     first: int
@@ -123,7 +120,6 @@ Message = StageMessage | LauncherMessage
 
 
 def launcher_frames(message: LauncherMessage) -> list[Any]:
-    """The one frame of what the launcher has to say."""
     if isinstance(message, ControlMessage):
         return [msgpack.packb([_CONTROL, message.what, message.cuts])]
     planned = [
@@ -133,9 +129,10 @@ def launcher_frames(message: LauncherMessage) -> list[Any]:
 
 
 def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
-    """The frames of what one stage says to another.
+    """The frames of a message from one stage to another.
 
-    They share the memory of tensors in host memory; from a device they are complete copies.
+    They share the memory of tensors in host memory; tensors on a device are copied before this
+    returns.
     """
     match message:
         case InputMessage(task, upcoming, tensors, name):
@@ -154,14 +151,12 @@ def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
 def announcement_frames(
     sender: WorkerId, message: InputMessage, place: Place | None = None
 ) -> list[Any]:
-    """The one frame of an :class:`Announcement`."""
     tasks = [_plain(task) for task in (message.task, *message.upcoming)]
     entries = [None if tensor is None else describe(tensor) for tensor in message.tensors]
     return [msgpack.packb([_ANNOUNCED, [sender, message.name, place, *tasks], entries])]
 
 
 def release_frames(sender: WorkerId) -> list[Any]:
-    """The one frame of a :class:`ReleaseMessage`."""
     return [msgpack.packb([_RELEASE, sender, None])]
 
 
@@ -184,11 +179,6 @@ def _state_frames(
 def read_message(
     header: Any, frames: Sequence[Any], staging: Staging = HOST
 ) -> Message | Announcement | ReleaseMessage:
-    """Rebuild a message.
-
-    Raises:
-        TransportError: when it is not one that a stage sends.
-    """
     try:
         what, subject, entries = msgpack.unpackb(header)
         if what == _INPUT:
@@ -196,26 +186,53 @@ def read_message(
             task, *upcoming = map(_task, tasks)
             pairs = zip(entries, frames, strict=True)
             tensors = tuple(decode(entry, frame, staging) for entry, frame in pairs)
-            return InputMessage(task, tuple(upcoming), tensors, _input_name(name))
+            return InputMessage(task, tuple(upcoming), tensors, InputName(_text("an input", name)))
         if what == _ANNOUNCED:
             sender, name, place, *tasks = subject
             task, *upcoming = map(_task, tasks)
-            sent = (task, tuple(upcoming), tuple(entries), _input_name(name), _place(place))
-            return Announcement(WorkerId(sender), *sent)
+            if place is not None:
+                position, handle = place
+                if type(position) is not int or position < 0 or not isinstance(handle, bytes):
+                    raise ValueError(f"a place {place!r:.40}")
+                place = Place(position, handle)
+            described = (
+                task,
+                tuple(upcoming),
+                tuple(entries),
+                InputName(_text("an input", name)),
+                place,
+            )
+            return Announcement(WorkerId(sender), *described)
         if what == _RELEASE and not frames:
             return ReleaseMessage(WorkerId(int(subject)))
         if what == _CONTROL and not frames:
-            return _control(subject, entries)
+            if subject not in (HOLD, STOP) or any(type(n) is not int or n < 0 for n in entries):
+                raise ValueError(f"a control message {subject!r:.40}")
+            return ControlMessage(subject, tuple(entries))
         if what == _SUBNETS and not frames:
             stream, first = map(int, subject)
-            return _subnets(stream, first, entries)
+            if any(len(used) not in (0, len(chain)) for chain, *_, used in entries):
+                raise ValueError("a subnet whose candidates are not those of its blocks")
+            planned = []
+            for number, (chain, bounds, stages, candidates) in enumerate(entries, first):
+                options, used = _numbers(chain), _numbers(candidates)
+                subnet = Subnet(StreamId(stream), SequenceId(number), options, used)
+                partition = make_partition(_numbers(bounds), _numbers(stages))
+                planned.append(Planned(subnet, partition))
+            return SubnetsMessage(StreamId(stream), first, tuple(planned))
         if what == _SHARE:
-            return _contribution(subject, _read_state(entries, frames))
-        if what != _VERSION:
-            raise ValueError(f"a message of kind {what!r:.40}")
-        *layer, version, parcel = subject
-        state = list(_read_state(entries, frames))
-        return VersionMessage(LayerId(*layer), Version(version), state, _parcel(parcel))
+            exchange, *numbers = subject
+            stream, sequence_id, stage = map(int, numbers)
+            values = {key: tensor.value() for key, tensor in _read_state(entries, frames)}
+            step = StreamId(stream), SequenceId(sequence_id), StageId(stage)
+            return ContributionMessage(_text("an exchange", exchange), *step, values)
+        if what == _VERSION:
+            *layer, version, parcel = subject
+            state = list(_read_state(entries, frames))
+            if parcel not in PARCELS:
+                raise ValueError(f"a parcel called {parcel!r:.40}")
+            return VersionMessage(LayerId(*layer), Version(version), state, Parcel(parcel))
+        raise ValueError(f"a message of kind {what!r:.40}")
     except (TypeError, ValueError, OverflowError, ConfigError, msgpack.UnpackException) as error:
         raise TransportError(f"a message header cannot be read: {error}") from error
 
@@ -232,61 +249,14 @@ def _read_state(
         raise ValueError(f"{len(rest)} frames too many")
 
 
-def _control(what: Any, cuts: Any) -> ControlMessage:
-    if what not in (HOLD, STOP) or any(type(cut) is not int or cut < 0 for cut in cuts):
-        raise ValueError(f"a control message {what!r:.40}")
-    return ControlMessage(what, tuple(cuts))
-
-
-def _subnets(stream: int, first: int, entries: Sequence[Any]) -> SubnetsMessage:
-    if any(len(used) not in (0, len(chain)) for chain, *_, used in entries):
-        raise ValueError("a subnet whose candidates are not those of its blocks")
-    planned = tuple(
-        Planned(
-            Subnet(
-                StreamId(stream), SequenceId(first + place), _numbers(chain), _numbers(candidates)
-            ),
-            make_partition(_numbers(bounds), _numbers(stages)),
-        )
-        for place, (chain, bounds, stages, candidates) in enumerate(entries)
-    )
-    return SubnetsMessage(StreamId(stream), first, planned)
-
-
 def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(map(int, values))
 
 
-def _contribution(subject: Any, state: Iterator[tuple[str, ReceivedTensor]]) -> ContributionMessage:
-    exchange, *numbers = subject
-    stream, sequence_id, sender = map(int, numbers)
-    values = {name: received.value() for name, received in state}
-    if not isinstance(exchange, str):
-        raise ValueError(f"an exchange called {exchange!r:.40}")
-    return ContributionMessage(
-        exchange, StreamId(stream), SequenceId(sequence_id), StageId(sender), values
-    )
-
-
-def _place(plain: Any) -> Place | None:
-    if plain is None:
-        return None
-    position, handle = plain
-    if type(position) is not int or position < 0 or not isinstance(handle, bytes):
-        raise ValueError(f"a place {plain!r:.40}")
-    return Place(position, handle)
-
-
-def _parcel(name: Any) -> Parcel:
-    if name not in PARCELS:
-        raise ValueError(f"a parcel called {name!r:.40}")
-    return Parcel(name)
-
-
-def _input_name(name: Any) -> InputName:
+def _text(what: str, name: Any) -> str:
     if not isinstance(name, str):
-        raise ValueError(f"an input called {name!r:.40}")
-    return InputName(name)
+        raise ValueError(f"{what} called {name!r:.40}")
+    return name
 
 
 def _plain(task: Task) -> list[Any]:

@@ -1,12 +1,12 @@
-"""Inputs of tasks from GPU to GPU by NCCL, where every stage has a GPU of its own.
+"""Inputs of tasks from GPU to GPU by NCCL, if every stage has a GPU of its own.
 
-**Never run on GPUs.** It was written from the documentation of ``torch.distributed``; the tests
-run the same code in host memory over gloo, on stages of one machine.
+**Never run on GPUs.** It was written from the documentation of ``torch.distributed``; the tests run
+the same code in host memory over gloo, on stages of one machine.
 
 The ZeroMQ header of each input announces it, in the order in which its sender hands the tensors to
 NCCL, so the receiver posts its receives in the same order. Each ordered pair of stages has a
-communicator of its own: on a common one, two stages that send to each other would wait for
-each other for ever. Layers that move to another stage stay on ZeroMQ.
+communicator of its own: on a common one, two stages that send to each other would deadlock. Layers
+that move to another stage stay on ZeroMQ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -24,62 +23,41 @@ import torch.distributed as dist
 
 from naspipe.config.ids import WorkerId
 from naspipe.machine.device_waits import Wait, wait_for
-from naspipe.wire.messages import Announcement, InputMessage, Message, ReleaseMessage, StageMessage
-from naspipe.wire.ports import Sending
+from naspipe.wire.messages import Announcement, InputMessage
 from naspipe.wire.tensor_codec import blank, raw_bytes
-from naspipe.wire.transport import ZmqTransport
+from naspipe.wire.transport import SplitTransport, ZmqTransport
 
 BACKEND = "nccl"
 
 
-class NcclTransport:
-    """ZeroMQ for headers and layers, NCCL for the tensors of tasks; a context manager.
+class NcclTransport(SplitTransport):
+    """Sends the tensors of tasks by NCCL.
 
     Args:
-        inner: the stage's sockets; entered and left with this.
-        pairs: the communicators; entered and left with this.
+        inner: the stage's sockets.
+        pairs: the communicators.
     """
 
     def __init__(self, inner: ZmqTransport, pairs: Pairs) -> None:
-        self._inner = inner
+        super().__init__(inner, pairs)
         self._pairs = pairs
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._inner)
-            stack.enter_context(self._pairs)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.__exit__(*exception)  # type: ignore[arg-type]
-
-    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """See :class:`naspipe.wire.ports.Transport`."""
-        if not isinstance(message, InputMessage):
-            return self._inner.send(worker, message)
+    def _send_tensors(
+        self, worker: WorkerId, message: InputMessage, tensors: Sequence[torch.Tensor]
+    ) -> bool:
         self._inner.announce(worker, message)
-        tensors = [tensor for tensor in message.tensors if tensor is not None]
         self._pairs.send(worker, tensors)
-        return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
+        return True
 
-    def receive(self, timeout_seconds: float) -> Message | None:
-        """See :class:`naspipe.wire.ports.Transport`."""
-        message = self._inner.receive_any(timeout_seconds)
-        if isinstance(message, ReleaseMessage):
-            return None
-        if not isinstance(message, Announcement):
-            return message
-        tensors = self._pairs.receive(message.sender, message.entries)
-        return InputMessage(message.task, message.upcoming, tensors, message.name)
+    def _receive_tensors(self, message: Announcement) -> tuple[torch.Tensor | None, ...]:
+        return self._pairs.receive(message.sender, message.entries)
 
 
 class Pairs:
     """One communicator for each ordered pair of workers; a context manager.
 
     Args:
-        worker: which one this is.
+        worker: this worker.
         num_workers: how many there are.
         device: its own GPU.
         directory: private to the run; holds the file by which the stages find each other.
@@ -115,8 +93,21 @@ class Pairs:
             world_size=self._num_workers,
             timeout=self._timeout,
         )
+        # Make every pair's communicator. A communicator is made by its first transfer, which waits
+        # for the other side; during the run, two workers could each wait in a transfer that the
+        # other has not reached. Here all workers go through the pairs in one order.
         try:
-            self._open()
+            probe = self._allocate(1)
+            for pair in ordered_pairs(self._num_workers):
+                sender, receiver = pair
+                group = dist.new_group([*pair], timeout=self._timeout)
+                self._groups[pair] = group
+                if self._worker == sender:
+                    dist.send(probe, receiver, group=group)
+                elif self._worker == receiver:
+                    dist.recv(probe, sender, group=group)
+            if self._device.type == "cuda":
+                wait_for(torch.cuda.current_stream(self._device), Wait.OPENING)
         except BaseException:
             dist.destroy_process_group()
             raise
@@ -127,7 +118,7 @@ class Pairs:
         dist.destroy_process_group()
 
     def send(self, worker: WorkerId, tensors: Sequence[torch.Tensor]) -> None:
-        """Start sending behind what was computed so far; the tensors must not change."""
+        """Start sending after what was computed so far; the tensors must not change."""
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         for tensor in tensors:
@@ -137,11 +128,7 @@ class Pairs:
                 self._sending.append((work, raw))  # held until it has left
 
     def receive(self, worker: WorkerId, entries: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
-        """The tensors that a worker announced; what is computed from now on waits for them.
-
-        Raises:
-            TransportError: when an entry describes no tensor.
-        """
+        """The tensors that a worker announced; what is computed from now on waits for them."""
         group = self._groups[worker, self._worker]
         tensors: list[torch.Tensor | None] = []
         for entry in entries:
@@ -158,25 +145,7 @@ class Pairs:
     def _allocate(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
-    def _open(self) -> None:
-        """Make every pair's communicator: all workers go through the pairs in one order.
-
-        A communicator is made by its first transfer, which waits for the other side; left to
-        the run, two workers could each wait in a transfer that the other has not reached.
-        """
-        probe = self._allocate(1)
-        for pair in ordered_pairs(self._num_workers):
-            sender, receiver = pair
-            group = dist.new_group([*pair], timeout=self._timeout)
-            self._groups[pair] = group
-            if self._worker == sender:
-                dist.send(probe, receiver, group=group)
-            elif self._worker == receiver:
-                dist.recv(probe, sender, group=group)
-        if self._device.type == "cuda":
-            wait_for(torch.cuda.current_stream(self._device), Wait.OPENING)
-
 
 def ordered_pairs(num_workers: int) -> list[tuple[int, int]]:
-    """Every (sender, receiver) of different workers, in the order that all open them."""
+    """Every (sender, receiver) of different workers, in the order in which all open them."""
     return [(a, b) for a in range(num_workers) for b in range(num_workers) if a != b]

@@ -1,11 +1,11 @@
-"""What a stage tells the launcher: losses, how busy it was, how it ended."""
+"""Reports of a stage to the launcher: losses, busy time, the end; and observers of a run."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,64 +15,40 @@ import zmq
 from naspipe.config.errors import TransportError
 from naspipe.config.ids import WorkerId
 from naspipe.wire.endpoints import Endpoints
+from naspipe.wire.ports import RunObserver
 from naspipe.wire.transport import connect_outbox
 
 HEARTBEAT_SECONDS = 0.5
-"""From one sign of life to the next."""
+"""Time between two signs of life."""
 
 WAITING = "waiting"
-"""What a stage does that has nothing to do until a message comes."""
+"""Activity of a stage that waits for a message."""
 
 
-class Observer:
-    """Is told of a run as it goes, and wants to know nothing: say in a subclass what you want.
+class Observer(RunObserver):
+    """Base class for observers of a run; override the methods that you need.
 
-    Called in the process that called :func:`naspipe.train`, between its other work. Each method
-    gets the number of the stream where there are several, else 0.
+    Methods are called in the process that called :func:`naspipe.train`, between its other work.
+    Each gets the number of the stream if there are several, or else 0.
     """
-
-    def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """See :class:`LaunchObserver`."""
-
-    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """See :class:`LaunchObserver`."""
-
-    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
-
-    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """See :class:`LaunchObserver`."""
-
-    def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """See :class:`LaunchObserver`."""
-
-    def on_pending(self, stage: int, subnets: int) -> None:
-        """See :class:`RunObserver`."""
-
-    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """See :class:`LaunchObserver`."""
-
-    def on_note(self, text: str) -> None:
-        """See :class:`LaunchObserver`."""
 
 
 class NotesToStderr(Observer):
-    """An observer that writes notes as lines and wants to know nothing else."""
+    """An observer that prints notes."""
 
     def on_note(self, text: str) -> None:
-        """See :class:`LaunchObserver`."""
         with suppress(OSError, ValueError):  # a stderr that is gone ends no run
             print(f"naspipe: {text}", file=sys.stderr, flush=True)
 
 
 class AtIt:
-    """Remembers since when a process has been at the same thing."""
+    """Remembers how long a process has been at the same activity."""
 
     def __init__(self) -> None:
         self._doing, self._since = "", time.monotonic()
 
     def look(self, doing: str) -> dict[str, Any]:
-        """What a heartbeat says: what it is at now, and for how many seconds."""
+        """Content of a heartbeat: the present activity, and its duration in seconds."""
         now = time.monotonic()
         if doing != self._doing:
             self._doing, self._since = doing, now
@@ -82,7 +58,7 @@ class AtIt:
 class ZmqReporter:
     """Reports over a socket to the launcher's process; a context manager.
 
-    A heartbeat goes out beside them, from a thread and through a socket of its own.
+    A thread sends heartbeats through a socket of its own.
     """
 
     def __init__(self, worker: WorkerId, endpoints: Endpoints) -> None:
@@ -104,11 +80,9 @@ class ZmqReporter:
         self._context.destroy(linger=5_000)
 
     def report(self, kind: str, body: Mapping[str, Any]) -> None:
-        """See :class:`Reporter`."""
         self._outbox.send(msgpack.packb([kind, int(self._worker), dict(body)]))
 
     def watch(self, current: Callable[[], str]) -> None:
-        """See :class:`Reporter`."""
         self._current = current
 
     def _beat(self) -> None:
@@ -124,11 +98,7 @@ class ZmqReporter:
 
 
 def read_report(data: bytes) -> tuple[str, int, dict[str, Any]]:
-    """Kind, stage and body of a report.
-
-    Raises:
-        TransportError: when it is not one that a stage sends.
-    """
+    """Kind, stage and body of a report."""
     try:
         kind, stage, body = msgpack.unpackb(data)
         return str(kind), int(stage), dict(body)

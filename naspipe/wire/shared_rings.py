@@ -1,11 +1,11 @@
 """Memory that workers of one machine share: large tensors go through it, not through a socket.
 
-Each worker has a ring to each other one. Who sends copies bytes into it and says where they are;
-who receives gives them back in the order in which they came: when they are copied, or else when
-the next message is asked for. A ring that is full is no harm: then the bytes take the socket. The
-memory has no name, so nothing of it stays behind, however the run ends. A ring is used from its
-beginning as soon as there is room: so it takes memory for what is under way at a time, which the
-window bounds, and not for its whole size.
+Each worker has a ring to each other one. The sender copies bytes into it and says where they are;
+the receiver releases them in the order of arrival: when they are copied, or else when the next
+message is requested. If a ring is full, the bytes take the socket. The memory has no name, so
+nothing of it remains, however the run ends. A ring is used from its beginning as soon as there is
+room: so it takes memory for what is in flight, which the window bounds, and not for its whole
+size.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ import numpy as np
 from naspipe.config.ids import WorkerId
 
 LEAST_BYTES = 32 << 10
-"""Smaller frames are not worth the way round."""
+"""Smaller frames take the socket."""
 
 _TOTAL_BYTES = min(4 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-"""Of all rings of a run; memory is taken as far as it is used."""
+"""Of all rings of a run; pages are allocated when they are first used."""
 _MOST_BYTES = 1 << 30
 _NO_RESERVE = 0x4000
 """Linux's MAP_NORESERVE: the machine need not have all of it."""
 _GRAIN = 64
-"""Positions are multiples of it: a line of the cache."""
+"""Positions are multiples of it: a cache line."""
 _COUNTER = mmap.PAGESIZE
 _COUNT = 8
 """Bytes of a counter; a ring's page has room for more."""
 _MAGIC = b"naspipe: shared\n"
 _CHUNK = struct.Struct("!IQQ")
-"""A frame's place in its message, its position in the ring, its bytes."""
+"""A frame's index in its message, its position in the ring, its bytes."""
 
 
 class Positions:
-    """What is where in a ring, and what is free again, as one of its ends knows it.
+    """The used and free parts of a ring, as one of its ends knows them.
 
-    Positions count all bytes since the beginning. Only who sends reserves, only who receives gives
-    back.
+    Positions count all bytes since the beginning. Only the sender reserves, only the receiver
+    releases.
 
     Args:
-        given: eight bytes that both ends share: how far bytes were given back.
+        given: eight bytes that both ends share: how far bytes were released.
         size: of the ring, in bytes.
     """
 
@@ -55,7 +55,7 @@ class Positions:
         self._head = self._start = 0
 
     def reserve(self, nbytes: int) -> int | None:
-        """The position of so many bytes in one piece; None where there is no room."""
+        """The position of consecutive bytes; None if there is no room."""
         length = round_up(nbytes)
         if length > self._size:
             return None
@@ -72,19 +72,18 @@ class Positions:
         return position
 
     def place(self, position: int) -> int:
-        """Where a position is in the ring's memory."""
         return position % self._size
 
     def give_back(self, position: int, nbytes: int) -> None:
-        """These bytes and all before them are needed no more."""
+        """Release these bytes and all before them."""
         self._given[0] = position + round_up(nbytes)
 
 
 class Ring(Positions):
-    """One way through host memory.
+    """One direction through host memory.
 
     Args:
-        memory: shared by both ends; its first page holds how far bytes were given back.
+        memory: shared by both ends; its first page holds how far bytes were released.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -92,7 +91,7 @@ class Ring(Positions):
         super().__init__(memory[:_COUNT], len(self._data))
 
     def put(self, data: memoryview | bytes) -> int | None:
-        """Copy bytes in; returns their position, None where there is no room."""
+        """Copy bytes in; returns their position, or None if there is no room."""
         position = self.reserve(len(data))
         if position is not None:
             place = self.place(position)
@@ -100,17 +99,13 @@ class Ring(Positions):
         return position
 
     def get(self, position: int, nbytes: int) -> memoryview:
-        """The bytes that were put there, as they lie; whoever needs them longer copies them."""
+        """The bytes that were put there, without a copy."""
         place = self.place(position)
         return self._data[place : place + nbytes].toreadonly()
 
 
 class Rings:
-    """Of all workers of a run, made before they are forked.
-
-    Args:
-        workers: how many there are.
-    """
+    """The rings of all workers of a run, made before they are forked."""
 
     def __init__(self, workers: int) -> None:
         count = workers * (workers - 1)
@@ -126,7 +121,7 @@ class Rings:
         return Ring(self._memory[start : start + self._each])
 
     def count_between(self, sender: WorkerId, receiver: WorkerId) -> memoryview:
-        """What a second ring from one to the other counts in, whose memory is elsewhere."""
+        """Counter of a second ring from one to the other, whose memory is elsewhere."""
         start = self._start(sender, receiver) + _COUNT
         return self._memory[start : start + _COUNT]
 
@@ -135,12 +130,7 @@ class Rings:
 
 
 class SharedFrames:
-    """One worker's ends of its rings.
-
-    Args:
-        worker: which.
-        rings: of the run.
-    """
+    """One worker's ends of its rings."""
 
     def __init__(self, worker: WorkerId, rings: Rings) -> None:
         self._worker = worker
@@ -163,7 +153,7 @@ class SharedFrames:
         return packed
 
     def unpack(self, frames: Sequence[memoryview]) -> Sequence[memoryview]:
-        """The frames as they were; those of the message before are given back."""
+        """The original frames; those of the previous message are released."""
         self.give_back()
         last = frames[-1]
         if len(frames) == 1 or last[: len(_MAGIC)] != _MAGIC:
@@ -177,7 +167,7 @@ class SharedFrames:
         return whole
 
     def give_back(self) -> None:
-        """The bytes of the last message are needed no more."""
+        """Release the bytes of the last message."""
         if self._taken is not None:
             ring, position, nbytes = self._taken
             ring.give_back(position, nbytes)
@@ -191,12 +181,11 @@ class SharedFrames:
 
 
 def copy_bytes(target: Any, source: Any) -> None:
-    """Copy between two buffers of one size; other threads of the process go on meanwhile."""
+    """Copy between two buffers of one size, without the GIL."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def round_up(nbytes: int) -> int:
-    """What so many bytes take in a ring."""
     return _up(nbytes, _GRAIN)
 
 

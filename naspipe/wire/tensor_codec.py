@@ -1,10 +1,10 @@
 """Tensors as frames: bytes, shape, strides and alignment exactly as they were.
 
-A boundary that made a channels-last tensor contiguous, or moved its data to another
-alignment, could change bits downstream. So a frame is the span of storage that the tensor
-covers, and the receiver rebuilds the same strides at the same offset from an aligned address.
-What torch conjugates or negates only when it is read is sent as it lies in memory, and said so:
-kernels take other ways with what is conjugated already.
+A boundary that made a channels-last tensor contiguous, or moved its data to another alignment,
+could change later bits. So a frame is the span of storage that the tensor covers, and the receiver
+rebuilds the same strides at the same offset from an aligned address. A tensor that torch conjugates
+or negates lazily is sent as it lies in memory, and marked: kernels treat it differently from one
+that is conjugated already.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from naspipe.machine.device_waits import Wait, count
 from naspipe.machine.staging import HOST, Staging
 
 ALIGNMENT = 512
-"""Bytes; what a GPU's allocator aligns to, and how far its libraries look: cuBLASLt up to 256."""
+"""Bytes; the alignment of a GPU's allocator, and the most that its libraries check: cuBLASLt 256.
+"""
 
 HOST_ALIGNMENT = 64
-"""Bytes; what torch's CPU allocator aligns to."""
+"""Bytes; the alignment of torch's CPU allocator."""
 
 MAX_BYTES = 4 << 30
 """Of one tensor; larger ones are refused before any memory is taken."""
@@ -42,7 +43,7 @@ _CONJUGATED, _NEGATED = "conjugated", "negated"
 
 
 def describe(tensor: torch.Tensor) -> list[Any]:
-    """The header entry of a tensor: all there is to know but its bytes."""
+    """The header entry of a tensor: everything but its bytes."""
     alignment = HOST_ALIGNMENT if tensor.device.type == "cpu" else ALIGNMENT
     return _described(tensor, tensor.data_ptr() % alignment)
 
@@ -54,16 +55,12 @@ def _described(tensor: torch.Tensor, phase: int) -> list[Any]:
 
 
 def _marks(tensor: torch.Tensor) -> list[str]:
-    """How its memory is read; nothing for most."""
+    """Lazy conjugation and negation of a tensor; mostly none."""
     return [_CONJUGATED] * tensor.is_conj() + [_NEGATED] * tensor.is_neg()
 
 
 def _marked(tensor: torch.Tensor, marks: Sequence[Any]) -> torch.Tensor:
-    """The same memory, read as marks say that differ from its own.
-
-    Raises:
-        ValueError: when there is no such mark, or not of this dtype.
-    """
+    """The same memory with these marks; ValueError for a mark that this dtype does not have."""
     known = {_CONJUGATED, _NEGATED} if tensor.is_complex() else {_NEGATED}
     if not {*marks} <= known:
         raise ValueError(f"marks {marks} of {tensor.dtype}")
@@ -87,8 +84,8 @@ def encode(
 ) -> tuple[list[Any] | None, memoryview]:
     """The header entry and the bytes of a tensor.
 
-    The bytes share the memory of a tensor in host memory. Those of another one are copied, and
-    are there after ``staging.wait()``.
+    The bytes share the memory of a tensor in host memory. Those of another one are copied, and are
+    valid after ``staging.wait()``.
     """
     if tensor is None:
         return None, memoryview(b"")
@@ -103,11 +100,7 @@ def fits(entry: Any, target: torch.Tensor) -> bool:
 
 
 def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
-    """Overwrite a tensor of the same dtype, shape and strides with what was encoded.
-
-    Raises:
-        TransportError: when the tensor is another one.
-    """
+    """Overwrite a tensor of the same dtype, shape and strides with what was encoded."""
     raw = raw_bytes(target)
     if not fits(entry, target) or len(frame) != len(raw):
         expected = describe(target)
@@ -120,11 +113,7 @@ def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
 
 
 def decode(entry: Any, frame: Any, staging: Staging = HOST) -> torch.Tensor | None:
-    """Rebuild a tensor in host memory of its own.
-
-    Raises:
-        TransportError: when entry and frame do not fit each other.
-    """
+    """Rebuild a tensor in host memory of its own; TransportError if entry and frame do not fit."""
     if entry is None:
         return None
     tensor, raw = blank(entry, staging.allocate, len(frame))
@@ -135,15 +124,12 @@ def decode(entry: Any, frame: Any, staging: Staging = HOST) -> torch.Tensor | No
 def blank(
     entry: Any, allocate: Callable[[int], torch.Tensor], nbytes: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor as an entry describes it, its bytes still any, and those bytes.
+    """An uninitialised tensor as an entry describes it, and its bytes.
 
     Args:
-        entry: what :func:`describe` returned.
-        allocate: hands out a uint8 tensor.
-        nbytes: what the tensor must take, where that is known.
-
-    Raises:
-        TransportError: when the entry describes no tensor, or one of another size.
+        entry: from :func:`describe`.
+        allocate: makes a uint8 tensor.
+        nbytes: required size of the tensor, if known.
     """
     try:
         name, sizes, strides, phase, requires_grad, *marks = entry
@@ -169,7 +155,7 @@ def blank(
 def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A leaf with the same bytes, strides, alignment and ``requires_grad`` on a device.
 
-    The copy is ordered by the current stream; out of pinned memory it runs beside the host.
+    The copy is ordered by the current stream; from pinned memory it is asynchronous.
     """
 
     def allocate(nbytes: int) -> torch.Tensor:
@@ -196,7 +182,7 @@ def _check(sizes: Sequence[int], strides: Sequence[int], phase: int) -> None:
 
 
 def _span(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last that the tensor touches."""
+    """Number of elements from the first to the last that the tensor touches."""
     if 0 in sizes:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

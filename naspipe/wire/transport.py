@@ -1,9 +1,8 @@
-"""Any stage to any stage: msgpack headers and tensor frames over ZeroMQ.
+"""Messages between any two stages: msgpack headers and tensor frames over ZeroMQ.
 
-Sending and receiving happen in ZeroMQ's own thread, beside the compute. On one machine
+Sending and receiving happen in ZeroMQ's own thread, concurrently with the compute. On one machine,
 sockets are ``ipc`` files in a private directory; ``tcp`` binds one address only (the loopback
-interface's on one machine), with CURVE keys made for the run, so that strangers are dropped by
-the library.
+interface's on one machine), with CURVE keys made for the run, so that the library drops strangers.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import os
 import select
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
+import torch
 import zmq
 from zmq.utils import z85
 
@@ -44,9 +44,9 @@ from naspipe.wire.ports import Sending
 from naspipe.wire.shared_rings import SharedFrames
 
 TICK_SECONDS = 1e-3
-"""In which polls count."""
+"""Resolution of polls."""
 NAP_SECONDS = 100e-6
-"""How long a wait that is shorter is slept through at most, deaf: it is one for a copy."""
+"""Maximum sleep in a shorter wait, which ignores messages: it is for a copy."""
 
 
 class Wakeup:
@@ -62,22 +62,19 @@ class Wakeup:
         os.close(self._fd)
 
     def fileno(self) -> int:
-        """For pollers."""
         return self._fd
 
     def set(self) -> None:
-        """End the wait; from any thread."""
         os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Make the next wait wait again."""
         try:
             os.eventfd_read(self._fd)
         except BlockingIOError:
             return  # it was not set
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for nothing but this; whether it was set. It may end up to a tick too early."""
+        """Wait for this only; returns whether it was set. It may end up to a tick early."""
         if timeout_seconds < TICK_SECONDS:
             time.sleep(min(timeout_seconds, NAP_SECONDS))
         poller = select.poll()
@@ -91,13 +88,13 @@ _VERSION = b"1.0"
 
 
 class Authenticator:
-    """Answers the library's question for each who knocks (ZeroMQ's ZAP); a context manager.
+    """Answers the library's question for each connection (ZeroMQ's ZAP); a context manager.
 
-    To be entered before an inbox of the context is bound, and left before the context ends.
+    Enter it before an inbox of the context is bound, and leave it before the context ends.
 
     Args:
         context: of the inboxes.
-        public_keys: who may enter; where there are none, everybody is local and nobody asks.
+        public_keys: of those to admit; if there are none, everybody is local and nobody asks.
     """
 
     def __init__(self, context: zmq.Context[Any], public_keys: Iterable[bytes]) -> None:
@@ -116,12 +113,7 @@ class Authenticator:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._thread is not None:
             self._leaving.set()
             self._thread.join()
@@ -146,10 +138,10 @@ _LINGER_MS = 10_000
 
 
 class NoTransport:
-    """The transport of a run on one stage: there is nobody to talk to, only copies to wait for.
+    """The transport of a run on one stage: there is nobody to send to, only copies to wait for.
 
     Args:
-        mailbox: what the launcher, in the same process, has to say.
+        mailbox: messages of the launcher, which is in the same process.
         wakeup: ends a wait.
     """
 
@@ -161,18 +153,13 @@ class NoTransport:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to end."""
+        """Nothing to do."""
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """Nobody is there.
-
-        Raises:
-            TransportError: always.
-        """
         raise TransportError(f"worker {worker}: there is only one")
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """What the launcher said; otherwise the wait ends when the wakeup is set."""
+        """A message of the launcher, or None at the end of the wait or when the wakeup is set."""
         if self._mailbox:
             return self._mailbox.popleft()
         if timeout_seconds and self._wakeup.wait(timeout_seconds):
@@ -224,10 +211,10 @@ class ZmqTransport:
     """One stage's sockets; a context manager that gives unsent messages ten seconds to leave.
 
     Args:
-        worker: which one this is.
+        worker: this worker.
         endpoints: every worker's address.
         wakeup: ends a wait for messages.
-        staging: where tensors wait on their way from and to the stage's device.
+        staging: for tensors on their way from and to the stage's device.
     """
 
     def __init__(
@@ -256,7 +243,6 @@ class ZmqTransport:
         self._resources.close()
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """See :class:`Transport`."""
         frames = stage_frames(message, self._staging)
         nbytes = sum(map(_nbytes, frames))
         if self._shared is not None:
@@ -270,7 +256,7 @@ class ZmqTransport:
         return Sending(nbytes, lambda: tracker.done)
 
     def announce(self, worker: WorkerId, message: InputMessage, place: Place | None = None) -> None:
-        """Say that an input takes another way, and what its tensors are."""
+        """Announce an input whose tensors are sent otherwise."""
         self._send(worker, announcement_frames(self._worker, message, place))
 
     def release(self, worker: WorkerId) -> None:
@@ -291,18 +277,13 @@ class ZmqTransport:
         outbox.send_multipart(frames, copy=False)
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """See :class:`Transport`.
-
-        Raises:
-            TransportError: when the tensors of a message take a way that this stage has not.
-        """
         message = self.receive_any(timeout_seconds)
         if isinstance(message, Announcement):
             raise TransportError(f"{message.task}: its input comes by a way that is not open here")
         return None if isinstance(message, ReleaseMessage) else message
 
     def receive_any(self, timeout_seconds: float) -> Message | Announcement | ReleaseMessage | None:
-        """The same; what is said of inputs that take another way too."""
+        """The next message, including announcements and releases."""
         found = self._next(timeout_seconds)
         if found is None:
             return None
@@ -328,5 +309,60 @@ class ZmqTransport:
         return self._inbox.recv_multipart(copy=False) if is_here else None
 
     def _is_one_here(self) -> bool:
-        """Asked for after every block: looking at the socket's state is cheaper than a poll."""
+        """Asked after every block: looking at the socket's state is cheaper than a poll."""
         return bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+class SplitTransport(ABC):
+    """ZeroMQ for headers and layers, another path for the tensors of tasks; a context manager.
+
+    Args:
+        inner: the stage's sockets; entered and left with this.
+        path: the other path; entered after the sockets and left before them.
+    """
+
+    def __init__(self, inner: ZmqTransport, path: AbstractContextManager[Any]) -> None:
+        self._inner = inner
+        self._path = path
+        self._stack = ExitStack()
+        self._released: set[WorkerId] = set()
+        """Workers that read nothing more from here."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self._inner)
+            stack.enter_context(self._path)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.__exit__(*exception)  # type: ignore[arg-type]
+
+    def send(self, worker: WorkerId, message: StageMessage) -> Sending:
+        tensors = []
+        is_sent = False
+        if isinstance(message, InputMessage):
+            tensors = [tensor for tensor in message.tensors if tensor is not None]
+            is_sent = self._send_tensors(worker, message, tensors)
+        if not is_sent:
+            return self._inner.send(worker, message)
+        return Sending(sum(tensor.nbytes for tensor in tensors), lambda: False)
+
+    def receive(self, timeout_seconds: float) -> Message | None:
+        message = self._inner.receive_any(timeout_seconds)
+        if isinstance(message, ReleaseMessage):
+            self._released.add(message.sender)
+            return None
+        if not isinstance(message, Announcement):
+            return message
+        tensors = self._receive_tensors(message)
+        return InputMessage(message.task, message.upcoming, tensors, message.name)
+
+    @abstractmethod
+    def _send_tensors(
+        self, worker: WorkerId, message: InputMessage, tensors: Sequence[torch.Tensor]
+    ) -> bool:
+        """Announce an input and send its tensors; False if the path has no room for them."""
+
+    @abstractmethod
+    def _receive_tensors(self, message: Announcement) -> tuple[torch.Tensor | None, ...]: ...

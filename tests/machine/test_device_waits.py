@@ -33,7 +33,7 @@ ELSEWHERE = {
     "naspipe/worker/layers/used_entries.py": {"cpu"},  # of a gradient, in a check
     "naspipe/distill/teacher_server.py": {"cpu"},
 }
-"""Files of the runtime that may call them: the one place, and processes that are no stages."""
+"""Files of these packages that may call them: the one place, and processes that are no stages."""
 
 
 def waiting_calls(module: ast.Module) -> Iterator[str]:

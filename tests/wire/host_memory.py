@@ -12,7 +12,7 @@ from naspipe.config.errors import TransportError
 
 
 class HostMemory:
-    """See :class:`naspipe.wire.ports.PeerMemory`; a handle is ``process:descriptor``."""
+    """See :class:`naspipe.wire.device_rings.CudaMemory`; a handle is ``process:descriptor``."""
 
     def __init__(self, device):
         self._pieces = []

@@ -13,12 +13,12 @@ from naspipe.cli.main import Parser
 from naspipe.cli.options import flags, given, key_list
 from naspipe.config.definition import Execution, Settings, apply_settings
 from naspipe.config.errors import ConfigError, InvariantError
-from naspipe.config.settings import Flag, between, check, declared, group, setting
+from naspipe.config.settings import Checked, Flag, between, declared, group, setting
 from scripts.write_settings import page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherSettings:
+class TeacherSettings(Checked):
     """A group that no other code knows."""
 
     tutors: int = setting(
@@ -26,9 +26,6 @@ class TeacherSettings:
         example="2",
     )  # fmt: skip
     keep_labels: bool = setting(True, "keep 100% of what they say.", flag=Flag(), example="false")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
