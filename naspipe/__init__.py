@@ -7,7 +7,7 @@ from importlib import import_module
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
-from naspipe.config.definition import Execution
+from naspipe.config.blocks import Block, Elastic, Shared
 from naspipe.config.errors import (
     ConfigError,
     NaspipeError,
@@ -15,9 +15,10 @@ from naspipe.config.errors import (
     StageFailedError,
     StorageError,
 )
+from naspipe.config.execution import Execution
 from naspipe.config.messages import says_keywords
 from naspipe.config.rules import Every, Exact, Frozen, Lag
-from naspipe.config.space import Block, Elastic, Shared, Space
+from naspipe.config.space import Space
 
 if TYPE_CHECKING:
     from naspipe.api.block_rating import combine_blocks as combine_blocks

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import lcm
 
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.config.ids import SequenceId, StreamId, Subnet
 from naspipe.config.partition import Partition
 from naspipe.config.rules import Exact

@@ -108,7 +108,7 @@ def beside_earlier(version: Version, place: Workplace, space: str, passes: str, 
     if done.status:
         return f"FAILED: {done.said}"
     named = tiny_workload(space)
-    recipe = naspipe.config.definition.Recipe(
+    recipe = naspipe.config.recipe.Recipe(
         optimizer=named.recipe.optimizer, lr=named.recipe.lr, passes=passes,
         optimizer_options=named.recipe.optimizer_options, schedule=named.recipe.schedule,
     )  # fmt: skip

@@ -143,7 +143,7 @@ class Bar(NamedTuple):
 
 def simulated(backward: str) -> list[Bar]:
     """Six subnets of three blocks on three stages; F, B and W take a unit each, an update 0.2."""
-    from naspipe.config.definition import Execution
+    from naspipe.config.execution import Execution
     from naspipe.config.ids import SequenceId, StreamId, Subnet
     from naspipe.config.rules import Exact
     from naspipe.plan.chains import Chain, Stream

@@ -6,7 +6,8 @@ import textwrap
 from pathlib import Path
 
 from naspipe.cli.options import sections
-from naspipe.config.definition import Definition, Execution
+from naspipe.config.definition import Definition
+from naspipe.config.execution import Execution
 from naspipe.config.settings import Setting, declared
 
 _PAGE_WIDTH = 150

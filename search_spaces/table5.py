@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import search_spaces
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import LayerId
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable, first_of_kind
 from naspipe.plan.virtual_costs import TableCosts
 

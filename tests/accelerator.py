@@ -19,8 +19,8 @@ from torch.utils import backend_registration
 
 from naspipe.checks.optimizer import check_optimizer
 from naspipe.checks.sketched import measure_sizes
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.jobs.workload import Workload
 from naspipe.worker.layers.optimizers import PER_LAYER
 from tests.worker.small_parts import batches, space

@@ -18,8 +18,9 @@ from naspipe.api.distill import Blockwise, Keyed
 from naspipe.api.search import judge_subnets
 from naspipe.api.search_parts import ALL
 from naspipe.api.search_record import SearchObserver, SilentSearchObserver
-from naspipe.config.definition import Execution, Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.space import Space
 from naspipe.distill.blockwise import through
 from naspipe.inputs.held_out import judged_by

@@ -16,11 +16,12 @@ from naspipe.api.planning import cores_for, make_pipeline, make_plan, measured_c
 from naspipe.api.simulate import Scenario
 from naspipe.checks.inputs import check_grouping
 from naspipe.checks.machine import check_device
-from naspipe.config.definition import Execution
+from naspipe.config.blocks import Block
 from naspipe.config.errors import ConfigError, StageFailedError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import StreamId, Subnet
 from naspipe.config.rules import Lag, Rule, steps_behind
-from naspipe.config.space import Block, Space
+from naspipe.config.space import Space
 from naspipe.config.wiring import Wiring
 from naspipe.engine.policies import causal_policies, traits_of
 from naspipe.inputs.subnet_sources import draw_stream, is_drawn_beside

@@ -18,11 +18,11 @@ from naspipe.api.train import recipe_execution, workload
 from naspipe.api.training import Training, Watch, start
 from naspipe.api.workers import refusal_told
 from naspipe.checks.data import check_is_data
-from naspipe.config.blocks import CopyOf
+from naspipe.config.blocks import Block, CopyOf, Elastic
 from naspipe.config.errors import ConfigError
 from naspipe.config.recipe import Recipe
 from naspipe.config.rules import parse_rule
-from naspipe.config.space import Block, Elastic, Space
+from naspipe.config.space import Space
 from naspipe.distill.blockwise import (
     APART,
     DECOUPLED,

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from naspipe.checks.sketched import sketch
+from naspipe.config.blocks import Block, Factory
 from naspipe.config.errors import ConfigError, reason
-from naspipe.config.space import Block, Factory, Space
+from naspipe.config.space import Space
 from naspipe.inputs.run import Run, loss_layer_of
 from naspipe.machine.staging import tensor_bytes
 from naspipe.plan.costs import first_of_kind

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from naspipe.config.blocks import Shared
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import Shared, Space
+from naspipe.config.space import Space
 from naspipe.evaluation.evaluation import ScoreObserver, ScoreSheet
 from naspipe.evaluation.evaluation_stage import EvaluationJob
 from naspipe.evaluation.proxies import Naswot, Synflow

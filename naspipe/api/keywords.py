@@ -7,8 +7,10 @@ from inspect import signature
 from textwrap import fill
 from typing import Any, NamedTuple, TypeVar
 
-from naspipe.config.definition import DATA_SIZES, MOMENTUM, Execution, Recipe
+from naspipe.config.definition import DATA_SIZES, MOMENTUM
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Every, Exact, Frozen, Lag, Rule, parse_rule
 from naspipe.config.settings import declared, groups
 from naspipe.config.text import did_you_mean

@@ -12,10 +12,10 @@ from torch.nn import Embedding
 
 from naspipe.checks.inputs import keeps_statistics
 from naspipe.checks.sketched import buffered_layers, measure_sizes, sketch
-from naspipe.config.definition import Execution, first_gpu
+from naspipe.config.blocks import Block
+from naspipe.config.execution import Execution, first_gpu
 from naspipe.config.ids import Subnet
 from naspipe.config.rules import Lag
-from naspipe.config.space import Block
 from naspipe.config.wiring import Wiring
 from naspipe.jobs.workload import Workload, common, wiring_of
 from naspipe.machine.gpus import find_gpus

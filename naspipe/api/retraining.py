@@ -22,8 +22,10 @@ from naspipe.api.training import Watch, start
 from naspipe.checks.data import check_is_data
 from naspipe.checks.fingerprint import check_run_loss
 from naspipe.checks.loss import check_is_loss
-from naspipe.config.definition import DATA_SIZES, Execution, Recipe
+from naspipe.config.definition import DATA_SIZES
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.settings import declared, groups
 from naspipe.config.steps import NO_PROBES
 from naspipe.config.user_code import full_name

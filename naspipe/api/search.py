@@ -34,9 +34,10 @@ from naspipe.checks.fingerprint import check_run_loss
 from naspipe.checks.inputs import check_proof
 from naspipe.checks.loss import check_is_loss
 from naspipe.checks.machine import check_data_path, check_device, check_limits
-from naspipe.config.definition import Execution, Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import FIRST_STREAM
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Frozen
 from naspipe.config.settings import declared, groups
 from naspipe.data.loaders import close_all

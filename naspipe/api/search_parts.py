@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.config.space import Space
 from naspipe.config.user_code import is_same_name
 from naspipe.inputs.held_out import part_of

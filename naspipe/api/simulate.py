@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import search_spaces
-from naspipe.config.definition import Execution, Recipe
+from naspipe.config.blocks import Shared
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import FIRST_STREAM, Access, AccessKind, LayerId, StreamId, Subnet
 from naspipe.config.partition import Partition, partition_along
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Rule
 from naspipe.config.settings import declared
-from naspipe.config.space import Shared, Space
+from naspipe.config.space import Space
 from naspipe.config.steps import NO_PROBES, ONE_PASS, Steps, recorded_steps
 from naspipe.engine.events import Planned
 from naspipe.plan.chains import Chain, Stream

@@ -19,10 +19,10 @@ from naspipe.checks.fingerprint import check_made_of, record_made_of
 from naspipe.checks.inputs import check_grouping, check_layers, check_probes
 from naspipe.checks.loss import check_loss
 from naspipe.checks.optimizer import check_optimizer
-from naspipe.config.definition import Execution
+from naspipe.config.blocks import Shared
 from naspipe.config.errors import ConfigError, StorageError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import StageId, StreamId, Subnet
-from naspipe.config.space import Shared
 from naspipe.engine.builder import build_controller
 from naspipe.engine.policies import causal_policies, traits_of
 from naspipe.inputs.subnet_sources import DrawnSource, StrategySource, draw_stream, strategy_maker

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from naspipe.api.planning import make_pipeline, make_plan, measured_costs
 from naspipe.checks.sketched import measure_sizes
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import StageId, StreamId
 from naspipe.config.partition import Partition
 from naspipe.config.rules import Follows

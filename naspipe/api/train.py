@@ -18,9 +18,10 @@ from naspipe.api.training import start
 from naspipe.checks.data import check_is_data
 from naspipe.checks.inputs import check_is_space
 from naspipe.checks.loss import check_is_loss, given_fields, given_metrics
-from naspipe.config.definition import Execution, Recipe, Settings
+from naspipe.config.definition import Settings
 from naspipe.config.errors import ConfigError
-from naspipe.config.recipe import schedule_of, table_text
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe, schedule_of, table_text
 from naspipe.config.recipe_file import NO_RECIPE, RecipeFile, read_recipe
 from naspipe.config.settings import GivenCode
 from naspipe.config.space import Space
@@ -218,7 +219,7 @@ def train(
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
         resume: go on with this definition's run in ``run_dir``; ``"if_exists"``: or begin it there.
         recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
-            :class:`naspipe.config.definition.Recipe`. Other arguments take precedence over it.
+            :class:`naspipe.config.recipe.Recipe`. Other arguments take precedence over it.
         settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
         observer: told of losses and stage use as the run goes, instead of progress on stderr.
         held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.

@@ -56,8 +56,8 @@ from naspipe.checks.fingerprint import changed_code_note, code_digest, code_dige
 from naspipe.checks.inputs import check_proof, check_taught
 from naspipe.checks.machine import check_data_path, check_device, check_limits, check_shared_gpus
 from naspipe.checks.space import check_held_out, check_spaces
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import StreamId, Subnet
 from naspipe.config.wiring import Tap, Wiring
 from naspipe.data.loaders import close_all

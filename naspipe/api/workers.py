@@ -17,8 +17,8 @@ from typing import Any
 
 from naspipe.checks.data import first_digests
 from naspipe.checks.fingerprint import code_digests
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, NaspipeError, RunInterruptedError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import StreamId, WorkerId
 from naspipe.jobs.workload import Workload
 from naspipe.launch.hosts import (

@@ -19,7 +19,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from naspipe.checks.sketched import SketchedLayers
-from naspipe.config.space import Block, Space
+from naspipe.config.blocks import Block
+from naspipe.config.space import Space
 from naspipe.config.user_code import is_users_module, why_no_source
 from naspipe.jobs.losses import TORCHS
 from naspipe.plan.costs import first_of_kind

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import search_spaces
 from naspipe.checks.sketched import structures
-from naspipe.config.blocks import CopyOf
+from naspipe.config.blocks import CopyOf, Elastic
 from naspipe.config.errors import ConfigError
 from naspipe.config.settings import GivenCode
-from naspipe.config.space import Elastic, Space
+from naspipe.config.space import Space
 from naspipe.config.user_code import full_name, is_same_name, is_users_module
 from naspipe.jobs.losses import described, text_of
 from naspipe.jobs.workload import Workload

@@ -13,12 +13,14 @@ from naspipe.checks.loss import check_costs
 from naspipe.checks.optimizer import check_optimizer
 from naspipe.checks.sketched import sketch, sketches
 from naspipe.checks.space import check_settings
-from naspipe.config.definition import Definition, Execution
+from naspipe.config.blocks import Block, Elastic, Shared
+from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import FIRST_STREAM, LayerId
 from naspipe.config.recipe import group_of
 from naspipe.config.rules import Exact, Follows, Frozen, own_step, steps_behind
-from naspipe.config.space import Block, Elastic, Shared, Space
+from naspipe.config.space import Space
 from naspipe.config.user_code import users_code
 from naspipe.config.wiring import Tap, TapRole
 from naspipe.engine.builder import READY_TASKS

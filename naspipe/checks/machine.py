@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.machine.gpus import Gpus
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError, reason
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import RECIPES, OwnStep
 from naspipe.config.user_code import users_code
 from naspipe.machine.forking import done_fit

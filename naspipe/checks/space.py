@@ -27,7 +27,7 @@ from naspipe.checks.exportable import export_note
 from naspipe.checks.shapes import FirstBlocksError, ShapeFollower, Suspected, compute_first
 from naspipe.checks.sketched import SketchedLayers, call_key, sketch, without_addresses
 from naspipe.checks.tried_layers import Place, TriedLayers, users_layers
-from naspipe.config.blocks import changed_reads
+from naspipe.config.blocks import Block, Elastic, changed_reads
 from naspipe.config.errors import (
     ConfigError,
     NaspipeError,
@@ -37,7 +37,7 @@ from naspipe.config.errors import (
 )
 from naspipe.config.ids import FIRST_STREAM, Subnet
 from naspipe.config.rules import Exact, Frozen
-from naspipe.config.space import Block, Elastic, Space
+from naspipe.config.space import Space
 from naspipe.config.text import did_you_mean
 from naspipe.config.wiring import Tap, TapRole
 from naspipe.data.dataset_batches import DatasetBatches

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from naspipe.checks.sketched import SketchedLayers
+from naspipe.config.blocks import Elastic
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import Elastic, Space
+from naspipe.config.space import Space
 from naspipe.jobs.losses import check_one_number, has_users_code, name_of_loss
 from naspipe.jobs.workload import Workload, field_of
 from naspipe.machine.determinism import layer_seed, seed_draws

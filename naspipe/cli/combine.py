@@ -19,7 +19,7 @@ from naspipe.cli.options import add_flags, add_options, flags
 from naspipe.cli.output import cost_figures, in_cells, print_table
 from naspipe.cli.search import add_cost_limits
 from naspipe.cli.sources import add_held_out
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -60,7 +60,7 @@ def carry_out(
     from naspipe.api.workers import execution_of, refusal_told
     from naspipe.cli.distill_sources import find, read_asked, read_resumed
     from naspipe.cli.train import resume_of
-    from naspipe.config.definition import Execution
+    from naspipe.config.execution import Execution
 
     with refusal_told(worker):
         asked = read_resumed(arguments) if arguments.resume else read_asked(arguments)

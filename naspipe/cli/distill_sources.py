@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_flags, add_options, flags, given, key_list
 from naspipe.cli.train import add_run, recorded_recipe, refuse_beside_resume, resumed_execution
-from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
+from naspipe.config.definition import Definition, Settings, apply_settings
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import nn

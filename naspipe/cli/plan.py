@@ -22,7 +22,7 @@ from naspipe.plan.costs import Shape, counts, shapes
 
 if TYPE_CHECKING:
     from naspipe.api.simulate import Scenario
-    from naspipe.config.definition import Execution
+    from naspipe.config.execution import Execution
     from naspipe.plan.bottlenecks import Bottleneck
     from naspipe.plan.pipeline import Pipeline
     from naspipe.plan.simulation import BackwardBounds, Outcome, SimulatedRun

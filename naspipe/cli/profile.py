@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_flags, add_options, flags, given
 from naspipe.cli.output import print_table
-from naspipe.config.definition import Execution, first_gpu
-from naspipe.config.space import Block, Space
+from naspipe.config.blocks import Block
+from naspipe.config.execution import Execution, first_gpu
+from naspipe.config.space import Space
 from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable, first_of_kind
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from naspipe.cli.options import add_flags, add_options, flags, given
 from naspipe.cli.output import print_table, table_console, tell
 from naspipe.cli.sources import add_judged_run
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

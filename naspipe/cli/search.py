@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from naspipe.cli.options import Options, add_flags, add_options, flags, given
 from naspipe.cli.output import cost_figures, in_cells, table_console, tell
 from naspipe.cli.sources import add_judged_run
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_flags, add_options, flags, given
 from naspipe.cli.output import add_json
-from naspipe.config.definition import Definition, Execution
+from naspipe.config.definition import Definition
+from naspipe.config.execution import Execution
 
 if TYPE_CHECKING:
     from naspipe.api.simulate import Scenario

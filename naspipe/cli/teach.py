@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from naspipe.cli.data import add_data_place
 from naspipe.cli.options import add_options
 from naspipe.cli.output import complain, tell
-from naspipe.config.definition import Execution, Settings, apply_settings
+from naspipe.config.definition import Settings, apply_settings
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 
 if TYPE_CHECKING:
     from naspipe.distill.teachers import Teacher

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from naspipe.cli.options import given
 from naspipe.cli.output import print_table
 from naspipe.cli.teacher import teacher_of, with_momentum
-from naspipe.config.definition import Execution, Settings, apply_settings
+from naspipe.config.definition import Settings, apply_settings
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 
 if TYPE_CHECKING:
     from naspipe.distill.distillation import Distillation

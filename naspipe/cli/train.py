@@ -19,8 +19,10 @@ from naspipe.cli.data import add_data_place
 from naspipe.cli.options import Options, add_flags, add_options, flags, given, key_list
 from naspipe.cli.output import add_json, as_json, tell, trained
 from naspipe.cli.teacher import with_momentum, with_teacher
-from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
+from naspipe.config.definition import Definition, Settings, apply_settings
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.settings import declared
 from naspipe.config.text import parse_json
 from naspipe.plan.costs import AUTO

@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from naspipe.config.errors import ConfigError
-from naspipe.config.execution import PARTITIONS as PARTITIONS
-from naspipe.config.execution import Execution as Execution
-from naspipe.config.execution import first_gpu as first_gpu
-from naspipe.config.recipe import Recipe as Recipe
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import TEACHER_BUFFERS, TEACHER_MODES, Follows, Rule, parse_rule
 from naspipe.config.settings import (
     REQUIRED,
@@ -28,9 +26,7 @@ from naspipe.config.settings import (
     setting,
     unknown_key,
 )
-from naspipe.config.text import parse_bytes as parse_bytes
 from naspipe.config.text import parse_json
-from naspipe.config.text import parse_subnets as parse_subnets
 
 DATA_SIZES = {
     key: Setting(key=key, help=text, allowed=(at_least(1),), kind=int)

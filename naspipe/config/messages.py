@@ -14,8 +14,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from naspipe.config.definition import Definition, Execution, Recipe
+from naspipe.config.definition import Definition
 from naspipe.config.errors import NaspipeError, in_one_line
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.settings import declared
 from naspipe.config.text import check_keywords
 

@@ -25,15 +25,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from naspipe.config.definition import (
-    DATA_SIZES,
-    MOMENTUM,
-    Execution,
-    Recipe,
-    Settings,
-    apply_settings,
-)
+from naspipe.config.definition import DATA_SIZES, MOMENTUM, Settings, apply_settings
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.settings import declared
 from naspipe.config.text import did_you_mean
 

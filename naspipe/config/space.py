@@ -11,10 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from naspipe.config.blocks import Block as Block
-from naspipe.config.blocks import Elastic as Elastic
-from naspipe.config.blocks import Factory as Factory
-from naspipe.config.blocks import Shared as Shared
+from naspipe.config.blocks import Block, Elastic, Shared
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Subnet
 from naspipe.config.ports import Decisions, Proof

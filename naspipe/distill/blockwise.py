@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from naspipe.config.blocks import CopyOf
+from naspipe.config.blocks import Block, CopyOf
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import StreamId
 from naspipe.config.rules import Frozen
-from naspipe.config.space import Block, Space
+from naspipe.config.space import Space
 from naspipe.config.user_code import users_code
 from naspipe.config.wiring import Tap, TapRole
 from naspipe.distill.distillation import Distillation

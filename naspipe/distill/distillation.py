@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.wiring import Tap
 from naspipe.jobs.losses import distilling, is_joined
 from naspipe.jobs.workload import Workload

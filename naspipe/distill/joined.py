@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
-from naspipe.config.execution import PIPELINE
+from naspipe.config.execution import PIPELINE, Execution
 from naspipe.config.ids import StreamId
 from naspipe.config.wiring import Tap, TapRole
 from naspipe.distill.distillation import Distillation, MakesTeacher, carried_out

@@ -19,8 +19,9 @@ import msgpack
 import torch
 from isal.isal_zlib import crc32
 
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError, TransportError
+from naspipe.config.recipe import Recipe
 from naspipe.distill.label_network import LabelNetwork, check_draws
 from naspipe.distill.teachers import Teacher
 from naspipe.jobs.workload import Batches, Workload

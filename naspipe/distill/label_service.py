@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from naspipe.config.definition import Execution, Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.space import Space
 from naspipe.distill.admission_check import Asking, Terms, make_admission_check
 from naspipe.distill.label_file import label_key, label_workload

@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, NaspipeError, TransportError
-from naspipe.config.execution import FILE, INLINE
+from naspipe.config.execution import FILE, INLINE, Execution
 from naspipe.config.ids import SequenceId
 from naspipe.distill.admission_check import Admission, Asking, StageBatches
 from naspipe.distill.distillation import Distillation

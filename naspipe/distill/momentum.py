@@ -8,10 +8,11 @@ from dataclasses import replace
 from torch import nn
 
 from naspipe.checks.sketched import buffered_layers
+from naspipe.config.blocks import Block
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, LayerId, StreamId
 from naspipe.config.rules import Follows, Frozen, MomentumUpdate
-from naspipe.config.space import AnyBlock, Block, Space
+from naspipe.config.space import AnyBlock, Space
 from naspipe.config.text import knows_keywords
 from naspipe.config.wiring import Tap, TapRole
 from naspipe.data.views import Views

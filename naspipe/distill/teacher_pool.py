@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self
 import msgpack
 import zmq
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, TransportError
+from naspipe.config.execution import Execution
 from naspipe.distill.label_file import label_key
 from naspipe.distill.label_network import LabelNetwork
 from naspipe.distill.registry import (

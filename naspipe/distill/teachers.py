@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.config.blocks import CopyOf, LossBlock
+from naspipe.config.blocks import Block, CopyOf, LossBlock
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import StreamId
 from naspipe.config.rules import TEACHER_MODES, Frozen
-from naspipe.config.space import Block, Space
+from naspipe.config.space import Space
 from naspipe.config.text import knows_keywords
 from naspipe.config.user_code import users_code
 from naspipe.config.wiring import Tap, TapRole

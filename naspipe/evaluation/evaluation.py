@@ -17,9 +17,9 @@ import torch
 from torch.nn import functional
 
 from naspipe.config.blocks import LossBlock
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Version
+from naspipe.config.recipe import Recipe
 from naspipe.config.space import Space
 from naspipe.config.wiring import InputName
 from naspipe.engine.events import Task

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naspipe.config.definition import Execution, Recipe
+from naspipe.config.execution import Execution
 from naspipe.config.ids import Access, SequenceId, StreamId
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Frozen
 from naspipe.config.wiring import StreamWiring, Wiring
 from naspipe.engine.admission import AdmissionWindow, Intake

@@ -17,9 +17,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.recipe import Recipe
 from naspipe.config.space import Space
 from naspipe.config.user_code import users_code
 from naspipe.evaluation.calibration import Norm, find_norms, fresh_statistics

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from naspipe.api.observers import Told
-from naspipe.config.blocks import LossBlock
-from naspipe.config.definition import Recipe
+from naspipe.config.blocks import Block, Elastic, LossBlock
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, LayerId
-from naspipe.config.space import Block, Elastic, Space
+from naspipe.config.recipe import Recipe
+from naspipe.config.space import Space
 from naspipe.config.user_code import users_code
 from naspipe.evaluation.calibration import find_norms, fresh_statistics, may_keep_statistics
 from naspipe.inputs.run import Run

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from naspipe.api.distill import Blockwise, Choices
-from naspipe.config.definition import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.evaluation.evaluation import batch_sums
 from naspipe.export.assembly import ModuleChain, assemble
 from naspipe.export.assembly import calibrate as take_statistics

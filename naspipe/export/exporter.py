@@ -20,8 +20,8 @@ from torch import nn
 
 from naspipe.api.retraining import workload_alone
 from naspipe.api.training import start
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, InvariantError, reason
+from naspipe.config.execution import Execution
 from naspipe.config.user_code import users_code
 from naspipe.distill.distillation import Distillation
 from naspipe.export.assembly import (

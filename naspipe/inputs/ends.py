@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from naspipe.config.blocks import LOSS, CopyOf, LossBlock
+from naspipe.config.blocks import LOSS, Block, CopyOf, LossBlock, Shared
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.inputs.run import Run, loss_layer_of
 from naspipe.jobs.losses import is_joined, name_of_loss
 from naspipe.jobs.workload import Workload

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.inputs.named import find_data, is_own_data
 from naspipe.jobs.workload import Batches
 

@@ -19,8 +19,10 @@ from naspipe.checks.fingerprint import check_run_loss
 from naspipe.checks.inputs import check_layers
 from naspipe.checks.loss import check_is_loss, given_fields, given_metrics
 from naspipe.checks.optimizer import check_optimizer
-from naspipe.config.definition import Execution, Recipe, Settings, apply_settings
+from naspipe.config.definition import Settings, apply_settings
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Rule, parse_rule
 from naspipe.config.space import Space
 from naspipe.config.user_code import import_attribute, is_same_name, users_code

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.config.blocks import Elastic
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import AnyBlock, Elastic
+from naspipe.config.space import AnyBlock
 from naspipe.config.user_code import full_name
 
 Loss = Callable[..., torch.Tensor]

@@ -9,8 +9,9 @@ from typing import Protocol
 
 import torch
 
-from naspipe.config.definition import Execution, Recipe
+from naspipe.config.execution import Execution
 from naspipe.config.ids import StageId, Subnet, WorkerId
+from naspipe.config.recipe import Recipe
 from naspipe.engine.events import Planned
 from naspipe.plan.memory import MemoryPlan
 

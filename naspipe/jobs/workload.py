@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from naspipe.config.blocks import LossBlock
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import MomentumUpdate, Rule
 from naspipe.config.space import Space
 from naspipe.config.steps import NO_PROBES, Steps, parse_passes, with_probes

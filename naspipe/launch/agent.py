@@ -15,8 +15,8 @@ from typing import Any
 import msgpack
 import zmq
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import RunInterruptedError, TransportError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import WorkerId
 from naspipe.launch.hosts import ALIVE, END, JOB, Hosts, read_word
 from naspipe.launch.liveness import no_sign_of_life

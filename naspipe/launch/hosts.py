@@ -19,8 +19,8 @@ import msgpack
 import torch.distributed
 import zmq
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, TransportError
+from naspipe.config.execution import Execution
 from naspipe.launch.claim import start_ticks
 from naspipe.launch.liveness import Place
 from naspipe.wire.endpoints import Endpoints, check_ports

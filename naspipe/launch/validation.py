@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 import msgpack
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import LogError, StageFailedError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import FIRST_STREAM
 from naspipe.config.partition import Partition
 from naspipe.engine.events import Planned

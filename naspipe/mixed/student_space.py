@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from naspipe.config.blocks import Block
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import Block, Space
+from naspipe.config.space import Space
 from naspipe.mixed.architecture import FIELD
 from naspipe.mixed.edges import MixedEdge, PairEdge
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import nn
 
+from naspipe.config.blocks import Block, Elastic, Shared
 from naspipe.config.errors import ConfigError
 from naspipe.config.rules import Rule
-from naspipe.config.space import AnyBlock, Block, Elastic, Shared, Space
+from naspipe.config.space import AnyBlock, Space
 from naspipe.machine.determinism import kept_draws
 from naspipe.nni.candidates import make_candidate
 from naspipe.nni.counterparts import counterparts, find_sized, fixed_model

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from naspipe.config.blocks import Shared
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import AnyBlock, Shared
+from naspipe.config.space import AnyBlock
 from naspipe.config.user_code import users_code
 from naspipe.machine.determinism import deterministic_torch, layer_seed, seed_draws
 from naspipe.machine.forking import done_apart

@@ -7,8 +7,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import Subnet
 from naspipe.config.partition import Partition, make_partition
 from naspipe.config.rules import BlockRule, Follows, rule_with_state, with_stateless

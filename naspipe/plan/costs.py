@@ -11,11 +11,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from naspipe.config.definition import Execution, parse_bytes
+from naspipe.config.blocks import Block
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import Subnet
-from naspipe.config.space import Block, Space
+from naspipe.config.space import Space
 from naspipe.config.steps import Steps
+from naspipe.config.text import parse_bytes
 
 
 class LayerCost(NamedTuple):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 from typing import NamedTuple
 
-from naspipe.config.definition import PARTITIONS
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import PARTITIONS
 from naspipe.config.partition import Partition, make_partition
 from naspipe.config.wiring import TapRole, Wiring
 from naspipe.plan.partitions import balanced_partition

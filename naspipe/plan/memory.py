@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from naspipe.config.definition import Execution, parse_bytes, parse_subnets
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import LayerId, StageId, StreamId, Subnet
 from naspipe.config.partition import Partition
 from naspipe.config.rules import BlockRule, most_copies, rule_of, rule_with_state, steps_behind
+from naspipe.config.text import parse_bytes, parse_subnets
 from naspipe.engine.residency import ResidencyManager
 from naspipe.plan.costs import LayerSize, SizeTable
 

@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from naspipe.config.definition import PARTITIONS
 from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.execution import PARTITIONS
 from naspipe.config.ids import Subnet
 from naspipe.config.partition import Partition, make_partition
 from naspipe.config.rules import Exact

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import Access, LayerId, StageId, StreamId
 from naspipe.engine.builder import build_admission, build_controller, new_history
 from naspipe.engine.history import participants

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from naspipe.config.blocks import Elastic
 from naspipe.config.ids import FIRST_STREAM, LayerId
-from naspipe.config.space import Elastic, Space
+from naspipe.config.space import Space
 from naspipe.jobs.losses import check_one_number, name_of_loss
 from naspipe.jobs.workload import Workload, field_of
 from naspipe.machine.cuda import open_clock

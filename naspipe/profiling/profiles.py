@@ -15,8 +15,9 @@ import msgpack
 import torch
 
 from naspipe.checks.sketched import sketches, without_addresses
+from naspipe.config.blocks import Elastic
 from naspipe.config.errors import ConfigError, StageFailedError, TransportError
-from naspipe.config.space import Elastic, Space
+from naspipe.config.space import Space
 from naspipe.config.text import parse_json
 from naspipe.config.user_code import full_name, users_traceback
 from naspipe.data.cache import default_root

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from naspipe.config.blocks import LOSS, LossBlock, texts_of
+from naspipe.config.blocks import LOSS, Elastic, LossBlock, Shared, texts_of
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, LayerId, SequenceId, StreamId, Subnet
 from naspipe.config.rules import (
@@ -23,7 +23,7 @@ from naspipe.config.rules import (
     rule_with_state,
     with_stateless,
 )
-from naspipe.config.space import Elastic, Shared, Space
+from naspipe.config.space import Space
 
 _SHOWN = 12
 """Names in a message."""

@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from naspipe.config.blocks import Shared
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import Shared, Space
+from naspipe.config.space import Space
 from naspipe.config.steps import BEST, Steps
 from naspipe.streams.feedback import Choices
 

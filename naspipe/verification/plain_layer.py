@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.config.blocks import LossBlock
+from naspipe.config.blocks import Elastic, LossBlock
 from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Every, Follows, Frozen, Lag, MomentumUpdate, Rule
 from naspipe.config.settings import GivenCode
-from naspipe.config.space import AnyBlock, Elastic
+from naspipe.config.space import AnyBlock
 from naspipe.config.user_code import import_attribute
 from naspipe.mixed.architecture import Alpha, PairAlpha
 from naspipe.verification.records import LayerDigests, NotVerifiable, tensor_digest

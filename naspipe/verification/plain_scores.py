@@ -30,10 +30,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from naspipe.config.blocks import LossBlock
+from naspipe.config.blocks import Elastic, LossBlock
 from naspipe.config.errors import VerificationError
 from naspipe.config.ids import FIRST_STREAM, LayerId
-from naspipe.config.space import Elastic
 from naspipe.jobs.workload import EvaluationRecipe
 from naspipe.search.scores import Scores
 from naspipe.store.checkpoints import Checkpoint

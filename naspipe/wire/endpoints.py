@@ -15,8 +15,8 @@ from pathlib import Path
 
 import zmq
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.wire.shared_rings import Rings
 
 SOCKETS_PREFIX = "naspipe-"

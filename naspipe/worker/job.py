@@ -6,9 +6,10 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from naspipe.config.definition import Execution, Recipe
+from naspipe.config.execution import Execution
 from naspipe.config.ids import FIRST_STREAM, LayerId, StageId, Subnet, WorkerId
 from naspipe.config.partition import Partition
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import BlockRule, Frozen, rule_of, with_stateless
 from naspipe.config.steps import Steps
 from naspipe.config.wiring import PLAIN, Wiring

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import InvariantError, NaspipeError, reason
 from naspipe.config.ids import LayerId, WorkerId
+from naspipe.config.recipe import Recipe
 from naspipe.engine.events import LayerLoaded, LayerSaved
 from naspipe.machine.cuda import count_gpus, record_end
 from naspipe.machine.device_waits import Wait, count, per_block, wait_for

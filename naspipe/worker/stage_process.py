@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from naspipe.config.definition import Execution, parse_bytes
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import LayerId, SequenceId, StageId, StreamId, WorkerId, alone_in
+from naspipe.config.text import parse_bytes
 from naspipe.engine.admission import Intake
 from naspipe.engine.builder import build_admission, build_controller
 from naspipe.engine.events import StreamResumed

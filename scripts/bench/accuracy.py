@@ -16,8 +16,8 @@ from typing import Any
 
 from naspipe.api.simulate import logged_costs_of, simulate_again_with
 from naspipe.cli.main import main as naspipe
-from naspipe.config.definition import Execution
 from naspipe.config.errors import NaspipeError
+from naspipe.config.execution import Execution
 from naspipe.inputs.named import find_measurable
 from naspipe.machine.determinism import describe_environment
 from naspipe.plan.virtual_costs import TableCosts

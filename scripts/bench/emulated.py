@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 from naspipe.api.planning import make_plan
 from naspipe.api.training import Training
 from naspipe.checks.sketched import measure_sizes
-from naspipe.config.definition import Execution
+from naspipe.config.blocks import Shared
+from naspipe.config.execution import Execution
 from naspipe.config.ids import (
     Access,
     AccessKind,
@@ -32,7 +33,6 @@ from naspipe.config.ids import (
     StreamId,
     Subnet,
 )
-from naspipe.config.space import Shared
 from naspipe.engine.events import (
     LAYER,
     Parcel,

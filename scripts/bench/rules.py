@@ -26,7 +26,7 @@ from rich.table import Table
 
 from naspipe.api.chosen_stages import with_late
 from naspipe.api.simulate import profiled_scenario
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.config.rules import Every, Lag, parse_rule
 from naspipe.inputs.named import find_workload
 from naspipe.machine.determinism import describe_environment

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import search_spaces
 from naspipe.api.simulate import table5_scenario
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.plan.pipeline import by_latest_start
 from naspipe.plan.simulation import bound_of
 from naspipe.store.access_columns import AccessColumns

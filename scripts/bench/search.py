@@ -18,7 +18,7 @@ from pathlib import Path
 
 from naspipe.api.search import judge_subnets
 from naspipe.api.training import Training
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.inputs.held_out import find_held_out
 from naspipe.inputs.run import Run
 from naspipe.jobs.workload import Workload

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from naspipe.api.simulate import table5_scenario
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from scripts.bench.common import ROOT, measure_apart
 
 LARGE = [(32, 10_000, "spaced:64"), (32, 10_000, "uniform")]

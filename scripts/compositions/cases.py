@@ -17,7 +17,9 @@ from functools import cache
 from itertools import product
 from typing import Any, get_args
 
-from naspipe.config.definition import MOMENTUM, Execution, Recipe
+from naspipe.config.definition import MOMENTUM
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Follows, Rule
 from naspipe.config.settings import Setting, declared
 from naspipe.config.steps import ROUND, Steps, parse_passes

@@ -25,8 +25,8 @@ import torch
 
 import naspipe as npp
 from naspipe.api import planning as run_plan
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError, RunInterruptedError, StageFailedError
+from naspipe.config.recipe import Recipe
 from naspipe.machine.forking import in_own_thread
 from naspipe.profiling import profiles as profile_apart
 from naspipe.store.checkpoints import read_checkpoint

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import search_spaces
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.config.recipe import parse_passes
 from naspipe.config.settings import declared
 

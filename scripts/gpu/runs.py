@@ -19,8 +19,9 @@ import torch
 import naspipe
 import search_spaces
 from naspipe.checks.sketched import measure_sizes
-from naspipe.config.definition import Recipe
-from naspipe.config.space import Shared, Space
+from naspipe.config.blocks import Shared
+from naspipe.config.recipe import Recipe
+from naspipe.config.space import Space
 from naspipe.jobs.workload import Workload
 from naspipe.machine.forking import done_apart
 from naspipe.profiling import profiles as profile_apart

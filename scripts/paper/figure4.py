@@ -24,7 +24,7 @@ from typing import Any
 import search_spaces
 from naspipe.api.chosen_stages import late_layers, with_late
 from naspipe.api.simulate import DATA_INFO, profiled_scenario
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.config.rules import Lag, parse_rule
 from naspipe.plan.pipeline import with_grown_lags
 from scripts.paper.common import ROOT, Headline, Options, Result, mean, real_run

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import search_spaces
 from naspipe.api.simulate import DATA_INFO
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.config.ids import FIRST_STREAM, AccessKind, LayerId, SequenceId, StageId, Subnet
 from naspipe.config.partition import Partition
 from naspipe.config.space import Space

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from naspipe.checks.sketched import measure_sizes, sketch
+from naspipe.config.blocks import Elastic
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import Elastic, SettingDecisions, Space
+from naspipe.config.space import SettingDecisions, Space
 from naspipe.jobs.workload import Workload
 from naspipe.plan.costs import SizeTable, first_of_kind
 from scripts.paper.footprint import Footprint, FootprintTable

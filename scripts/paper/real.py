@@ -18,9 +18,10 @@ import torch  # noqa: E402
 
 import naspipe  # noqa: E402
 import search_spaces  # noqa: E402
+from naspipe.config.blocks import Shared  # noqa: E402
 from naspipe.config.ids import Access, AccessKind  # noqa: E402
 from naspipe.config.rules import parse_rule, steps_behind  # noqa: E402
-from naspipe.config.space import Shared, Space  # noqa: E402
+from naspipe.config.space import Space  # noqa: E402
 from naspipe.data.registry import open_data  # noqa: E402
 from naspipe.inputs.named import find_workload  # noqa: E402
 from naspipe.inputs.run import Run  # noqa: E402

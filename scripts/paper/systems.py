@@ -10,7 +10,9 @@ import torch
 
 import search_spaces
 from naspipe.api.simulate import Scenario, table5_scenario
-from naspipe.config.definition import Definition, Execution, Recipe
+from naspipe.config.definition import Definition
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.jobs.workload import Workload
 from naspipe.plan.simulation import bound_of, outcome_of
 from scripts.paper.footprint import SYSTEMS as MEMORY_SYSTEMS

@@ -105,7 +105,7 @@ PEERS = {
 def _cut(work: Work) -> int:
     """Where ScheduleGPipe's stages part: naspipe's balanced partition of the same subnet."""
     from naspipe.api.planning import measured_costs
-    from naspipe.config.definition import Execution
+    from naspipe.config.execution import Execution
     from naspipe.plan.partitions import balanced_partition
 
     named = work.named()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from naspipe.config.space import Shared
+from naspipe.config.blocks import Shared
 from naspipe.jobs.workload import Workload
 from scripts.peers.work import SEED, Work, figures, made, optimizer_of
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.rules import Exact, Lag, Rule
-from naspipe.config.space import Block, Shared
 from search_spaces.common import Defaults
 from search_spaces.nlp.choices import CANDIDATES, DECODER_BLOCKS, ENCODER_BLOCKS, Operation
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from naspipe.config.space import Block, Shared
+from naspipe.config.blocks import Block, Shared
 
 Chains = Callable[[str, str, Mapping[str, int]], Sequence[Sequence[Block | Shared]]]
 """(teacher, scale, what the data state) -> the chain of each student block."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from naspipe.config.space import Block, Shared
+from naspipe.config.blocks import Block, Shared
 from search_spaces.networks.bert.spec import ENCODERS, PADDING, sizes
 from search_spaces.students.kind import StudentKind
 

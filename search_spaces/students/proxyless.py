@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from naspipe.config.space import Block, Shared
+from naspipe.config.blocks import Block, Shared
 from search_spaces.networks.mobile.shapes import Shapes, Stage, shapes
 from search_spaces.students.kind import StudentKind
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from naspipe.config.space import Block, Shared
+from naspipe.config.blocks import Block, Shared
 from search_spaces.networks.parts import Conv
 from search_spaces.networks.spec import VGG, convolutions
 from search_spaces.students.kind import StudentKind

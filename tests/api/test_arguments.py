@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import naspipe as npp
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from tests.equivalence import spaces
 
 

@@ -12,8 +12,9 @@ import naspipe as npp
 from naspipe.api.attempts import check_resumable
 from naspipe.api.workers import check_facts
 from naspipe.checks.fingerprint import code_digest, code_digests
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError, StageFailedError
+from naspipe.config.recipe import Recipe
 from naspipe.machine.determinism import describe_environment
 from naspipe.store.run_directory import RunDirectory
 

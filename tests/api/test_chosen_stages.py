@@ -13,8 +13,9 @@ import naspipe as npp
 from naspipe.api import chosen_stages
 from naspipe.api.chosen_stages import choose_stages
 from naspipe.cli.main import main
-from naspipe.config.definition import Execution, Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.jobs.workload import Workload, wiring_of
 from naspipe.plan.costs import CostTable, LayerCost, Shape
 

@@ -11,8 +11,10 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.api.keywords import Stated
-from naspipe.config.definition import DATA_SIZES, MOMENTUM, Execution, Recipe
+from naspipe.config.definition import DATA_SIZES, MOMENTUM
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.settings import declared
 from tests.equivalence import spaces
 

@@ -8,8 +8,8 @@ from urllib.request import urlopen
 import pytest
 
 from naspipe.api.recording import MetricsServer, check_metrics_server
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from tests.cli.test_bad_input import free_ports
 
 

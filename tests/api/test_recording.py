@@ -16,9 +16,9 @@ import pytest
 import naspipe as npp
 from naspipe.api import recording as metrics_server
 from naspipe.api.recording import Recording
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.definition import Definition
 from naspipe.config.errors import StorageError
-from naspipe.config.recipe import learning_rate
+from naspipe.config.recipe import Recipe, learning_rate
 from naspipe.store.losses import MetricsFile, read_metrics
 from naspipe.store.run_directory import RunDirectory, read_heartbeat
 from naspipe.wire.reports import Observer

@@ -11,7 +11,7 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.checks.fingerprint import code_digests
-from naspipe.config.definition import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.config.user_code import why_no_source
 from naspipe.jobs.workload import Workload
 from tests.equivalence import spaces

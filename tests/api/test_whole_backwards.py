@@ -9,8 +9,9 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.api.finished_log import WholeBackwards, take_whole_backwards
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.ids import AccessKind
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.plan.chains import EVERY_OPTION
 from naspipe.store.compare import RecordedRun, compare_runs
 from naspipe.wire.reports import Observer

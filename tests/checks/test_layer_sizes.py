@@ -10,11 +10,13 @@ from torch import nn
 
 import search_spaces
 from naspipe.checks.sketched import measure_sizes, sketch
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.blocks import Block, Shared
+from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, SequenceId
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Frozen, Lag
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.jobs.workload import Workload
 from naspipe.worker.layers.layer_store import LayerStore
 from tests.search_spaces.chain import IMAGES, TEXT

@@ -11,8 +11,8 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.checks.loss import check_loss
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import BlockInputEditedError, ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.jobs.workload import Workload, field_of
 from naspipe.worker.blocks.objectives import Metrics
 from tests.equivalence import spaces

@@ -10,7 +10,8 @@ import pytest
 
 from naspipe.cli import main as cli
 from naspipe.cli.profile import summarize_kinds
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.blocks import Block, Shared
+from naspipe.config.space import Space
 from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable
 from naspipe.profiling import profiler
 from tests.cli.refusals import MODULE

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from naspipe.cli.main import main
-from naspipe.config.definition import Definition, Execution, Recipe
+from naspipe.config.definition import Definition
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.settings import declared
 from scripts.write_settings import page
 

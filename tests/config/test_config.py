@@ -8,8 +8,10 @@ from dataclasses import fields
 
 import pytest
 
-from naspipe.config.definition import Definition, Execution, Recipe, Settings, apply_settings
+from naspipe.config.definition import Definition, Settings, apply_settings
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact, Frozen, Lag
 from naspipe.config.settings import declared, groups
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from naspipe.config.definition import Execution, Recipe, Settings, apply_settings
+from naspipe.config.definition import Settings, apply_settings
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.recipe_file import FOLDER, read_recipe, recipe_names
 from naspipe.config.rules import Lag
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from naspipe.config.blocks import Block, Elastic, Shared
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import LayerId
 from naspipe.config.rules import Exact, Frozen, Lag
-from naspipe.config.space import Block, Elastic, Shared, Space
+from naspipe.config.space import Space
 
 COUNTS = (3, 1, 2)
 

@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 
 import naspipe
+from naspipe.config.blocks import Elastic
 from naspipe.config.partition import make_partition
 from naspipe.config.rules import Every, Frozen, Lag
-from naspipe.config.space import Elastic
 from naspipe.plan.partitions import PLACEMENTS
 from naspipe.store.checkpoints import read_checkpoint
 from naspipe.streams.stream_file import read_stream

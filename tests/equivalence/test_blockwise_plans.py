@@ -8,7 +8,7 @@ import naspipe as npp
 from naspipe.api.distill import blockwise_streams
 from naspipe.api.teacher_plans import blockwise_plans
 from naspipe.cli.main import main
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.plan import simulation
 from tests.equivalence import spaces
 from tests.equivalence.test_blockwise import students, teachers

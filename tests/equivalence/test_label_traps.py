@@ -103,7 +103,7 @@ def test_a_teacher_that_draws_computed_inline(tmp_path):
 
 def test_labels_of_other_threads(tmp_path):
     path = tmp_path / "labels"
-    recipe = npp.config.definition.Recipe(threads=2)
+    recipe = npp.config.recipe.Recipe(threads=2)
     npp.write_labels(
         npp.Teacher(network()), spaces.vectors, path, batches=12, seed=SEED, recipe=recipe
     )

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 import naspipe as npp
 from naspipe.checks.sketched import buffered_layers
-from naspipe.config.definition import Recipe
 from naspipe.config.ids import AccessKind, LayerId
+from naspipe.config.recipe import Recipe
 from naspipe.config.steps import Steps, parse_passes
 from naspipe.engine.builder import build_controller
 from naspipe.engine.events import TaskKind

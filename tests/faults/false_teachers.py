@@ -14,7 +14,7 @@ import torch
 import zmq
 
 import naspipe as npp
-from naspipe.config.definition import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.distill.label_file import label_workload
 from naspipe.distill.label_messages import (
     LabelAnswer,

@@ -16,8 +16,8 @@ import pytest
 from naspipe.api import training, workers
 from naspipe.api import workers as assignment
 from naspipe.cli.main import main
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.launch.hosts import Worker
 from naspipe.store.compare import compare_runs
 from tests.cli.test_bad_input import free_ports

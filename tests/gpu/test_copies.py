@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.ids import Version
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact
 from naspipe.machine.cuda import open_clock
 from naspipe.machine.determinism import seed_draws

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import FIRST_STREAM, LayerId, Version
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact
 from naspipe.machine import out_of_memory as shortages
 from naspipe.machine.emulated import open_device

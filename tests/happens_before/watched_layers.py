@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, Version
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.worker.layers.layout import StateSizes
 from naspipe.worker.layers.stored_layer import StoredLayer
 from tests.happens_before.clocks import Recorder, WrongBytesError

@@ -9,8 +9,8 @@ import torch
 
 import naspipe as npp
 from naspipe.checks.machine import check_data_path, check_device, check_shared_gpus
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.machine.gpus import Gpus
 from naspipe.plan.costs import CostTable, LayerCost
 from tests.equivalence import spaces

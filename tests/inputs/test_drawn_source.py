@@ -8,8 +8,9 @@ from itertools import islice
 import pytest
 from torch import nn
 
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.definition import Definition
 from naspipe.config.partition import Partition
+from naspipe.config.recipe import Recipe
 from naspipe.inputs import subnet_sources as drawn_source
 from naspipe.inputs.subnet_sources import (
     DrawnSource,

@@ -8,8 +8,9 @@ from torch import nn
 
 import naspipe as npp
 from naspipe.api.planning import gain_notes
-from naspipe.config.definition import Execution, Recipe
+from naspipe.config.execution import Execution
 from naspipe.config.ids import FIRST_STREAM, SequenceId, Subnet
+from naspipe.config.recipe import Recipe
 from naspipe.jobs.workload import Workload
 from naspipe.plan.costs import CostTable, LayerCost
 from naspipe.streams.samplers import draw_subnets

@@ -11,8 +11,8 @@ from naspipe.api.train import workload
 from naspipe.api.validation_plan import plan_validation
 from naspipe.checks import space as held_out_check
 from naspipe.checks.space import check_held_out
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from tests.inputs.convolutions import BATCH, STEM, conv, data, head
 
 

@@ -20,9 +20,9 @@ import naspipe as npp
 from naspipe.checks import shapes as followed_shapes
 from naspipe.checks import space as space_check
 from naspipe.checks.space import check_spaces
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, SequenceId, Subnet
+from naspipe.config.recipe import Recipe
 from naspipe.jobs.workload import Workload
 from tests.inputs.convolutions import STEM, Pool, conv, data, head
 

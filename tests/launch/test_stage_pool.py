@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, StageFailedError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import FIRST_STREAM
 from naspipe.launch.stage_pool import (
     LauncherSide,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact
 from naspipe.machine.staging import same_bits, tensor_bytes
 from naspipe.store.shards import RawTensor

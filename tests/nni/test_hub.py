@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import naspipe
-from naspipe.config.space import Block
+from naspipe.config.blocks import Block
 from tests.nni.chain import fixed_model, forward, layers, samples
 from tests.nni.plain import set_architecture
 from tests.nni.spaces import batches, make

@@ -14,7 +14,7 @@ from nni.nas.hub.pytorch.modules import NasBench101Cell
 from torch import nn
 
 import naspipe
-from naspipe.config.space import Block
+from naspipe.config.blocks import Block
 from naspipe.store.labels import Decided
 from tests.nni.chain import differing, fixed_model, forward, layers, samples
 from tests.nni.spaces import batches, make

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.config.wiring import TapRole
 from naspipe.plan.joint_placements import on_one_stage, register_joint_placement
 from naspipe.plan.pipeline import plan_pipeline

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.ids import SequenceId, StreamId, Subnet
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.plan.costs import CostTable, LayerCost, LayerSize, SizeTable, first_of_kind, mean_costs
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.config.definition import Execution
+from naspipe.config.blocks import Elastic
+from naspipe.config.execution import Execution
 from naspipe.config.ids import AccessKind
 from naspipe.config.rules import Exact, Lag
-from naspipe.config.space import Elastic, Space
+from naspipe.config.space import Space
 from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.engine.invariants import violations
 from naspipe.plan.bottlenecks import bottlenecks

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.config.wiring import CHAIN, CREDIT
 from naspipe.engine.admission import AdmissionWindow
 from naspipe.engine.commands import RetireSubnet, SendOutput

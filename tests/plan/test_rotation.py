@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from naspipe.api.simulate import table5_scenario
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import Subnet
 from naspipe.config.rules import Exact
 from naspipe.plan import latest_start, simulation

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from naspipe.api.simulate import table5_scenario
-from naspipe.config.definition import Execution
+from naspipe.config.blocks import Block
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.ids import Subnet
 from naspipe.config.rules import Exact, Lag
-from naspipe.config.space import Block, Space
+from naspipe.config.space import Space
 from naspipe.engine.builder import ORDERS
 from naspipe.engine.invariants import violations
 from naspipe.engine.orders import CriticalPathOrder

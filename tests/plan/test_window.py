@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
 from naspipe.config.steps import ONE_PASS, Steps
 from naspipe.plan.costs import plan_window
 

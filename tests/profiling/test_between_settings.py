@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from naspipe.config.space import Block, Elastic, Space
+from naspipe.config.blocks import Block, Elastic
+from naspipe.config.space import Space
 from naspipe.plan.costs import LayerCost
 from naspipe.profiling.profiler import with_settings_between
 

@@ -11,8 +11,8 @@ from torch import nn
 import naspipe as npp
 from naspipe.api import planning as run_plan
 from naspipe.api.planning import cores_for
-from naspipe.config.definition import Execution
 from naspipe.config.errors import ConfigError, StageFailedError
+from naspipe.config.execution import Execution
 from naspipe.profiling import profiler
 from naspipe.profiling import profiles as profile_apart_module
 from naspipe.profiling.profiles import profile_apart

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.blocks import Block, Shared
+from naspipe.config.definition import Definition
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Frozen
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.data.cache import default_root
 from naspipe.jobs.workload import Workload
 from naspipe.plan.costs import CostTable, LayerCost

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.blocks import Block, Shared
+from naspipe.config.definition import Definition
 from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact, Frozen, Lag
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.jobs.workload import Workload
 from naspipe.plan.costs import LayerCost
 from naspipe.profiling import profiler

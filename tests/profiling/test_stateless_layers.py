@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import LayerId
 from naspipe.config.recipe import Recipe
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.profiling.counts import stateless_layers
 from naspipe.worker.layers.kept_state import keeps_state
 from naspipe.worker.layers.layer_store import LayerStore

@@ -13,7 +13,9 @@ from typing import get_args
 
 import pytest
 
-from naspipe.config.definition import MOMENTUM, Execution, Recipe
+from naspipe.config.definition import MOMENTUM
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Follows, Rule, parse_rule
 from naspipe.config.settings import declared
 from scripts import check_compositions

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.jobs.workload import Workload
 from naspipe.worker.layers.stored_layer import StoredLayer
 from scripts import check_memory

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Definition, Recipe
+from naspipe.config.blocks import Block, Shared
+from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.recipe import Recipe
+from naspipe.config.space import Space
 from naspipe.jobs.workload import Workload
 from scripts.paper.measured_footprints import measure_footprints
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.jobs.workload import Workload
 from scripts.peers import ours, two_ranks
 from scripts.peers.work import Supernet, Work, made

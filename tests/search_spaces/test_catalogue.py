@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import search_spaces
+from naspipe.config.blocks import Block
 from naspipe.config.errors import ConfigError
 from naspipe.config.rules import Exact, Frozen, Lag
-from naspipe.config.space import Block
 from tests.search_spaces import chain
 
 COUNTS = {

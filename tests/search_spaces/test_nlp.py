@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import search_spaces
-from naspipe.config.space import Block, Space
+from naspipe.config.blocks import Block
+from naspipe.config.space import Space
 from search_spaces.nlp.shared_layers import TokenLoss
 from tests.search_spaces import chain
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import search_spaces
+from naspipe.config.blocks import Shared
 from naspipe.config.errors import ConfigError
 from naspipe.config.recipe_file import recipe_names
-from naspipe.config.space import Shared
 from tests.search_spaces.chain import IMAGES, TEXT
 
 DIGITS = {"channels": 1, "height": 8, "width": 8, "classes": 10}

@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.config.steps import Steps, parse_passes, recorded_steps, with_probes
 from naspipe.streams.feedback import FeedbackLoop
 from naspipe.streams.passes import ProbingStrategy

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import naspipe as npp
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.distill.joined import join
 from naspipe.machine.determinism import deterministic_torch
 from naspipe.verification import plain_layer, plain_loop

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from naspipe.config.definition import Execution
+from naspipe.config.execution import Execution
 from naspipe.config.ids import LayerId
 from naspipe.engine.events import COPY, LAYER, TaskKind
 from naspipe.wire import shared_rings

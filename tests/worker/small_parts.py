@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.ids import FIRST_STREAM, LayerId, Subnet
 from naspipe.config.partition import Partition
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.engine.events import Planned
 from naspipe.jobs.workload import Workload
 from tests.equivalence.harness import oracle_of

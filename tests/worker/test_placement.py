@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Lag
 from naspipe.machine.out_of_memory import LayerUse
 from naspipe.worker.layers.optimizers import PER_LAYER

@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from naspipe.config.definition import Recipe
+from naspipe.config.blocks import Elastic
 from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import LayerId
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Frozen, Rule
-from naspipe.config.space import Elastic, Space
+from naspipe.config.space import Space
 from naspipe.engine.policies import CausalPolicy, SyncPolicy
 from naspipe.machine.determinism import layer_seed, seed_draws
 from naspipe.worker.layers.kept_state import keeps_state

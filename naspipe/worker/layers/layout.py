@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import RECIPES, OwnStep
 from naspipe.machine.host_arena import ALIGNMENT, round_up
 from naspipe.mixed.architecture import Alpha

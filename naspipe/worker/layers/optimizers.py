@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
-from naspipe.config.recipe import NamedParameter, ParameterGroup, group_of
+from naspipe.config.recipe import NamedParameter, ParameterGroup, Recipe, group_of
 from naspipe.config.rules import RECIPES, OwnStep
 from naspipe.config.settings import GivenCode
 from naspipe.config.user_code import import_attribute

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import OwnStep
 from naspipe.machine.device_waits import Wait, count
 

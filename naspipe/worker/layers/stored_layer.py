@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError, InvariantError, TransportError
 from naspipe.config.ids import INITIAL, SequenceId, Version
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Follows, Frozen, MomentumUpdate, OwnStep, Rule, own_step
 from naspipe.machine.device_waits import Wait, count, on_host
 from naspipe.machine.staging import tensor_bytes

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.rules import Rule
-from naspipe.config.space import Block, Shared
 from search_spaces.common import Defaults
 
 NAMES = ("bert-base", "distil-bert", "bert-mini")

@@ -12,8 +12,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.rules import Rule
-from naspipe.config.space import Block, Shared
 from search_spaces.common import Defaults, cross_entropy
 from search_spaces.networks.mobile.shapes import LARGE, MULTIPLIERS
 from search_spaces.networks.mobile_v3.filters import FILTERS, Filters

@@ -12,8 +12,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.rules import Rule
-from naspipe.config.space import Block, Shared
 from search_spaces.common import Defaults
 
 NAMES = ("vit", "cnn")

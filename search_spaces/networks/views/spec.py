@@ -11,8 +11,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.rules import Exact, Frozen, Rule
-from naspipe.config.space import Block, Shared
 from search_spaces.common import Defaults
 
 NAMES = ("byol", "moco-v3")

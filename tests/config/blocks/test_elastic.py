@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 import naspipe as npp
+from naspipe.config.blocks import Block, Elastic, Shared
 from naspipe.config.errors import ConfigError
 from naspipe.config.ids import FIRST_STREAM, LayerId
-from naspipe.config.space import Block, Elastic, Shared, Space
+from naspipe.config.space import Space
 
 
 def made(**settings):

@@ -6,8 +6,9 @@ from itertools import product
 
 import pytest
 
+from naspipe.config.blocks import Block, Elastic, Shared
 from naspipe.config.errors import ConfigError
-from naspipe.config.space import Block, Elastic, Shared, Space
+from naspipe.config.space import Space
 from naspipe.streams.passes import extremes
 from naspipe.streams.samplers import draw_subnets
 

@@ -11,8 +11,9 @@ import pytest
 from naspipe.cli import train
 from naspipe.cli.main import Parser
 from naspipe.cli.options import flags, given, key_list
-from naspipe.config.definition import Execution, Settings, apply_settings
+from naspipe.config.definition import Settings, apply_settings
 from naspipe.config.errors import ConfigError, InvariantError
+from naspipe.config.execution import Execution
 from naspipe.config.settings import Checked, Flag, between, declared, group, setting
 from scripts.write_settings import page
 

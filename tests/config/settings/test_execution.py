@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from naspipe.config.definition import Definition, Execution, Recipe
+from naspipe.config.definition import Definition
 from naspipe.config.errors import ConfigError
-from naspipe.config.execution import MemorySettings, PipelineSettings
+from naspipe.config.execution import Execution, MemorySettings, PipelineSettings
+from naspipe.config.recipe import Recipe
 
 MANIFEST = {
     "stages": 2, "recompute": False, "window": 16, "order": "auto", "partly_clear": True,

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 import naspipe as npp
-from naspipe.config.definition import Execution, Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.execution import Execution
+from naspipe.config.recipe import Recipe
 from naspipe.config.settings import declared
 from naspipe.config.text import knows_keywords
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.worker.blocks.compute import Averaging, counted_items
 from tests.worker.small_parts import workload
 

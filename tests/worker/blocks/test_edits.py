@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import BlockInputEditedError
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact, Frozen
 from naspipe.worker.blocks.forward_only import forward_only
 from naspipe.worker.blocks.segment import Segment

@@ -7,10 +7,11 @@ import threading
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.ids import FIRST_STREAM, LayerId
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Lag
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.launch.claim import merge_parts
 from naspipe.store.checkpoints import CheckpointFolder, cut_name, read_checkpoint
 from naspipe.worker.checkpoints.checkpointer import Checkpointer, CheckpointStream

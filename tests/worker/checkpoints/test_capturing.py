@@ -7,8 +7,8 @@ import torch
 from isal.isal_zlib import crc32
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.ids import INITIAL
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact, Lag
 from naspipe.worker.checkpoints.capturing import Capturer
 from naspipe.worker.checkpoints.restored import Captured, CaptureMemory, dtype_name

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from naspipe.config.blocks import Block, Shared
 from naspipe.config.errors import InvariantError, StorageError
 from naspipe.config.ids import FIRST_STREAM, INITIAL, LayerId, StageId
 from naspipe.config.rules import Exact
-from naspipe.config.space import Block, Shared, Space
+from naspipe.config.space import Space
 from naspipe.store.checkpoints import cut_name
 from naspipe.store.shards import ShardWriter, read_shard
 from naspipe.worker.checkpoints import restored as capture_memory

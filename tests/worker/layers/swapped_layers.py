@@ -7,8 +7,8 @@ import time
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.ids import Version
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Exact, Frozen
 from naspipe.machine.emulated import EmulatedDevice
 from naspipe.machine.host_arena import HostArena

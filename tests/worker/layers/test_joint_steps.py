@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from naspipe.config.definition import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import RECIPES, OwnStep
 from naspipe.worker.layers import joint_steps
 from naspipe.worker.layers.joint_steps import JOINED, JointSteps

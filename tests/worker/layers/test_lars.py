@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from naspipe.checks.optimizer import check_optimizer
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.worker.layers.optimizers import LARS
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from naspipe.config.definition import Recipe
+from naspipe.config.blocks import Block
 from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import FIRST_STREAM, LayerId
-from naspipe.config.space import Block, Space
+from naspipe.config.recipe import Recipe
+from naspipe.config.space import Space
 from naspipe.worker.layers.layer_store import KEPT_AWAY, LayerStore
 
 WIDTH = KEPT_AWAY + 3

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.ids import SequenceId, Version
+from naspipe.config.recipe import Recipe
 from naspipe.config.rules import Lag
 from naspipe.worker.layers.optimizers import PER_LAYER
 from naspipe.worker.layers.own_steps import is_moved

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from naspipe.config.definition import Recipe
+from naspipe.config.recipe import Recipe
 from naspipe.worker.layers.optimizers import BESIDE, PER_LAYER, make_optimizer
 
 ELSEWHERE = torch.device("meta")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError, InvariantError
 from naspipe.config.ids import FIRST_STREAM, LayerId, Version
+from naspipe.config.recipe import Recipe
 from naspipe.machine.emulated import EmulatedDevice
 from naspipe.machine.host_arena import HostArena
 from naspipe.wire.messages import VersionMessage, read_message, stage_frames

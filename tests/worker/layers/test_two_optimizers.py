@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from naspipe.checks.optimizer import check_optimizer
-from naspipe.config.definition import Recipe
 from naspipe.config.errors import ConfigError
+from naspipe.config.recipe import Recipe
 from naspipe.mixed import Alpha
 from naspipe.mixed.architecture import WithAlphas, alpha_optimizer
 from naspipe.worker.layers.layout import StateSizes
