@@ -1,4 +1,4 @@
-"""A GPU that holds layers while they are needed; copies have streams of their own."""
+"""A GPU that holds layers while they are needed; copies have queues of their own."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def measured_memory() -> dict[str, float]:
 
 
 class CudaDevice(DeviceBudget):
-    """One GPU; made on the computing thread, whose current CUDA stream is used.
+    """One GPU; made on the computing thread, whose current queue (a CUDA stream) is used.
 
-    Memory comes from torch's caching allocator, in the order of the compute stream: a freed piece
+    Memory comes from torch's caching allocator, in the order of the compute queue: a freed piece
     may be handed out again while queued kernels still use it, so a copy into fresh memory waits for
-    what the compute stream holds at that time. Memory that a copy uses may be freed once the copy
+    what the compute queue holds at that time. Memory that a copy uses may be freed once the copy
     is over.
 
     Args:
@@ -116,7 +116,7 @@ class CudaDevice(DeviceBudget):
 
 
 class CudaCopy:
-    """A copy in one of a GPU's streams, between two events."""
+    """A copy in one of a GPU's queues, between two events."""
 
     left_seconds = NAP_SECONDS
 
@@ -140,7 +140,7 @@ def _timed(queue: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 def record_end(queue: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event at the end of a stream; waiting for it sleeps, because spinning takes a core."""
+    """An event at the end of a queue; waiting for it sleeps, because spinning takes a core."""
     event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(queue)
     return event
@@ -157,7 +157,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Clock for work in a GPU's current stream; idle time of the stream counts too."""
+    """Clock for work in a GPU's current queue; idle time of the queue counts too."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

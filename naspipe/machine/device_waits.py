@@ -125,7 +125,7 @@ def per_block(blocks: int) -> dict[str, float]:
 
 
 def wait_for(queued: torch.cuda.Stream | torch.cuda.Event, why: Wait) -> None:
-    """Wait for all work in a stream, or for an event."""
+    """Wait for all work in a queue, or for an event."""
     count(why)
     queued.synchronize()
 

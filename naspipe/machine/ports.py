@@ -15,7 +15,7 @@ import torch
 from naspipe.config.errors import InvariantError, NaspipeError
 
 Mark = torch.cuda.Event | None
-"""A point in a device's compute stream; None if nothing is queued."""
+"""A point in a device's compute queue; None if nothing is queued."""
 
 
 class Copy(Protocol):
@@ -77,7 +77,7 @@ class Device(Protocol):
         ...
 
     def mark(self) -> Mark:
-        """The present end of the compute stream."""
+        """The present end of the compute queue."""
         ...
 
     def copy_in(self, host: torch.Tensor, device: torch.Tensor) -> Copy:

@@ -3,7 +3,7 @@
 **Never run on GPUs**; tests run it on host memory that processes share. Each ordered pair of stages
 has a ring on the sender's GPU, made with its first message. The sender copies tensors into it and
 waits for the copy; then a ZeroMQ header says where they are. The receiver copies them out of the
-ring in its compute stream, so it waits for nothing. No kernel ever waits for another stage. If a
+ring in its compute queue, so it waits for nothing. No kernel ever waits for another stage. If a
 ring is full, or there is no memory for it, the message goes through host memory.
 
 A ring is released when nobody reads it any more: a stage that has ended tells all others, and waits
@@ -61,7 +61,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 class CudaMemory:
     """Memory of one GPU that other processes of the host open; for the computing thread.
 
-    Addresses count bytes. Copies are queued in the thread's current stream.
+    Addresses count bytes. Copies are queued in the thread's current queue.
 
     Args:
         device: the stage's GPU, which is the thread's current one.
