@@ -1,10 +1,10 @@
-"""Messages in the words of whoever reads them: options of the command line, or Python's keywords.
+"""Messages for the command line, translated for readers in Python.
 
     use --set norms=deferred, or --stages 2     on the command line
     use norms='deferred', or stages=2           in Python
 
-Messages are written with options. What ``import naspipe`` hands out says them as keywords
-(:func:`says_keywords`), as do the notes of a run that was started there.
+Messages are written with options. Public functions of ``naspipe`` report keywords instead
+(:func:`says_keywords`), and so do the notes of a run that was started from Python.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from naspipe.config.definition import Definition
 from naspipe.config.errors import NaspipeError, in_one_line
@@ -43,10 +43,10 @@ _ARGUMENTS = {
     "--resume-if-exists": "resume='if_exists'",
     "--onnx": "onnx=True",
 }  # fmt: skip
-"""Options that no setting declares, by what stands for them in Python."""
+"""Python's counterparts of options that no setting declares."""
 
 _COMMAND = re.compile(r"(?:naspipe [a-z]+|torchrun|pip install) [^,;:)\n']*")
-"""A command for a shell, which is one in Python, too."""
+"""A shell command, which is not translated."""
 _SET = re.compile(
     r"""--set[ ](?P<quote>"?)(?P<key>[a-z_]+(?:\.\w+)?)
         (?:=(?P<value>\[[^]]*\]|[\w.:-]+(?:\([^)]*\))?))?(?P=quote)""",
@@ -54,28 +54,26 @@ _SET = re.compile(
 )
 _VALUES = r"\d[\w.]*|[A-Z][A-Z_:]*|cpu|cuda|auto|paper|loss|top1|bleu|synflow|naswot|profiled"
 _OPTION = re.compile(rf"(?P<option>--[a-z][a-z0-9-]*)(?: (?P<value>{_VALUES})(?![\w-]))?")
-_OBJECTS = {"MODULE:FUNCTION": "FUNCTION"}
-"""What stands for a value where Python takes the object itself."""
 _BEFORE_COLON = re.compile(r"\b([a-z_]+)=:")
-"""A keyword that a message begins with has no value behind it."""
+"""A keyword at the beginning of a message, which has no value."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|\[.*\]|True|False|[A-Z][A-Z_:]*|\.\.\.")
-"""What Python reads as it stands, or what stands for it in a message."""
+"""Text that is written without quotes in Python."""
 
 
 def in_python(text: str) -> str:
-    """A message as Python's keywords say it; a traceback in it stays as it is."""
-    said, mark, traceback = text.partition("\nTraceback")
-    found, place = "", 0
-    for command in _COMMAND.finditer(said):
-        found += _translated(said[place : command.start()]) + command[0]
+    """A message with Python's keywords; commands and a traceback in it stay as they are."""
+    message, mark, traceback = text.partition("\nTraceback")
+    found, place = [], 0
+    for command in _COMMAND.finditer(message):
+        found += [_translated(message[place : command.start()]), command[0]]
         place = command.end()
-    return found + _translated(said[place:]) + mark + traceback
+    return "".join([*found, _translated(message[place:]), mark, traceback])
 
 
 def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, whose errors are said in Python's keywords, and which knows its own.
+    """Decorator: errors name Python's keywords, and unknown keywords are refused.
 
-    A second signal, which ends a run at once, is said in one line.
+    A second signal, which ends a run at once, is reported in one line.
     """
 
     @wraps(function)
@@ -99,10 +97,10 @@ def _translated(text: str) -> str:
 
 
 def _setting(match: re.Match[str]) -> str:
-    """What stands for ``--set KEY=VALUE``, or for its key alone."""
+    """Translate ``--set KEY=VALUE``, or ``--set KEY``."""
     key, value = match["key"], _literal(match["value"] or "...")
     table, _, inner = key.partition(".")
-    if table in ("data", "momentum"):  # which belong to objects, and have no setting in Python
+    if table in ("data", "momentum"):  # settings of objects, without a keyword in Python
         return match[0]
     if table == "optimizer" and inner:
         return f"optimizer_options={{{inner!r}: {value}}}"
@@ -112,28 +110,24 @@ def _setting(match: re.Match[str]) -> str:
 
 
 def _keyword(match: re.Match[str]) -> str:
-    """What stands for an option, and for its value where one is behind it."""
+    """Translate an option, with its value if there is one."""
     option, value = match["option"], match["value"]
-    said = _ARGUMENTS.get(option) or _declared(option)
-    if said is None:
+    found = _ARGUMENTS.get(option)
+    if found is None:
+        for node in (Definition, Recipe, Execution):
+            for each in declared(node).values():
+                if found is None and each.flag and each.option == option:
+                    found = f"{each.key}={not each.default if each.kind is bool else ''}"
+    if found is None:
         return match[0]
-    if said.endswith("="):
-        value = _OBJECTS.get(value, value) if option in _ARGUMENTS else value
-        return said + _literal(value) if value else said
-    if said.endswith("(...)") and value:
-        return said.replace("...", value)
-    return f"{said} {value}" if value else said
+    if not value:
+        return found
+    if found.endswith("="):
+        is_object = option in _ARGUMENTS and value == "MODULE:FUNCTION"
+        return found + _literal("FUNCTION" if is_object else value)
+    return found.replace("...", value) if found.endswith("(...)") else f"{found} {value}"
 
 
-def _declared(option: str) -> str | None:
-    """Of a setting that has an option of its own."""
-    for node in (Definition, Recipe, Execution):
-        for each in declared(node).values():
-            if each.flag and each.option == option:
-                return f"{each.key}={not each.default if each.kind is bool else ''}"
-    return None
-
-
-def _literal(text: Any) -> str:
+def _literal(text: str) -> str:
     """A value of the command line as Python writes it."""
     return text if _NUMBER.fullmatch(text) else repr({"true": True, "false": False}.get(text, text))

@@ -204,7 +204,12 @@ def import_attribute(name: str) -> Any:
         try:
             return getattr(_import(module_name), attribute)
         except (ModuleNotFoundError, AttributeError) as error:
-            if not _is_about(error, module_name):
+            if isinstance(error, AttributeError):
+                is_missing = error.obj is sys.modules.get(module_name)
+            else:  # the module itself, and not something that it imports
+                missing = error.name
+                is_missing = missing is not None and f"{module_name}.".startswith(f"{missing}.")
+            if not is_missing:
                 raise
             raise ConfigError(
                 f"{name}: expected module:attribute, importable from {Path.cwd().name}/ or "
@@ -218,12 +223,6 @@ def _import(module_name: str) -> ModuleType:
         return importlib.import_module(module_name)
     finally:
         sys.path.pop(0)
-
-
-def _is_about(error: ModuleNotFoundError | AttributeError, module_name: str) -> bool:
-    if isinstance(error, ModuleNotFoundError):
-        return error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
-    return error.obj is sys.modules.get(module_name)
 
 
 def _place(error: BaseException) -> str:

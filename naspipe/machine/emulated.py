@@ -122,7 +122,7 @@ class EmulatedDevice(DeviceBudget):
         while self._kept_bytes > KEPT_BYTES:
             oldest = self._kept.pop(next(iter(self._kept)))
             self._kept_bytes -= len(oldest)
-            with suppress(OSError):  # where the system knows of no such thing, the pages stay
+            with suppress(OSError):  # not supported by the system: the pages stay
                 oldest.madvise(_LAZILY_FREED)
 
     def refill(self, tensor: torch.Tensor) -> None:

@@ -88,7 +88,7 @@ class ZmqReporter:
     def _beat(self) -> None:
         at_it = AtIt()
         with self._connect() as outbox:
-            outbox.linger = 0  # who has left wants no more of them, and the stage may end
+            outbox.linger = 0  # the launcher may have left, and the stage may end
             while not self._is_over.wait(HEARTBEAT_SECONDS):
                 body = at_it.look(self._current())
                 outbox.send(msgpack.packb(["beat", int(self._worker), body]))

@@ -197,7 +197,7 @@ def connect_outbox(
 
 
 def _limit(endpoint: zmq.Socket[Any]) -> None:
-    # The admission window bounds what is under way, so queues need no bound of their own.
+    # The admission window bounds the messages in flight, so queues need no bound of their own.
     endpoint.set_hwm(0)
     endpoint.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     endpoint.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -292,7 +292,7 @@ class ZmqTransport:
             frames = self._shared.unpack(frames)
         message = read_message(frames[0], frames[1:], self._staging)
         if self._shared is not None and isinstance(message, InputMessage):
-            self._shared.give_back()  # its tensors lie elsewhere by now
+            self._shared.give_back()  # its tensors have been copied
         return message
 
     def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
