@@ -20,7 +20,6 @@ class Proof(Protocol):
         """Compare on a batch; returns what was compared, for the manifest. Raises ConfigError if
         not equal.
         """
-        ...
 
 
 class Decisions(Protocol):
@@ -32,34 +31,28 @@ class Decisions(Protocol):
 
     @property
     def counts(self) -> tuple[int, ...]: ...
-
     def choices(self, drawn: Sequence[int]) -> tuple[int, ...]: ...
 
     def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
         """Choices from the value of every label, as NNI writes it; raises ConfigError if one does
         not fit.
         """
-        ...
 
     def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
         """The inverse of :meth:`choices`; raises ConfigError if there is none."""
-        ...
 
     def decided(self) -> Sequence[Sequence[Mapping[str, Sequence[str]]]]:
         """For each candidate of each choice block: the labels that determine it, and their values.
 
         Labels of which any value will do are omitted. Empty if the space describes this otherwise.
         """
-        ...
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Choices of the largest and of the smallest subnet; ``size(block, candidate)`` is a
         size.
         """
-        ...
 
     def part(self, blocks: range) -> Decisions:
         """The decisions of some choice blocks; raises ConfigError if one affects other blocks,
         too.
         """
-        ...

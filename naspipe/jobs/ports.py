@@ -23,9 +23,7 @@ class Positions(Protocol):
 
     @property
     def num_workers(self) -> int: ...
-
     def worker(self, stage: StageId) -> WorkerId: ...
-
     def stage(self, worker: WorkerId) -> StageId: ...
 
 
@@ -43,7 +41,6 @@ class Objective(Protocol):
             lessons: what is tapped for it, in the order of the taps.
             fields: the batch fields named by :attr:`fields`.
         """
-        ...
 
 
 class FieldSource(Protocol):
@@ -51,11 +48,9 @@ class FieldSource(Protocol):
 
     def request(self, batch: int) -> None:
         """Request the field of a batch; called once for each batch."""
-        ...
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
         """What has arrived since the last call, by batch."""
-        ...
 
     def close(self) -> None: ...
 
@@ -91,7 +86,6 @@ class PipelineJob(Protocol):
     @property
     def memory(self) -> MemoryPlan | None:
         """Memory for layers on each stage's device; None for no limit."""
-        ...
 
     @property
     def positions(self) -> Positions: ...
@@ -99,17 +93,14 @@ class PipelineJob(Protocol):
     @property
     def threads(self) -> int:
         """Compute threads of every stage."""
-        ...
 
     @property
     def recipes(self) -> Sequence[Recipe]:
         """Recipe of each stream, for its optimizer, whose state moves with the layers."""
-        ...
 
     @property
     def claimed(self) -> Sequence[Path]:
         """Directories that belong to the job while it runs."""
-        ...
 
 
 class SubnetSource(Protocol):
@@ -117,7 +108,6 @@ class SubnetSource(Protocol):
 
     @property
     def count(self) -> int: ...
-
     @property
     def subnets(self) -> Iterable[Subnet]: ...
 
@@ -127,10 +117,8 @@ class SubnetSource(Protocol):
         Called once for each attempt of a run: the same scores, which are those of the subnets that
         are done, must give the same subnets. A source that does not learn leaves the scores unread.
         """
-        ...
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
         """A score is known; returns the subnets that follow from it, often none."""
-        ...
 
     def close(self) -> None: ...

@@ -23,17 +23,14 @@ class Copy(Protocol):
 
     def is_over(self) -> bool:
         """Whether the copy has ended; does not wait. Until then, both memories must not change."""
-        ...
 
     @property
     def left_seconds(self) -> float:
         """Time after which to ask again."""
-        ...
 
     @property
     def nanoseconds(self) -> int:
         """Duration of a copy that is over."""
-        ...
 
 
 class Device(Protocol):
@@ -45,13 +42,10 @@ class Device(Protocol):
 
     @property
     def name(self) -> str: ...
-
     @property
     def torch_device(self) -> torch.device: ...
-
     @property
     def used_bytes(self) -> int: ...
-
     @property
     def peak_bytes(self) -> int: ...
 
@@ -60,7 +54,6 @@ class Device(Protocol):
 
         Raises DeviceMemoryError beyond the budget.
         """
-        ...
 
     def free(self, tensor: torch.Tensor) -> None:
         """Take the memory of a tensor, which must be the object that ``allocate`` returned.
@@ -68,29 +61,23 @@ class Device(Protocol):
         Its views keep their metadata, but must not be used until :meth:`refill`. Raises
         InvariantError if it has no memory.
         """
-        ...
 
     def refill(self, tensor: torch.Tensor) -> None:
         """Give a freed tensor and its views uninitialised memory; DeviceMemoryError beyond the
         budget.
         """
-        ...
 
     def mark(self) -> Mark:
         """The present end of the compute queue."""
-        ...
 
     def copy_in(self, host: torch.Tensor, device: torch.Tensor) -> Copy:
         """Begin a copy to the device, after the compute that is queued now."""
-        ...
 
     def copy_out(self, device: torch.Tensor, host: torch.Tensor) -> Copy:
         """Begin a copy to the host, after the compute that is queued now."""
-        ...
 
     def wait(self, mark: Mark) -> None:
         """Wait until the compute reaches a mark, so that the host does not run far ahead."""
-        ...
 
 
 class Clock(Protocol):
@@ -98,11 +85,9 @@ class Clock(Protocol):
 
     def mark(self) -> Any:
         """The end of all work so far."""
-        ...
 
     def between_ns(self, marks: Sequence[Any]) -> list[int]:
         """Nanoseconds between each mark and the next; waits for the last one."""
-        ...
 
 
 class DeviceMemoryError(NaspipeError):

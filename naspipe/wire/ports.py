@@ -39,19 +39,16 @@ class Transport(Protocol):
     """How a stage sends tensors to another one; a context manager."""
 
     def __enter__(self) -> Self: ...
-
     def __exit__(self, *exception: object) -> None: ...
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
         """Start sending a message; its tensors must not change until it is sent."""
-        ...
 
     def receive(self, timeout_seconds: float) -> Message | None:
         """The next message; None if there was none in time (0 only looks), or at a wakeup.
 
         It may return slightly early, so a caller with a deadline asks again.
         """
-        ...
 
 
 class Reporter(Protocol):
@@ -63,11 +60,9 @@ class Reporter(Protocol):
         ``kind`` is ``loss``, ``batch``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``,
         ``failed`` or ``done``.
         """
-        ...
 
     def watch(self, current: Callable[[], str]) -> None:
         """Set what reports the stage's present activity; it is called on another thread."""
-        ...
 
 
 class LaunchObserver(Protocol):
