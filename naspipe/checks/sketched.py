@@ -281,8 +281,9 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
             module = factory()
         if isinstance(module, nn.Module):
             tensors = [*chain(module.parameters(), module.buffers())]
-            memory = {tensor.untyped_storage()._cdata for tensor in tensors}
-            if any(map(is_lazy, tensors)) or len(memory) < len(tensors):
+            if any(map(is_lazy, tensors)) or len(
+                {each.untyped_storage()._cdata for each in tensors}
+            ) < len(tensors):
                 module = None
         if module is None:
             module = factory()
