@@ -281,9 +281,8 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
             module = factory()
         if isinstance(module, nn.Module):
             tensors = [*chain(module.parameters(), module.buffers())]
-            if any(map(is_lazy, tensors)) or len(
-                {each.untyped_storage()._cdata for each in tensors}
-            ) < len(tensors):
+            memory = {each.untyped_storage()._cdata for each in tensors if not is_lazy(each)}
+            if len(memory) < len(tensors):  # lazy tensors have none, and others share it
                 module = None
         if module is None:
             module = factory()
