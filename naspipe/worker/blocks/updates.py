@@ -175,7 +175,11 @@ class StageUpdates:
         base, keeps_base = command.base, command.keeps_base
         if workload.follows is None:
             for name, exchange in self._exchanges.items():
-                told = step.contributions[name]
+                told = step.contributions.get(name)
+                if told is None:
+                    raise InvariantError(
+                        f"the update of layer {layer} began before the {name} of its step arrived"
+                    )
                 exchange.apply(layer, gradients, {stage: told[stage] for stage in sorted(told)})
             lr = learning_rate(definition.recipe, number, definition.steps)
             stored.write(gradients, sequence_id, base, keeps_base, number, lr, options, self._joint)
