@@ -29,7 +29,7 @@ class Spread(NamedTuple):
         return cls(statistics.median(values), min(values), max(values))
 
     def __str__(self) -> str:
-        digits = 2 if self.median >= 1 else 3
+        digits = 3 if self.median < 10 else 1 if self.median < 1000 else 0
         return f"{self.median:.{digits}f} ({self.least:.{digits}f} to {self.most:.{digits}f})"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from naspipe.config.ids import Access
 from naspipe.store.access_log import read_run_accesses
 from naspipe.store.metrics import warm_up_end_ns
+from scripts.bench.common import Spread
 from scripts.comparing.versions import BOTH, CompareError, Version, Workplace
 
 _STEPS = {"nlp.c1": 60, "cv.c3": 240}
@@ -90,23 +90,6 @@ def in_turn(pair: int, before: Version, present: Version) -> tuple[Version, Vers
     """Who is measured first: one version and the other in alternation, so that no drift of the
     machine favours either."""
     return (present, before) if pair % 2 else (before, present)
-
-
-class Spread(NamedTuple):
-    """Some figures."""
-
-    median: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one."""
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        digits = 3 if self.median < 10 else 1 if self.median < 1000 else 0
-        return f"{self.median:.{digits}f} ({self.least:.{digits}f} to {self.most:.{digits}f})"
 
 
 def summary(row: SpeedRow, speeds: dict[str, list[float]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import fields, replace
 import pytest
 
 from naspipe.config.execution import Execution
+from naspipe.plan import simulation
 from tests.registries import orders_for_comparison
 
 BACKWARDS = ("whole", "split")
@@ -46,4 +47,12 @@ def backward(request):
 def orders():
     """Orders for comparison can be chosen: no bit depends on the order."""
     with orders_for_comparison():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_previews():
+    """Few subnets are simulated to choose an order and a partition: no bit depends on them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "PREVIEW_SUBNETS", 4)
         yield
