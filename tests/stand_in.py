@@ -27,7 +27,7 @@ from tests import accelerator
 
 SETTING = "NASPIPE_STAND_IN"
 _PACKAGE = Path(naspipe.__file__).parent
-LAUNCHERS = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("frontend", "cli"))
+LAUNCHERS = tuple(f"{_PACKAGE / package}{os.sep}" for package in ("api", "inputs", "checks", "cli"))
 """Where what runs in a launcher begins."""
 
 

@@ -26,9 +26,9 @@ SECONDS = 20.0
         ("cli/test_a.py::test_x[1]", "cli/test_a.py::test_x[1]", True),
         ("cli/test_a.py::test_x[2]", "cli/test_a.py::test_x[1]", False),
         ("cli/test_a.py::test_xy", "cli/test_a.py::test_x", False),
-        ("runtime/test_a.py::test_x", "runtime/*test_a.py", True),
-        ("runtime/wire/test_a.py::test_x", "runtime/*test_a.py::test_x", True),
-        ("runtime/wire/my_test_a.py::test_x", "runtime/*test_a.py", False),
+        ("worker/test_a.py::test_x", "worker/*test_a.py", True),
+        ("worker/blocks/test_a.py::test_x", "worker/*test_a.py::test_x", True),
+        ("worker/blocks/my_test_a.py::test_x", "worker/*test_a.py", False),
     ],
 )
 def test_patterns(test, pattern, expected):

@@ -24,7 +24,7 @@ from tests.docs.test_pages import PAGES
 
 WHOLE = {"README.md", "data.md", "spaces.md", "searches.md", "nni.md"}
 """Pages whose first block is run as it stands, by tests of their own (``test_readme.py`` of
-frontend and of nni, ``test_examples.py``, ``test_spaces_page.py``)."""
+API and of nni, ``test_examples.py``, ``test_spaces_page.py``)."""
 
 NAMED = {
     "optimizers.md": readers.of_optimizers,
