@@ -1,6 +1,7 @@
 """Inputs of tasks from GPU to GPU of one host, through memory shared by CUDA IPC.
 
-**Never run on GPUs**; tests run it on host memory that processes share. Each ordered pair of stages
+This path has run with several stages on one GPU, and never between GPUs; tests run it on host
+memory that processes share. Each ordered pair of stages
 has a ring on the sender's GPU, made with its first message. The sender copies tensors into it and
 waits for the copy; then a ZeroMQ header says where they are. The receiver copies them out of the
 ring in its compute queue, so it waits for nothing. No kernel ever waits for another stage. If a
