@@ -18,10 +18,10 @@ MEANINGS = {
         "its tensors yet"
     ),
     "waits for a version": (
-        "the version that its next block reads has not been written, or has not arrived "
+        "the version that its next block reads has not been written, or has not arrived"
     ),
     "waits for a tap or a field": (
-        "its next block needs a teacher output, a tapped input or a late field "
+        "its next block needs a teacher output, a tapped input or a late field"
     ),
     "ready": "it is clear and its input has arrived; it is queued in dispatch order",
     "chosen": "it runs next; layers of its next blocks are loaded if they are not on the device",
