@@ -22,6 +22,9 @@ from naspipe.machine.forking import done_apart, in_own_thread
 from naspipe.store.losses import read_losses
 from naspipe.store.run_directory import RunDirectory
 
+_ROWS = 2
+"""Rows of each of the first two batches whose items are drawn again."""
+
 _ITEM_SECONDS = 20.0
 """Items that take longer than this to draw are not compared."""
 
@@ -34,36 +37,40 @@ _RECIPE = (
 
 
 def check_items(data: object, name: str, seed: int) -> None:
-    """The first item of a data set, as two epochs draw it, must follow from its row and key.
+    """The first items of a data set, as two epochs draw them, must follow from their rows and keys.
 
-    The item is drawn in two other processes. If it cannot be drawn there, the error is reported
-    with the first batch. Data that do not come from a data set are not looked at.
+    The items are drawn in two other processes. If they cannot be drawn there, the error is reported
+    with the first batch. Data that do not come from a data set are not looked at. An augmentation
+    that applies to some items only is the reason to look at several rows.
     """
     if not isinstance(data, DatasetBatches) or current_process().daemon:
         return
-    row = data.rows(seed, 0)[0]
 
-    def drawn(*epochs: int) -> list[Any]:
+    def drawn(*epochs: int) -> list[list[Any]]:
         def draw(_: Callable[[], None]) -> dict[str, Any]:
-            per_epoch = data.batches_per_epoch
-            return {"items": [_seen(data.item(seed, each * per_epoch, row)) for each in epochs]}
+            first_of = [each * data.batches_per_epoch for each in epochs]
+            return {"items": [[_seen(data.item(seed, y, row)) for y in first_of] for row in rows]}
 
-        items: list[Any] = done_apart(draw, name, _ITEM_SECONDS)["items"]
+        items: list[list[Any]] = done_apart(draw, name, _ITEM_SECONDS)["items"]
         return items
 
     with suppress(StageFailedError, TransportError, OSError):
-        first, again, late = drawn(0, 0, 1)
-        if first != again:
-            found = "found another the second time"
-        elif drawn(1) != [late]:
-            found = "found another in a process that had drawn it before"
-        else:
-            return
-        raise ConfigError(
-            f"data {name}: expected the item in row {row} to follow from its row and the draws "
-            f"that its key starts, {found}; keep nothing that was drawn, and draw from the global "
-            f"generators of torch, numpy or Python"
-        )
+        batches = range(min(2, data.batches_per_epoch))
+        rows = [row for number in batches for row in data.rows(seed, number)[:_ROWS]]
+        for row, earlier, fresh in zip(rows, drawn(0, 0, 1), drawn(1), strict=True):
+            first, again, late = earlier
+            if first == again and fresh == [late]:
+                continue
+            found = (
+                "found another the second time"
+                if first != again
+                else "found another in a process that had drawn it before"
+            )
+            raise ConfigError(
+                f"data {name}: expected the item in row {row} to follow from its row and the draws "
+                f"that its key starts, {found}; keep nothing that was drawn, and draw from the "
+                f"global generators of torch, numpy or Python"
+            )
 
 
 def _seen(item: Any) -> Any:

@@ -29,7 +29,7 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 _WORD = 0xFFFF_FFFF
-_ORDERS_KEPT = 4  # subnets in flight may stand on both sides of an epoch's end
+_ORDERS_KEPT = 8  # of all data sets; subnets in flight may stand on both sides of an epoch's end
 
 
 def keyed_random(*key: int) -> np.random.RandomState:
@@ -88,7 +88,6 @@ class ImageData:
         self.info = info
         """channels, height, width, classes"""
         self.record = {**record, "split": split, "batch_size": batch_size}
-        self._order = lru_cache(_ORDERS_KEPT)(self._drawn_order)
 
     def __len__(self) -> int:
         return self._size
@@ -99,7 +98,7 @@ class ImageData:
             raise ConfigError(f"sequence IDs count from 0, got {sequence_id}")
         epoch, place = divmod(sequence_id, self.batches_per_epoch)
         first = place * self._batch_size
-        order = self._order(seed, epoch) if self._shuffle else np.arange(self._size)
+        order = _drawn_order(self._size, seed, epoch) if self._shuffle else np.arange(self._size)
         rows = order[first : first + self._batch_size]
         images = self._source.images(rows.tolist(), seed, sequence_id)
         return {
@@ -107,8 +106,12 @@ class ImageData:
             "target": torch.from_numpy(self._source.targets[rows].astype(np.int64)),
         }
 
-    def _drawn_order(self, seed: int, epoch: int) -> IntArray:
-        return keyed_random(seed, epoch).permutation(self._size).astype(np.int64)
+
+@lru_cache(_ORDERS_KEPT)
+def _drawn_order(size: int, seed: int, epoch: int) -> IntArray:
+    order = keyed_random(seed, epoch).permutation(size).astype(np.int64)
+    order.setflags(write=False)
+    return order
 
 
 NUM_CLASSES = 10

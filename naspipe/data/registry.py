@@ -82,25 +82,44 @@ _BUILT_IN = (
 
 
 @functools.cache
-def _table() -> dict[str, Entry]:
-    """All data sets by name, in the order in which they are listed."""
+def _own() -> dict[str, Entry]:
+    """The data sets that come with naspipe by name, in the order in which they are listed."""
     found: dict[str, Entry] = {}
-
-    def add(entries: Iterable[Any], origin: str) -> None:
-        for entry in entries:
-            if not isinstance(entry, Entry):
-                raise ConfigError(f"{origin}: expected data sets (Entry), found {entry!r:.80}")
-            if entry.name in found:
-                raise ConfigError(f"{origin}: there is a data set {entry.name!r} already")
-            found[entry.name] = entry
-
     # By name, because naspipe.data must not import the search spaces, which are above it.
     if importlib.util.find_spec("search_spaces") is not None:
-        add(importlib.import_module("search_spaces.debian").ENTRIES, "search_spaces.debian")
-    add(_BUILT_IN, "naspipe")
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        add(point.load(), f"entry point {point.value} of {ENTRY_POINTS}")
+        _add(found, importlib.import_module("search_spaces.debian").ENTRIES, "search_spaces.debian")
+    _add(found, _BUILT_IN, "naspipe")
     return found
+
+
+@functools.cache
+def _table() -> dict[str, Entry]:
+    """All data sets by name, including those of other packages, which are imported here.
+
+    Raises:
+        ConfigError: if a package cannot be loaded, or offers something else.
+    """
+    found = dict(_own())
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        origin = f"entry point {point.value} of {ENTRY_POINTS}"
+        try:
+            offered = point.load()
+        except Exception as error:
+            raise ConfigError(
+                f"{origin}: expected data sets, found {type(error).__name__}: {error}; repair or "
+                f"remove the package {point.dist.name if point.dist else point.name}"
+            ) from error
+        _add(found, offered, origin)
+    return found
+
+
+def _add(found: dict[str, Entry], entries: Iterable[Any], origin: str) -> None:
+    for entry in entries:
+        if not isinstance(entry, Entry):
+            raise ConfigError(f"{origin}: expected data sets (Entry), found {entry!r:.80}")
+        if entry.name in found:
+            raise ConfigError(f"{origin}: there is a data set {entry.name!r} already")
+        found[entry.name] = entry
 
 
 def entries() -> list[Entry]:
@@ -223,18 +242,25 @@ def read_record(name: str, root: Path | None = None) -> dict[str, Any]:
 
 def has_known_prefix(name: str) -> bool:
     """Return True if a name with a colon is a data set's, such as ``fairseq:DIR``."""
-    return name.partition(":")[0] in _prefixed()
+    prefix = name.partition(":")[0]
+    return prefix in _prefixed(_own()) or prefix in _prefixed(_table())
 
 
-def _prefixed() -> dict[str, Entry]:
-    return {name.partition(":")[0]: entry for name, entry in _table().items() if ":" in name}
+def _prefixed(table: dict[str, Entry]) -> dict[str, Entry]:
+    return {name.partition(":")[0]: entry for name, entry in table.items() if ":" in name}
 
 
 def _find(name: str) -> tuple[Entry, str]:
-    """Return the data set of that name, and what follows its prefix."""
+    """Return the data set of that name, and what follows its prefix.
+
+    Other packages are loaded only if naspipe has no data set of that name.
+    """
     prefix, _, rest = name.partition(":")
-    entry = _prefixed().get(prefix) if rest else _table().get(name)
-    if entry is None:
+    for table in (_own, _table):
+        entry = _prefixed(table()).get(prefix) if rest else table().get(name)
+        if entry is not None:
+            break
+    else:
         raise ConfigError(f"unknown data set {name!r}: expected one of {', '.join(_table())}")
     for start, kind in ((_MASKED, "translation"), (VIEWS, "image")):
         if name.startswith(start) and _find(rest)[0].kind != kind:

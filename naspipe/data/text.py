@@ -7,7 +7,6 @@ models from the same files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +217,7 @@ class TranslationData:
             shuffle=split == "train",
         )
         self.batches_per_epoch = self._planner.num_batches
-        self._plan = lru_cache(_PLANS_KEPT)(self._planner.plan)
+        self._plans: dict[tuple[int, int], list[IntArray]] = {}
 
     def __len__(self) -> int:
         """Return the number of sentence pairs."""
@@ -235,6 +234,13 @@ class TranslationData:
         )
         named = {"source": source, "previous": previous, "target": target}
         return {name: torch.from_numpy(array) for name, array in named.items()}
+
+    def _plan(self, seed: int, epoch: int) -> list[IntArray]:
+        if (seed, epoch) not in self._plans:
+            while len(self._plans) >= _PLANS_KEPT:
+                del self._plans[next(iter(self._plans))]
+            self._plans[seed, epoch] = self._planner.plan(seed, epoch)
+        return self._plans[seed, epoch]
 
 
 def find_language_pair(directory: Path, split: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -44,12 +45,17 @@ class _RecordedSource:
     def _resume_record(self, done: int, choices: Iterable[Choices], expected: str) -> None:
         """Keep the lines of the ``done`` subnets, which must have these choices, and no others.
 
+        They are on disk before anything is added to them, so that a loss of power does not leave
+        fewer lines than subnets that were trained.
+
         The record of a stream that is new to a resumed run is empty.
         """
         mode = "r+" if done else "w+"
         with writing(self._record), self._record.open(mode, encoding="utf-8") as file:
             if not file.read(1):
                 file.writelines(map(_line, choices))
+                file.flush()
+                os.fsync(file.fileno())
                 return
             file.seek(0)
             try:
@@ -60,6 +66,8 @@ class _RecordedSource:
                 raise ConfigError(f"{self._record}: expected {expected}")
             file.seek(file.tell())
             file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
 
     def _append_record(self, choices: Sequence[Choices]) -> None:
         if choices:

@@ -31,7 +31,7 @@ from naspipe.wire.messages import SubnetsMessage
 from naspipe.wire.ports import RunObserver
 from naspipe.wire.reports import read_report
 from naspipe.wire.transport import Wakeup
-from naspipe.worker.job import TrainingJob
+from naspipe.worker.job import StreamJob, TrainingJob
 
 
 class FirstSteps(Protocol):
@@ -59,6 +59,16 @@ class FirstSteps(Protocol):
     def wait(self) -> None:
         """Wait until the comparison is over, within a bound."""
         ...
+
+
+def _scores(stream: StreamJob) -> Iterator[float]:
+    """Yield the scores of the subnets that are done.
+
+    The losses are read only if the source asks for scores: a sampler does not, and of a stream that
+    is not trained there are none.
+    """
+    for loss in read_losses(stream.directory.losses, stream.first) if stream.first else ():
+        yield -loss.value
 
 
 class GrowingStreams:
@@ -92,8 +102,7 @@ class GrowingStreams:
         """Send the first subnets; those of an earlier attempt are proposed again."""
         for number, stream in enumerate(self._job.streams):
             if stream.source is not None:
-                losses = read_losses(stream.directory.losses, stream.first) if stream.first else ()
-                planned = stream.source.begin(stream.first, (-loss.value for loss in losses))
+                planned = stream.source.begin(stream.first, _scores(stream))
                 self._tell(number, stream.first, planned)
 
     def take(self, stream: int, sequence_id: int, loss: float) -> None:

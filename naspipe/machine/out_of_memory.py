@@ -218,9 +218,9 @@ class raising_shortages:  # noqa: N801
                 "an operation had no memory for its workspace and took an algorithm that needs "
                 "less, which may leave other bits"
             )
-        is_known = isinstance(error, torch.OutOfMemoryError)
-        is_lack = any(name in str(error) for name in _NO_HANDLE)
-        if isinstance(error, RuntimeError) and is_lack and not is_known:
+        if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+            return
+        if any(name in str(error) for name in _NO_HANDLE):
             raise torch.OutOfMemoryError(reason(error)) from error
 
 

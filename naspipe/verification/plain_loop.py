@@ -340,8 +340,8 @@ class _Stream:
                     self._losses.append(loss.detach())
                     self._look_at_loss(loss)
                     if self._has_backward(step, loss):
-                        part = self._part(step, number, loss)
-                        part.backward()  # type: ignore[no-untyped-call]
+                        self._part(step, number, loss).backward()  # type: ignore[no-untyped-call]
+                    del loss  # and with it the graph, before the next forward makes another
                     self._take_gradients(number, chains[number])
 
     def _use(self, step: int, chain: Sequence[int], reading: ExitStack) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,6 @@ import zmq
 from naspipe.config.errors import TransportError
 from naspipe.config.ids import WorkerId
 from naspipe.wire.endpoints import Endpoints
-from naspipe.wire.ports import RunObserver
 from naspipe.wire.transport import connect_outbox
 
 HEARTBEAT_SECONDS = 0.5
@@ -25,12 +24,29 @@ WAITING = "waiting"
 """Activity of a stage that waits for a message."""
 
 
-class Observer(RunObserver):
+class Observer:
     """Base class for observers of a run; override the methods that you need.
 
     Methods are called in the process that called :func:`naspipe.train`, between its other work.
-    Each gets the number of the stream if there are several, or else 0.
+    Each gets the number of the stream if there are several, or else 0. The class is no Protocol, so
+    that a subclass may have other bases with an ``__init__`` or a metaclass of their own.
     """
+
+    def on_begin(self, generation: int, firsts: Sequence[int]) -> None: ...
+
+    def on_loss(self, stream: int, sequence_id: int, loss: float) -> None: ...
+
+    def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None: ...
+
+    def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None: ...
+
+    def on_hits(self, stage: int, hits: int, reads: int) -> None: ...
+
+    def on_pending(self, stage: int, subnets: int) -> None: ...
+
+    def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None: ...
+
+    def on_note(self, text: str) -> None: ...
 
 
 class NotesToStderr(Observer):

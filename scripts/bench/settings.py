@@ -39,7 +39,7 @@ from naspipe.inputs.named import find_workload
 from naspipe.jobs.workload import Workload
 from naspipe.store.access_log import read_run_accesses
 from naspipe.store.compare import compare_runs
-from naspipe.store.metrics import passes_per_second
+from naspipe.store.metrics import summarize
 from naspipe.streams.samplers import draw_stream
 from naspipe.wire.reports import Observer
 from scripts.bench.common import Spread, in_turn, keep, measure_apart, show
@@ -106,7 +106,7 @@ def measure_here(arguments: argparse.Namespace) -> dict[str, float]:
         execution = apply_settings(Settings(), variant.split()).execution
         path = Path(str(arguments.run_dir).format(pid=os.getpid()))
         Training(workloads=[workload], execution=execution, path=path, observer=Observer()).run()
-        speed = passes_per_second(read_run_accesses(path))
+        speed = summarize(read_run_accesses(path), execution.workers).passes_per_second
     seconds = time.monotonic() - start
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(each.ru_utime + each.ru_stime for each in used)

@@ -199,9 +199,10 @@ def test_data_sets_of_other_packages(
         assert command("list") == 0 and "images of theirs" in capsys.readouterr().out
         found(Point(Entry("digits", "other digits", "image")))
         with pytest.raises(ConfigError, match=r"theirs:DATA .* a data set 'digits' already"):
-            open_data("digits")
+            registry.entries()
+        assert len(open_data("digits")), "a package that is broken leaves naspipe's own data alone"
         found(Point("digits"))
         with pytest.raises(ConfigError, match=r"expected data sets \(Entry\), found 'digits'"):
-            open_data("digits")
+            open_data("theirs")
     finally:
         registry._table.cache_clear()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.docs.test_pages import PAGES, PLANS, ROOT
+from tests.docs.test_pages import PAGES, PLANS, ROOT, WALK
 
 ENTRY = re.compile(r'toctree-l1"><a class="reference internal" href="(.+?)\.html')
 
@@ -24,7 +24,7 @@ def test_the_pages_build(tmp_path):
     front = (tmp_path / "site/index.html").read_text("utf-8")
     assert "_images/timeline.png" in front
     pages = {page.stem for page in PAGES if page.parent == ROOT / "docs"} - {"index"}
-    assert pages | {f"internals/{plan.stem}" for plan in PLANS} == set(ENTRY.findall(front))
+    assert pages | {f"internals/{plan.stem}" for plan in (*PLANS, WALK)} == set(ENTRY.findall(front))
     for page in PAGES:
         if page.parent == ROOT / "docs":  # Sphinx has pages of its own, such as search.html
             head = page.read_text("utf-8").splitlines()[0].removeprefix("# ").replace("'", "\u2019")

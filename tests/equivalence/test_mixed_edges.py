@@ -162,8 +162,8 @@ def gated(edge, x, *kind):
         ("alpha learns in weight rounds", (mixed_edge.MixedEdge, "forward", gated)),
         ("weights in architecture rounds", (mixed_edge, "functional_call", lambda m, _, x: m(*x))),
         ("all paths alike", (mixed_edge.MixedEdge, "_draw", lambda edge: 0)),
-        ("no other candidate runs", (mixed_edge.MixedEdge, "_through_all",
-                                     lambda edge, x, drawn: edge.candidates[drawn](x))),
+        ("no other candidate runs", (mixed_edge.MixedEdge, "_learned",
+                                         lambda edge, x: (edge.candidates[edge._draw()](x), None))),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_seen(tmp_path, monkeypatch, name, mutant):
