@@ -24,7 +24,8 @@ def test_the_pages_build(tmp_path):
     front = (tmp_path / "site/index.html").read_text("utf-8")
     assert "_images/timeline.png" in front
     pages = {page.stem for page in PAGES if page.parent == ROOT / "docs"} - {"index"}
-    assert pages | {f"internals/{plan.stem}" for plan in (*PLANS, WALK)} == set(ENTRY.findall(front))
+    internals = {f"internals/{page.stem}" for page in (*PLANS, WALK)}
+    assert pages | internals == set(ENTRY.findall(front))
     for page in PAGES:
         if page.parent == ROOT / "docs":  # Sphinx has pages of its own, such as search.html
             head = page.read_text("utf-8").splitlines()[0].removeprefix("# ").replace("'", "\u2019")
