@@ -11,11 +11,19 @@ import pytest
 
 import naspipe
 from naspipe.api import start_state as beginnings
-from naspipe.config.errors import ConfigError
+from naspipe.config.errors import ConfigError, RunInterruptedError
 from naspipe.inputs import subnet_sources as drawn_source
 from tests.equivalence import spaces, test_teachers
 from tests.equivalence.harness import assert_same_bits
-from tests.faults.helpers import LOSS, Calm, assert_identical, interrupt_and_resume, train
+from tests.faults.helpers import (
+    LOSS,
+    Calm,
+    Ends,
+    assert_identical,
+    interrupt,
+    interrupt_and_resume,
+    train,
+)
 
 STEPS = 30
 
@@ -77,6 +85,18 @@ def test_steps_of_several_passes_are_drawn_whole(tmp_path, monkeypatch, recipe, 
 def test_streams_that_share_a_pipeline_and_a_teacher_without_losses(tmp_path, short):
     """The teacher has no losses: its student's say how far its stream has to be known."""
     run = test_teachers.train(tmp_path / "run", 2, steps=STEPS, execution={"window": 4})
+    assert run.manifest["execution"]["partitions"] == []
+    assert_same_bits(run, test_teachers.plain_loop(run))
+
+
+def test_a_teacher_without_losses_is_resumed(tmp_path, short):
+    """The source of its stream is not given any scores, because there are none to read."""
+    path = tmp_path / "run"
+    data = Ends(spaces.vectors, 9, interrupt, tmp_path / "marker")
+    with pytest.raises(RunInterruptedError, match="with a checkpoint at subnet"):
+        test_teachers.train(path, 2, data=data, steps=STEPS)
+    run = test_teachers.train(path, 2, data=Calm(spaces.vectors), steps=STEPS, resume=True)
+    assert run.manifest["life"]["first"][0] >= 9
     assert run.manifest["execution"]["partitions"] == []
     assert_same_bits(run, test_teachers.plain_loop(run))
 
