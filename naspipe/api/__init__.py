@@ -1,1 +1,1 @@
-"""What users call from Python: train, distil, search, retrain, plan, simulate and verify."""
+"""The Python interface: train, distill, search, retrain, plan, simulate and verify."""

@@ -1,4 +1,4 @@
-"""Attempts of a run: each resumes from the newest checkpoints, until one reaches the end."""
+"""Attempts of a run: each resumes from the newest checkpoints, until one completes the run."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from naspipe.worker.job import StreamJob, TrainingJob
 
 @dataclass(slots=True)
 class Generations:
-    """Carries out a job, restarting it as often as is necessary and allowed.
+    """Carries out a job and restarts it as often as necessary and allowed.
 
-    ``manifests`` hold all but what the attempts themselves record; ``path`` is what a user names to
-    resume, and ``generation`` the number of the next attempt.
+    ``manifests`` hold everything except the entries that the attempts record themselves. ``path``
+    is what the user names to resume, and ``generation`` is the number of the next attempt.
     """
 
     job: TrainingJob
@@ -57,22 +57,21 @@ class Generations:
     generation: int = 0
     others: OtherHosts | None = None
     verified: Verified | None = None
-    """How far the last attempt was verified; None if it was not to be."""
+    """The result of verifying the last attempt; None if verification was off."""
     recorded: list[RecordedSpans] = field(init=False)
     """The steps that the access log of each stream holds."""
 
     def __post_init__(self) -> None:
-        """Read what earlier attempts have recorded."""
         streams = self.job.streams
         self.recorded = [recorded_spans(each.directory.read_manifest()) for each in streams]
 
     def run(self) -> Launched:
-        """Run attempts until the run is complete; returns what the last attempt left.
+        """Run attempts until the run is complete; return the outcome of the last attempt.
 
         Raises:
-            StageFailedError, TransportError: if the last attempt that was allowed failed.
-            RunInterruptedError: if the run was asked to end.
-            LogError: if no checkpoint is whole, or the losses that belong to it are damaged.
+            StageFailedError, TransportError: if the last allowed attempt failed.
+            RunInterruptedError: if the run was asked to stop.
+            LogError: if no checkpoint is intact, or the losses that belong to it are damaged.
             StorageError: if a file cannot be written.
         """
         left = self.job.execution.watch.max_restarts
@@ -101,7 +100,7 @@ class Generations:
                     return launched
             except (StageFailedError, TransportError) as error:
                 if left == 0:
-                    if self.job.is_causal and "\n" not in str(error):  # no code has to be mended
+                    if self.job.is_causal and "\n" not in str(error):  # no code to fix
                         error.args = (f"{error}; {hint}",)
                     self.note("failed", error)
                     raise
@@ -133,7 +132,7 @@ class Generations:
         return all(map(is_complete, self.recorded))
 
     def _resume(self) -> None:
-        """Put the job at the newest whole checkpoint of each stream."""
+        """Restore each stream of the job from its newest intact checkpoint."""
         streams = self._resumed()
         for stream in streams:
             place = stream.directory.path
@@ -151,7 +150,7 @@ class Generations:
             stream.directory.write_manifest({**manifest, **life})
 
     def _resumed(self) -> tuple[StreamJob, ...]:
-        """Every stream at its newest whole checkpoint; joined streams at the same step."""
+        """Return all streams at their newest intact checkpoints, joined streams at one step."""
         streams = self.job.streams
         found = [self._behind(StreamId(n), each) for n, each in enumerate(streams)]
         for together in self.job.wiring.joined(len(streams)):
@@ -163,14 +162,14 @@ class Generations:
                     found[number] = self._behind(StreamId(number), streams[number], first)
                 first = min(found[number].first for number in written)
             for number in written:
-                if newest[number] > first:  # the losses that they rely on are to be done again
+                if newest[number] > first:  # the losses that they rely on must be computed again
                     streams[number].directory.checkpoints.remove_beyond(first)
             for number in together - set(written):
                 found[number] = replace(found[number], begins=first)
         return tuple(found)
 
     def _behind(self, number: StreamId, stream: StreamJob, up_to: int | None = None) -> StreamJob:
-        """A stream at its newest whole checkpoint, or at the newest one up to a step."""
+        """Return a stream at its newest intact checkpoint, up to ``up_to`` subnets."""
         folder = stream.directory.checkpoints
         folder.sweep()
         self._leave_doubtful(stream)
@@ -202,7 +201,7 @@ class Generations:
         self.observer.on_note(f"{directory.path}: going on before the labels in doubt, {batch} on")
 
     def note(self, status: str, error: BaseException) -> None:
-        """Record the end of an attempt in the manifests; the error stays if that fails, too."""
+        """Record the end of an attempt in the manifests; if that fails, add a note to ``error``."""
         streams = self.job.streams
         for stream, manifest, life in zip(streams, self.manifests, self.lives, strict=True):
             failure = {"status": status, "failure": str(error), **life}
@@ -214,12 +213,13 @@ class Generations:
 
 
 RETRAIN = "retrain"
-"""What the sources of subnets of a search call their command."""
+"""The command in the sources of a search's subnets."""
 
 
 def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """How to resume a run that has ended early; ``sources`` are empty unless a command line started
-    it.
+    """Return instructions for resuming a run that ended early.
+
+    ``sources`` are empty unless a command line started the run.
     """
     commands = {source.get("command") for source in sources}
     if RETRAIN in commands:
@@ -233,12 +233,13 @@ def how_to_go_on(sources: Sequence[Mapping[str, Any]], path: Path) -> str:
 def check_resumable(
     directory: RunDirectory, definition: Definition, choices: Sequence[Sequence[int]] | None
 ) -> dict[str, Any]:
-    """The manifest of a run that can be resumed: it has this definition and this stream.
+    """Return the manifest of a run, after checking that it has this definition and this stream.
 
-    ``choices`` is None for a stream that a strategy proposes: it is compared as it comes.
+    ``choices`` is None for a stream whose subnets are proposed or drawn during training; those are
+    compared as they arrive.
 
     Raises:
-        ConfigError: if it is no run directory, or another run's.
+        ConfigError: if it is not a run directory, or belongs to another run.
     """
     manifest = directory.read_manifest()
     found, expected = manifest.get("definition"), json.loads(json.dumps(definition.as_dict()))

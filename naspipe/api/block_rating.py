@@ -1,7 +1,7 @@
-"""``naspipe.rate_blocks``: the paths of each student block, by what its teacher's block makes.
+"""``naspipe.rate_blocks``: rate the paths of each student block against its teacher's block.
 
-A block's rating is a search of the block's run. Its data are the batches with what the frozen
-teacher makes of them: what the block is called with, and what it should return.
+The rating of a block is a search of the block's run. Its data are the batches together with the
+outputs of the frozen teacher: the inputs of the block, and the output it should produce.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from naspipe.search.search_directory import PREFIX, Search, SearchDefinition, se
 from naspipe.search.strategies import COSTS
 
 AT_MOST = 2000
-"""Paths of a block that are all rated; of more, as many are drawn."""
+"""All paths of a block are rated up to this number; if it has more, this many are drawn."""
 
 OWN = "loss"
-"""The measure that is the block's own loss."""
+"""The measure that stands for the block's own loss."""
 
 
 def l1_distance(output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-    """The mean of |output - taught|, in standard deviations of what is taught (DNA, CVPR'20)."""
+    """Return the mean of |output - taught| in standard deviations of ``taught`` (DNA, CVPR'20)."""
     return (output - taught).abs().mean() / taught.std()
 
 
 def l2_distance(output: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-    """The mean square of the difference, in variances of what is taught."""
+    """Return the mean squared difference divided by the variance of ``taught``."""
     return (output - taught).square().mean() / taught.var()
 
 
 MEASURES: Mapping[str, Loss] = {"l1": l1_distance, "l2": l2_distance}
-"""By name; ``loss`` is the block's own."""
+"""Measures by name; in addition, ``loss`` stands for the block's own."""
 
 
 def rate_blocks(
@@ -71,27 +71,30 @@ def rate_blocks(
     execution: Mapping[str, Any] | None = None,
     observer: SearchObserver | None = None,
 ) -> tuple[Search, ...]:
-    """Rate the paths of every student block on held-out batches; less is better.
+    """Rate the paths of every student block on held-out batches; lower is better.
 
-    Running statistics are taken anew for each path. Ratings are searches of the blocks' runs, the
-    same bits on any number of stages: ``.ranked()`` has choices, scores and costs.
+    Running statistics are recomputed for each path. Ratings are searches of the blocks' runs, and
+    bitwise equal on any number of stages: ``.ranked()`` has choices, scores and costs.
 
     Args:
-        found: what :func:`naspipe.distill_blockwise` or :meth:`naspipe.Blockwise.of` returned.
+        found: the result of :func:`naspipe.distill_blockwise` or :meth:`naspipe.Blockwise.of`.
         held_out: ``held_out(seed, number)``; ``data.validation`` by default.
-        measure: ``l1`` (mean of the difference in standard deviations, DNA's), ``l2`` (mean square
-            in variances), ``loss`` (the block's own), or a function (output, taught) -> one number.
+        measure: ``l1`` (mean of the difference in standard deviations, as in DNA), ``l2`` (mean
+            square in variances), ``loss`` (the block's own), or a function (output, taught) -> one
+            number.
         last_measure: of the last block; its own loss by default.
-        calibrate: batches of the data that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``; 8, or all if there are fewer; 0 for all.
-        at_most: paths of a block; of one that has more, ``strategy`` proposes as many.
-        strategy, options, seed: as of :func:`naspipe.search_subnets`.
-        stages: stage processes; a block with fewer layers is rated on as many.
-        name: of the ratings; the next number by default. ``execution`` and ``observer`` as there.
+        calibrate: number of batches of the data for computing running statistics; 0 for the run's
+            own.
+        validate: number of batches of ``held_out``; 8, or all if there are fewer; 0 for all.
+        at_most: paths of a block; if a block has more, ``strategy`` proposes this number of them.
+        strategy, options, seed: as for :func:`naspipe.search_subnets`.
+        stages: stage processes; a block with fewer layers is rated on that number of stages.
+        name: of the ratings; the next number by default. ``execution`` and ``observer`` as for
+            :func:`naspipe.search_subnets`.
 
     Raises:
-        ConfigError: for input that cannot be used.
-        StageFailedError: when a layer, the data or a measure raises in any stage.
+        ConfigError: if the input cannot be used.
+        StageFailedError: if a layer, the data or a measure raises an error in any stage.
     """
     chosen, count = judged_by(found.data, held_out, validate)
     definition = SearchDefinition(
@@ -122,7 +125,7 @@ def rate_blocks(
 
 
 def _of_block(space: Space, definition: SearchDefinition) -> SearchDefinition:
-    """All paths, if they are no more than the budget."""
+    """Use all paths, unless there are more than the budget."""
     count = math.prod(space.drawn_counts)
     if count > definition.budget:
         return definition
@@ -132,14 +135,15 @@ def _of_block(space: Space, definition: SearchDefinition) -> SearchDefinition:
 def combine_blocks(
     ratings: Sequence[Search], limits: Mapping[str, float] | None = None
 ) -> Combination:
-    """One path of each block: the least sum of scores whose sums of costs keep the limits, exactly.
+    """Find the path of each block with the least sum of scores within the limits, exactly.
 
     Args:
-        ratings: of each block, as of :func:`rate_blocks`.
-        limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
+        ratings: of each block, as returned by :func:`rate_blocks`.
+        limits: ``flops`` (of one sample), ``params``, ``latency_ms``; they apply to sums of costs.
 
     Raises:
-        ConfigError: for a limit of another name, or when nothing keeps them: it names the cheapest.
+        ConfigError: for an unknown limit, or if no combination is within the limits; the error
+            names the cheapest.
     """
     for name in sorted(set(limits or {}) - set(COSTS)):
         raise ConfigError(f"limits: expected {', '.join(COSTS)}, found {name!r:.80}")
@@ -154,11 +158,10 @@ def combine_blocks(
 
 
 class Lessons:
-    """The batches of a student block: with its inputs, and the teacher's output as ``target``.
+    """The batches of a student block, with its inputs, and the teacher's output as ``target``.
 
     If the teacher's block returns several tensors, the target is the first one. The teacher runs on
-    the CPU, with the precision of the run. ``data`` are asked for with the seed of the
-    distillation.
+    the CPU with the precision of the run. ``data`` is called with the seed of the distillation.
     """
 
     def __init__(self, found: Blockwise, number: int, data: Batches) -> None:
@@ -170,11 +173,11 @@ class Lessons:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields with which the block is called, in addition to its own."""
+        """Names of the fields that the block is called with, in addition to its own."""
         return tuple(name for name in self(0, 0) if name.startswith(_TAUGHT))
 
     def __call__(self, seed: int, number: int) -> dict[str, Any]:
-        """A batch. Its tensors share no memory, whatever the teacher does in place."""
+        """Return a batch. Its tensors share no memory, even if the teacher works in place."""
         batch = {**self._data(seed, number)}
         casts = torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._is_bf16)
         with kept_draws(), torch.no_grad(), casts:
@@ -186,12 +189,12 @@ class Lessons:
 
 
 _TAUGHT = "taught."
-"""How the names of fields begin that the teacher makes."""
+"""Prefix of the names of fields that the teacher computes."""
 
 
 class _Judge(NamedTuple):
     loss: Loss
-    """Called with an output and the lesson."""
+    """Called with an output and the teacher's output."""
     name: str
 
 
@@ -224,7 +227,7 @@ def _judge(number: int, measure: str | Loss, found: Blockwise) -> _Judge:
 
 
 def _asking(space: Space, lessons: Lessons) -> Space:
-    """The same layers, the first of which is called with fields of the lessons."""
+    """Return a space with the same layers, the first of which takes the fields of ``lessons``."""
     for position in range(len(space)):
         if "target" in space.fields(position):
             raise ConfigError(
@@ -244,7 +247,7 @@ def _asking(space: Space, lessons: Lessons) -> Space:
 
 
 def _free_name(found: Blockwise, name: str) -> str:
-    """A name that no search of any block has."""
+    """Return a name that no search of any block has."""
     paths = [run.directory.path for run in found.blocks]
     if not name:
         taken = {each.name for path in paths for each in path.glob(f"{PREFIX}*")}

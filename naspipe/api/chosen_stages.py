@@ -1,8 +1,8 @@
-"""``stages="auto"``: the groups and stages under which a run's first subnets are simulated fastest.
+"""``stages="auto"``: choose the groups and stages on which the first subnets are simulated fastest.
 
     naspipe train nlp.c1 --steps 100 --stages auto
 
-What is chosen changes no bit of the result.
+The choice does not change any bit of the result.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from naspipe.plan.pipeline import as_planned, with_grown_lags
 from naspipe.plan.simulation import PREVIEW_SUBNETS, measured_timing, simulate_run
 
 SECONDS = 2.0
-"""After so long, what was not simulated yet is left out."""
+"""Time after which no further shape is simulated."""
 
 WORTH = 1.03
-"""More workers are chosen if they are this many times as fast: simulations are no more exact."""
+"""Required speed-up for choosing more workers; simulations are no more accurate than this."""
 
 _MOST_CORES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen, and why."""
+    """The chosen execution, with the simulated alternatives."""
 
     execution: Execution
     speeds: dict[Shape, float]
-    """Passes per second of what was simulated, in that order."""
+    """Passes per second of each simulated shape, in order of simulation."""
     seconds: float
-    """What the simulations took."""
+    """Duration of the simulations."""
     left_out: int
-    """How many there was no time for."""
+    """Number of shapes that were not simulated for lack of time."""
 
     @property
     def note(self) -> str:
@@ -77,12 +77,13 @@ def choose_stages(
     """Simulate the beginning of all streams on 1, 2, 4, ... of this machine's devices, and on all.
 
     A device is a GPU, or as many cores as a stage has threads. The smallest number is chosen unless
-    more devices are :data:`WORTH` times as fast. The costs of the layers are measured before, once.
-    If that fails, one stage is chosen: the run itself then reports what is wrong. ``say`` is told
-    what is chosen, and of long measurements; ``seconds`` limit the simulations.
+    more devices are :data:`WORTH` times as fast. The costs of the layers are measured once
+    beforehand. If that fails, one stage is chosen, and the run itself then reports the error.
+    ``say`` is called with the choice and with notes on long measurements; ``seconds`` limits the
+    simulations.
 
     Raises:
-        ConfigError: for a policy whose results depend on the stages, and for steps that cannot be
+        ConfigError: for a policy whose results depend on the stages, or steps that cannot be
             simulated.
     """
     device, policy = execution.hardware.device, common(workloads).policy
@@ -117,12 +118,12 @@ def choose_stages(
 def _simulated(
     possible: Sequence[Shape], speed: Callable[[Shape], float], end: float
 ) -> tuple[dict[Shape, float], int]:
-    """The speeds of at least two, as time allows, and how many were left out."""
+    """Return the speeds of two or more shapes, as time allows, and the number left out."""
     speeds: dict[Shape, float] = {}
     for done, shape in enumerate(possible, start=1):
         try:
             speeds[shape] = speed(shape)
-        except ConfigError:  # such as a budget that is too small for so few stages
+        except ConfigError:  # such as a budget that is too small for a few stages
             if done == len(possible) and not speeds:
                 raise
         if len(speeds) > 1 and time.monotonic() > end:
@@ -131,13 +132,13 @@ def _simulated(
 
 
 def _best(speeds: dict[Shape, float]) -> Shape:
-    """The fastest, or the first that is about as fast: those with fewer workers come first."""
+    """Return the fastest shape, or the first that is about as fast: fewer workers come first."""
     fastest = max(speeds.values())
     return next(shape for shape, speed in speeds.items() if speed * WORTH >= fastest)
 
 
 def _first(number: StreamId, workload: Workload) -> list[Subnet]:
-    """The first subnets of a stream, or those that stand for them, in whole steps."""
+    """Return the first subnets of a stream, or a sample of them, in whole steps."""
     passes = workload.recipe.steps.passes
     shown = min(max(1, PREVIEW_SUBNETS // passes) * passes, workload.definition.num_passes)
     return list(draw_stream(number, workload, is_drawn_beside=True))[:shown]
@@ -176,9 +177,9 @@ def _slower(
     costs: Sequence[CostTable],
     say: Callable[[str], None],
 ) -> float:
-    """How many times as long layers take if every core computes some, because they share memory.
+    """Return the slowdown of layers when all cores compute concurrently and share memory.
 
-    It is one number for all layers, so that the noise of two measurements does not matter.
+    It is one factor for all layers, so that the noise of single measurements matters less.
     """
 
     def total(costs: CostTable) -> float:
@@ -202,7 +203,7 @@ def _speed(
     costs: Sequence[CostTable],
     wiring: Wiring,
 ) -> float:
-    """Passes of all streams per second, with the lags that they have later in the run."""
+    """Return the passes of all streams per second, with the lags from later in the run."""
     pipeline = with_grown_lags(make_pipeline(workloads, execution, subnets, costs, wiring))
     plan = make_plan(workloads, _in_one_order(workloads, execution), subnets, costs, wiring)
     timing = measured_timing(as_planned(pipeline, plan), execution, plan.memory)
@@ -211,7 +212,7 @@ def _speed(
 
 
 def _in_one_order(workloads: Sequence[Workload], execution: Execution) -> Execution:
-    """Without the choices of order, partition and backward, which take many times as long."""
+    """Fix the order, partition and backward, because choosing them takes much longer."""
     if execution.pipeline.backward == "auto":
         execution = execution.changed(backward="whole")
     if execution.pipeline.partition == "auto":
@@ -228,11 +229,11 @@ def _named(shape: Shape) -> str:
 
 
 ENOUGH = 0.99
-"""The fraction of the highest rate with which a lag counts as long enough."""
+"""The fraction of the highest rate at which a lag is considered long enough."""
 
 
 def late_layers(space: Space) -> tuple[str, ...]:
-    """Names of the shared layers whose readers may lag behind."""
+    """Return the names of the shared layers whose rule allows stale reads."""
     return tuple(
         block.name
         for block in space.blocks
@@ -241,15 +242,14 @@ def late_layers(space: Space) -> tuple[str, ...]:
 
 
 def with_late(scenario: Scenario, rule: Rule) -> Scenario:
-    """The scenario with another rule for each of these layers; only time and memory change."""
+    """Return the scenario with this rule for these layers; only time and memory change."""
     space = scenario.space.with_rules(dict.fromkeys(late_layers(scenario.space), rule))
     sizes = scenario.sizes and replace(scenario.sizes, rules=space.rules)
     return replace(scenario, space=space, sizes=sizes)
 
 
 def lag_needed(scenario: Scenario, stages: int, rate: Callable[[Scenario], float]) -> int | None:
-    """The least K of ``lag(K)`` with which a pipeline is about as fast as with any; None without
-    lags.
+    """Return the least K for which ``lag(K)`` is about as fast as any; None without lags.
 
     ``rate`` simulates the passes per second of a scenario. Twice as many steps as ``stages`` always
     suffice.

@@ -1,4 +1,4 @@
-"""``naspipe.distill_blockwise``: a teacher's blocks, each taught to one student, side by side."""
+"""``naspipe.distill_blockwise``: distill each block of a teacher into a student block."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ Choices = Sequence[Sequence[int]]
 
 
 NETWORK = "students"
-"""The name of the network that student blocks make."""
+"""The name of the network that consists of the student blocks."""
 
 
 class Keyed:
-    """Data that all blocks see alike, whatever their seeds."""
+    """Data that are the same for all blocks, whatever their seeds."""
 
     def __init__(self, data: Batches, seed: int) -> None:
         self._data, self._seed = data, seed
-        self.__module__ = getattr(data, "__module__", type(data).__module__)  # whose code it is
+        self.__module__ = getattr(data, "__module__", type(data).__module__)  # the user's module
         self.record = dict(getattr(data, "record", None) or {"name": getattr(data, "__name__", "")})
         self.info = getattr(data, "info", {})
 
@@ -74,7 +74,7 @@ class Blockwise:
     teachers: tuple[nn.Module, ...]
     """The teacher's blocks, frozen, in evaluation mode."""
     data: Batches
-    """What all blocks were trained on."""
+    """The data that all blocks were trained on."""
     losses: tuple[Any, ...]
 
     @classmethod
@@ -125,24 +125,24 @@ class Blockwise:
         return int(self.blocks[0].manifest["definition"]["seed"])
 
     def network(self, choices: Choices | None = None) -> nn.Sequential:
-        """The student blocks as one network with their weights, in evaluation mode.
+        """Return the student blocks as one network with their weights, in evaluation mode.
 
         Args:
             choices: one list for each block, with one choice per choice block; not needed if there
-                is nothing to choose.
+                are no choice blocks.
 
         Raises:
-            ConfigError: for choices that do not fit.
+            ConfigError: if the choices do not fit.
         """
         return nn.Sequential(*(run.chosen(*each) for run, *each in self._chosen(choices))).eval()
 
     def space(self, choices: Choices | None = None, *, anew: bool = False) -> Space:
-        """The same network as a space with one subnet, to be trained as any space is.
+        """Return the same network as a space with one subnet, which can be trained like any space.
 
         Args:
-            choices: as of :meth:`network`.
-            anew: layers begin with initial weights, drawn from the seed of the new run; otherwise
-                with those that they have.
+            choices: as for :meth:`network`.
+            anew: initialize the layers with the seed of the new run; otherwise they keep their
+                weights.
         """
         blocks, modules = [], []
         for run, position, option in self._chosen(choices):
@@ -157,7 +157,7 @@ class Blockwise:
         return Space(NETWORK, blocks, weights=modules_digest(modules) if modules else "")
 
     def checked(self, choices: Choices | None) -> tuple[tuple[int, ...], ...]:
-        """The choices of every block, filled in for blocks without anything to choose."""
+        """Return the choices of all blocks, filled in for blocks without choices."""
         counts = [run.space.candidate_counts for run in self.blocks]
         is_fixed = [set(each) <= {1} for each in counts]
         if choices is None and all(is_fixed):
@@ -176,22 +176,22 @@ class Blockwise:
         return filled
 
     def ratings(self, name: str = "") -> tuple[Search, ...]:
-        """What :func:`naspipe.rate_blocks` found of each block; the newest one by default.
+        """Return the results of :func:`naspipe.rate_blocks` for each block, by default the newest.
 
         Raises:
-            ConfigError: when a block has not been rated.
+            ConfigError: if a block has not been rated.
         """
         return tuple(find_search(run.directory.path, name) for run in self.blocks)
 
     def _chosen(self, choices: Choices | None) -> Iterator[tuple[Run, int, int]]:
-        """The run, the position in its chain and the option of every layer of a network."""
+        """Yield the run, the position in its chain and the option of every layer of a network."""
         for run, own in zip(self.blocks, self.checked(choices), strict=True):
             for position, option in enumerate(run.space.chain(own)):
                 yield run, position, option
 
 
 def read_blocks(path: Path, students: Sequence[Space | nn.Module]) -> tuple[Run, ...]:
-    """The runs of student blocks below a run directory."""
+    """Return the runs of student blocks below a run directory."""
     there = 0
     while (path / folder(there) / "manifest.json").is_file():
         there += 1
@@ -215,7 +215,7 @@ def _first(block: Elastic, option: int) -> nn.Module:
 
 
 WINDOW = 4
-"""Steps that a block of the teacher may be ahead of those who take its output."""
+"""Number of steps that a teacher block may be ahead of the consumers of its output."""
 
 
 def distill_blockwise(
@@ -239,35 +239,37 @@ def distill_blockwise(
     source: Mapping[str, Any] | None = None,
     **optimizer: Any,
 ) -> Blockwise:
-    """Teach student block i what the teacher's block i makes of the teacher's output i - 1.
+    """Train student block i to do what the teacher's block i does with the output of block i - 1.
 
-    Every block is a run of its own, with the bits of a plain loop in which the teacher goes through
-    a batch and each student block takes its step; training block after block leaves the same.
+    Every block is a separate run, with the bits of a plain loop that passes each batch through the
+    teacher and then does one step of each student block. Training one block after another gives the
+    same result.
 
     Args:
         teachers: the teacher's blocks, with their weights, in evaluation mode.
-        students: of each of them a space, whose first block is called with the teacher's output
-            before it, or modules. The last block's output must have the shape of the teacher's.
-        data: pure; ``data(seed, step)`` returns named tensors.
+        students: for each of them a space, whose first block is called with the output of the
+            preceding teacher block, or modules. The last block's output must have the shape of the
+            teacher's.
+        data: a pure function; ``data(seed, step)`` returns named tensors.
         steps: of each student block.
-        loss: of every student block but the last; with a method ``distill(output, taught)``. By
-            default the mean square of the difference.
-        last_loss: of the last one; by default cross entropy against the teacher's softmax.
-        stages: stage processes. ``execution={"partition": ...}`` says which of them runs which
+        loss: of every student block except the last; must have a method ``distill(output,
+            taught)``. By default the mean squared difference.
+        last_loss: of the last block; by default cross entropy against the teacher's softmax.
+        stages: stage processes. ``execution={"partition": ...}`` selects which of them runs which
             block: ``free`` (the default), ``pairs``, ``packed``, ``layers`` or ``hybrid``.
-        seed: of the data; block i has ``seed + i`` for its parameters, its paths and its draws.
+        seed: of the data; block i uses ``seed + i`` for its parameters, its paths and its draws.
         sampler: of every block's paths; ``recipe``, ``execution``, ``resume``, ``observer`` and
-            ``optimizer`` (with ``lr`` and ``optimizer_options``) as of :func:`naspipe.train`.
+            ``optimizer`` (with ``lr`` and ``optimizer_options``) as for :func:`naspipe.train`.
         relay: ``decoupled``; for comparison ``barrier`` or ``apart``, see
-            :data:`naspipe.distill.blockwise.RELAYS`. Changes no bit. Or as a setting of
-            ``execution``, which then counts.
-        window: steps that a block of the teacher may be ahead of those who take its output; or
+            :data:`naspipe.distill.blockwise.RELAYS`. Does not change any bit. A ``relay`` in
+            ``execution`` takes precedence.
+        window: number of steps that a teacher block may be ahead of the consumers of its output; or
             ``execution={"teacher_window": passes}``.
-        run_dir: ``block-0``, ... and ``teacher-0``, ... lie below it.
-        source: what a command line called it all, for the manifests.
+        run_dir: the parent of ``block-0``, ... and ``teacher-0``, ...
+        source: the arguments of a command line, for the manifests.
 
     Raises:
-        ConfigError: for input that cannot be used; nothing is written then.
+        ConfigError: if the input cannot be used; in that case nothing has been written.
     """
     how = {"relay": relay, "stages": stages, **(execution or {})}
     taught = blockwise_streams(
@@ -309,9 +311,9 @@ def start_blockwise(
     worker: Worker | None = None,
     carry_out: Callable[[Training], None] = Training.run,
 ) -> Training:
-    """Train what :func:`blockwise_streams` returned; see :func:`naspipe.api.training.start`.
+    """Train the result of :func:`blockwise_streams`; see :func:`naspipe.api.training.start`.
 
-    The relay is among the settings of the ``execution``.
+    The relay is one of the settings in ``execution``.
     """
     with refusal_told(worker):
         relay = execution.get("relay", DECOUPLED)
@@ -358,7 +360,7 @@ def blockwise_streams(
     window: int = WINDOW,
     **how: Any,
 ) -> Distillation:
-    """What :func:`distill_blockwise` trains, defined; ``how`` goes to :func:`naspipe.workload`."""
+    """Define what :func:`distill_blockwise` trains; ``how`` goes to :func:`naspipe.workload`."""
     check_is_data(data)
 
     def define(space: Space, batches: Batches, chosen: Any, number: int) -> Workload:

@@ -1,4 +1,4 @@
-"""What the log of a finished run must be, a few layers at a time, and what it measures."""
+"""Check the log of a finished run, a few layers at a time, and compute its metrics."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NOT_CHECKED = (
 
 
 def check_and_measure(job: TrainingJob) -> dict[str, float]:
-    """Check the logs of all streams of a job; returns the figures of the whole pipeline.
+    """Check the logs of all streams of a job; return the metrics of the whole pipeline.
 
     Raises:
-        InvariantError: if one is not what its policy allows, which is always a bug.
+        InvariantError: if a log violates its policy, which is always a bug.
     """
     _check_orders(job)
     directories = [stream.directory.path for stream in job.streams]
@@ -64,7 +64,7 @@ def _refuse(broken: Iterator[str], policy: str) -> None:
 
 
 def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
-    """Check a stream that has the pipeline to itself."""
+    """Check a stream that has the pipeline to itself; yield violations."""
     rules, log = stream.rules, RunLog(stream.directory.path)
     buffered = job.buffered
     chains, numbers = _chains(stream)
@@ -97,7 +97,7 @@ def _by_layer(stream: StreamJob, job: TrainingJob) -> Iterator[str]:
 
 
 def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
-    """The candidates and the sequence ID of each subnet that is not empty."""
+    """Return the candidates and the sequence ID of each nonempty subnet."""
     blocks = len(stream.workload.space.rules)
     dtype: Any = np.dtype((np.int32, blocks))
     used = ((each.candidates or each.chain) for each in stream.so_far if each.chain)
@@ -107,11 +107,11 @@ def _chains(stream: StreamJob) -> tuple[Chains, NDArray[np.int64]]:
 
 
 def _is_right(rule: Rule, users: NDArray[np.int64], columns: AccessColumns) -> bool:
-    """Return True if the accesses of an exact layer are the plain loop's; False if that is not
-    certain.
+    """Return True if the accesses of a layer are those of a plain loop; False if that is uncertain.
 
-    Each user reads what the one before wrote, its READ, backward and WRITE follow one another, and
-    the next READ follows the WRITE. Each user of a frozen layer reads the first version.
+    Each user of an exact layer must read what the previous user wrote. Its READ, backward and WRITE
+    follow one another, and the next READ follows the WRITE. Each user of a frozen layer must read
+    the first version.
     """
     if isinstance(rule, Frozen):
         return _is_right_frozen(users, columns)
@@ -151,12 +151,12 @@ def _is_right_frozen(users: NDArray[np.int64], columns: AccessColumns) -> bool:
 def _together(
     number: StreamId, logs: Sequence[Sequence[Access]], job: TrainingJob
 ) -> Iterator[str]:
-    """Check a stream among others, or steps whose passes wait for one another."""
+    """Check a stream among others, or steps whose passes wait for one another; yield violations."""
     stream = job.streams[number]
     accesses = logs[number]
     rules, policy = stream.rules, stream.workload.definition.policy
     alone = [subnet._replace(stream=FIRST_STREAM) for subnet in stream.so_far]
-    if not stream.workload.is_written:  # in an earlier life its labels may have come from elsewhere
+    if not stream.workload.is_written:  # labels of earlier attempts may not be logged
         logged = {each.sequence_id for each in accesses}
         begins = stream.begins
         alone = [each for each in alone if (y := each.sequence_id) >= begins or y in logged]
@@ -178,18 +178,18 @@ _KEY = "whole_backwards"
 
 
 class WholeBackwards(NamedTuple):
-    """What the stages report of one stream."""
+    """Summary of the stages' reports on one stream."""
 
     number: int
-    """Candidates that were to have split backwards and stayed whole."""
+    """Number of candidates that were to have split backwards and stayed whole."""
     line: str
-    """How many they are, and why; empty for a stream without split backwards."""
+    """A sentence with the number and the reasons; empty for a stream without split backwards."""
 
 
 def take_whole_backwards(
     streams: Sequence[StreamJob], stages: Sequence[dict[str, Any]]
 ) -> list[WholeBackwards]:
-    """Sum up what the stages report of each stream, and remove it from their reports.
+    """Summarize the reports of the stages for each stream, and remove them from ``stages``.
 
     Candidates of blocks of the same kind count once, because the test of one of them holds for all.
     """

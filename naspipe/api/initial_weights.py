@@ -1,4 +1,4 @@
-"""Weights that layers begin with: of a run, of a file, or of modules that were trained before."""
+"""Initial weights of layers from a run, a file, or modules that were trained before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from naspipe.worker.checkpoints.restored import from_raw
 from naspipe.worker.layers.kept_state import fill_buffer
 
 Weights = Run | str | Path | nn.Module | Sequence[nn.Module] | Mapping[str, Any]
-"""What ``init_from`` takes: see :func:`begin_with`."""
+"""Type of ``init_from``; see :func:`begin_with`."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -37,22 +37,22 @@ class _Found:
     where: str
     tensors: Tensors
     is_whole: bool
-    """Whether every layer of the space must be there."""
+    """True if tensors are required for every layer of the space."""
 
 
 def begin_with(space: Space, source: Weights) -> tuple[Space, Mapping[str, Any]]:
-    """The space with layers that start from given weights, and what a manifest says of them.
+    """Return the space with layers that start from given weights, and the entry for the manifest.
 
     Args:
-        space: whose layers; the random draws of their factories happen before, as always.
-        source: a run, or its directory: layers that it never trained start as drawn. A state dict,
-            or a safetensors or ``.pt`` file with one, whose names are ``LABEL.NAME``, as in
-            ``3.1.linear.weight``; if every block has one candidate, also ``POSITION.NAME``, as of a
-            Sequential. A module or a list of modules with such names. A mapping from labels to
-            modules: other layers start as drawn.
+        space: the space of these layers. Their factories still make their random draws first.
+        source: one of: a run or its directory, in which case layers that it never trained start as
+            drawn; a state dict, or a safetensors or ``.pt`` file with one, with names
+            ``LABEL.NAME``, as in ``3.1.linear.weight``, or, if every block has one candidate,
+            ``POSITION.NAME``, as in a Sequential; a module or a list of modules with such names; a
+            mapping from labels to modules, in which case other layers start as drawn.
 
     Raises:
-        ConfigError: for anything else, or for names or shapes that are not those of the layers.
+        ConfigError: for any other source, or if names or shapes do not match those of the layers.
     """
     found = _find(source)
     layers = _by_layer(space, found)
@@ -79,21 +79,21 @@ def begin_with(space: Space, source: Weights) -> tuple[Space, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """Makes a layer and overwrites what it has drawn."""
+    """Makes a layer and overwrites its drawn values."""
 
     factory: Factory
     values: Tensors
 
     @property
     def original(self) -> Any:
-        """The module that the factory copies, if it copies one."""
+        """The module that the factory copies, if any."""
         return getattr(self.factory, "original", None)
 
     def __call__(self) -> Any:
         return self._fill(self.factory())
 
     def in_place(self) -> Any:
-        """The original itself, overwritten; see :class:`naspipe.config.blocks.CopyOf`."""
+        """Return the original itself, overwritten; see :class:`naspipe.config.blocks.CopyOf`."""
         factory: Any = self.factory
         return self._fill(factory.in_place())
 
@@ -154,7 +154,7 @@ def _of_file(path: Path) -> _Found:
             found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file brings about
+    except Exception as error:  # damaged files raise errors of many types
         raise ConfigError(
             f"init_from {path}: expected a run directory, or a state dict as safetensors or as "
             f"torch saves it (tensors alone), found {reason(error)}"
@@ -188,7 +188,7 @@ def _plain(found: Any, where: str) -> Tensors:
 
 
 def _by_layer(space: Space, found: _Found) -> dict[tuple[int, int], Tensors]:
-    """The tensors of each layer, by position, candidate and name; all of them fit."""
+    """Return the tensors of each layer, by position, candidate and name; check their shapes."""
     sketched, shapes = _sketched(space), dict[str, tuple[tuple[int, int], str, torch.Tensor]]()
     by_position = all(len(block.candidates) == 1 for block in space.blocks)
     needed: dict[str, set[str]] = {}
@@ -216,7 +216,10 @@ def _by_layer(space: Space, found: _Found) -> dict[tuple[int, int], Tensors]:
 
 
 def _check_names(found: _Found, known: set[str], needed: Mapping[str, set[str]]) -> None:
-    """Every name must be known; each layer is there as a whole, or not at all if that may be."""
+    """Check that all names are known and that no layer is incomplete.
+
+    Layers without any tensor are allowed unless ``found.is_whole``.
+    """
     given = set(found.tensors)
     if unknown := sorted(given - known):
         raise ConfigError(
@@ -234,7 +237,7 @@ def _check_names(found: _Found, known: set[str], needed: Mapping[str, set[str]])
 
 
 def _sketched(space: Space) -> dict[tuple[int, int], nn.Module]:
-    """Every layer without its values; layers of one kind are made once."""
+    """Return all layers without values; layers of the same kind are made once."""
     made: dict[tuple[int, int], nn.Module] = {}
     for position, twin in enumerate(first_of_kind(space)):
         for candidate in range(len(space.blocks[position].candidates)):
@@ -245,13 +248,13 @@ def _sketched(space: Space) -> dict[tuple[int, int], nn.Module]:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, under all their names."""
+    """Yield parameters and buffers under all their names."""
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 
 def _has_grown(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return True if forwards may have made a buffer longer, such as a cache."""
+    """Return True if this is a buffer that forwards may have lengthened, such as a cache."""
     return not isinstance(tensor, nn.Parameter) and tensor.dim() == value.dim()
 
 

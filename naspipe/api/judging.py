@@ -1,4 +1,4 @@
-"""How the subnets of a search come to their scores: on stages, in this process, or both."""
+"""Compute the scores of a search's subnets: on stages, in this process, or both."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Estimates:
         self._known: dict[tuple[int, ...], dict[str, float]] = {}
 
     def check(self) -> None:
-        """Refuse proxies that give the same estimate for every subnet of the space."""
+        """Reject proxies that give the same estimate for every subnet of the space."""
         for proxy in self._proxies.values():
             if isinstance(proxy, Synflow):
                 proxy.check(sample_stream(self._space)[0])
@@ -61,7 +61,7 @@ class Estimates:
                 )
 
     def added(self, choices: Sequence[int], scores: Scores) -> Scores:
-        """The scores of a subnet with those of the proxies."""
+        """Return the scores of a subnet with those of the proxies added."""
         key = tuple(choices)
         if key not in self._known:
             self._known[key] = {name: each(key) for name, each in self._proxies.items()}
@@ -73,23 +73,22 @@ _UNKNOWN = Scores(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """Judges subnets by one score: proxies and BLEU in this process, and the rest on the stages."""
+    """Computes one score of subnets: proxies and BLEU in this process, the rest on the stages."""
 
     score: str
     space: Space
     estimates: Estimates | None = None
-    """If the score needs them."""
+    """Present if the score needs proxies."""
     bleu: Callable[[Sequence[int]], float] | None = None
-    """Decodes with a subnet of these choices, if that is the score."""
+    """Decodes with a subnet of the given choices and returns its BLEU, if that is the score."""
 
     def standard(
         self, job: EvaluationJob, sample: Callable[[], StrategySource]
     ) -> StandardScores | None:
-        """What a sum of scores is measured by, from the subnets of ``sample``; None for a single
-        score.
+        """Return the scale for a sum of scores, from ``sample``; None for a single score.
 
         Raises:
-            ConfigError: if a part of the sum is the same for all of them.
+            ConfigError: if a term of the sum is the same for all of them.
         """
         if len(parts_of(self.score)) == 1:
             return None
@@ -105,9 +104,9 @@ class Judging:
         observer: ScoreObserver,
         standard: StandardScores | None = None,
     ) -> list[dict[str, Any]]:
-        """Judge every subnet that a source proposes; returns what the stages measured.
+        """Score every subnet that a source proposes; return the measurements of the stages.
 
-        ``standard`` adds up a sum of scores.
+        ``standard`` computes sums of scores.
         """
         choices_of = self.choices_of(source)
 
@@ -133,7 +132,7 @@ class Judging:
         return []
 
     def choices_of(self, source: StrategySource) -> Callable[[int], tuple[int, ...]]:
-        """The choices of a source's subnets by their numbers."""
+        """Return a function from a subnet's number in ``source`` to its choices."""
         is_choice = [not isinstance(block, Shared) for block in self.space.blocks]
         return lambda number: tuple(compress(source.subnets[number].chain, is_choice))
 
@@ -141,8 +140,9 @@ class Judging:
 def verifier_of(
     job: EvaluationJob, recipe: EvaluationRecipe, checkpoint: Checkpoint, score: str
 ) -> AbstractContextManager[ScoreVerifier | None]:
-    """The verifier of a search, to be entered before any stage is forked; None if no score is to be
-    compared or none can be.
+    """Return the verifier of a search, which must be entered before any stage is forked.
+
+    It yields None if verification is off or no plain network computes the score.
     """
     asked = job.execution.verification
     if asked.verify == "0" or score == "bleu" or len(proxies_in(score)) == len(parts_of(score)):

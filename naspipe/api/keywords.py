@@ -1,4 +1,4 @@
-"""Settings as Python takes them: by their keys, as keywords and in mappings, all in one place."""
+"""Settings in Python: parse keywords and mappings of settings by their keys."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from naspipe.config.text import did_you_mean
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 KEYWORDS = "keywords"
-"""What messages call whatever was not said in a mapping."""
+"""The place that messages name for settings that are not in a mapping."""
 
 FEW = 6
-"""Keys that a message names all of."""
+"""Messages list all allowed keys up to this number of keys."""
 
 _ELSEWHERE = {
     **dict.fromkeys(DATA_SIZES, "where the data are made, as in open_data(..., batch_size=64)"),
@@ -59,7 +59,7 @@ _MEANT = {
     ),
     "scheduler": "as schedule='cosine', or as lr=FUNCTION, which returns the rate of a step",
 }  # fmt: skip
-"""The names of settings in other trainers, and where they belong here."""
+"""Names of settings in other trainers, and their equivalents here."""
 
 _MEANT_IN_SEARCH = {
     **dict.fromkeys(
@@ -70,20 +70,22 @@ _MEANT_IN_SEARCH = {
 
 
 class Stated(NamedTuple):
-    """Settings that a caller gave, by what they are settings of."""
+    """Settings that a caller gave, grouped by the object that they configure."""
 
     recipe: dict[str, Any]
     options: dict[str, Any]
-    """``optimizer.OPTION``, by the option."""
+    """Values of ``optimizer.OPTION`` by ``OPTION``."""
     rules: dict[str, Rule]
     execution: dict[str, Any]
 
     @classmethod
     def of(cls, call: Callable[..., Any], **said: Mapping[str, Any] | None) -> Stated:
-        """Settings from keywords and mappings, each by the name of its argument; None says nothing.
+        """Group settings from keywords and mappings, each passed by the name of its argument.
+
+        Values of None are ignored.
 
         Raises:
-            ConfigError: for an unknown key, or one that is given twice.
+            ConfigError: for an unknown key, or one that is given twice with different values.
         """
         of_recipe, of_execution = declared(Recipe), {*declared(Execution), *groups(Execution)}
         of_optimizer = ["optimizer_options", "parameter_groups"]
@@ -131,15 +133,15 @@ def tells_settings(*keys: str) -> Callable[[Call], Call]:
 def gathered(
     call: Callable[..., Any], known: Iterable[str], **said: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What keywords and mappings give together, by its keys.
+    """Merge keywords and mappings of settings.
 
     Args:
-        call: whose keywords they are.
-        known: keys that are allowed, in addition to ``optimizer.OPTION`` and ``rule.LAYER``.
+        call: the function that takes the keywords.
+        known: allowed keys, in addition to ``optimizer.OPTION`` and ``rule.LAYER``.
         said: ``keywords``, and mappings by the names of their arguments.
 
     Raises:
-        ConfigError: for what is no mapping or not known, or is given twice with two values.
+        ConfigError: if an argument is not a mapping, or a key is unknown or given with two values.
     """
     known = list(known)
     found: dict[str, Any] = {}
@@ -198,7 +200,7 @@ def _unknown(
 
 
 def _plain(node: type, key: str, value: Any) -> Any:
-    """The text for a whole number if the setting is a text; ``passes=N`` are N micro-batches."""
+    """Convert a whole number to text for a text setting; ``passes=N`` means N micro-batches."""
     setting = declared(node).get(key)
     if setting is None or setting.kind is not str or type(value) is not int:
         return value

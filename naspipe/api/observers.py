@@ -26,9 +26,9 @@ def watching(
     observer: LaunchObserver | None = None,
     progress: bool | None = None,
 ) -> Iterator[LaunchObserver]:
-    """The observer of a run that Python started; without observer and progress, notes go to stderr.
+    """Yield the observer of a run started from Python.
 
-    Progress is shown by default if there is no ``observer``.
+    By default, progress is shown if there is no ``observer``. Without both, notes go to stderr.
     """
     if not (observer is None if progress is None else progress):
         yield Told(observer or NotesToStderr())
@@ -44,7 +44,7 @@ def training_progress(
     every_seconds: float = LINES_EVERY_SECONDS,
     name: str = "",
 ) -> TrainingProgress:
-    """The progress of streams that are trained together; ``name`` replaces those of the spaces."""
+    """Return the progress of streams that train together; ``name`` replaces their names."""
     trained = [workload for workload in workloads if workload.is_trained]
     name = name or " ".join(dict.fromkeys(workload.space.name for workload in trained))
     title = f"{name} on {stages} stage{'s' if stages > 1 else ''}"
@@ -55,12 +55,12 @@ def training_progress(
 
 
 class Told:
-    """A :class:`LaunchObserver` that tells others everything, notes with Python's keywords.
+    """A :class:`LaunchObserver` that calls others; notes name Python's keywords.
 
-    An observer that has failed is told nothing more.
+    An observer that has raised an error is not called again.
 
     Raises:
-        ObserverError: from every method, once, if an observer raises.
+        ObserverError: from every method, once per observer, if it raises an error.
     """
 
     def __init__(self, *observers: LaunchObserver) -> None:
@@ -98,17 +98,17 @@ class Told:
 
 
 STEP = "sequence_id"
-"""What W&B draws everything over; passes may be told in any order."""
+"""The step metric of W&B; passes may be reported in any order."""
 
 
 def to_wandb(run: Any = None) -> Tracking:
-    """An observer that logs to a run of Weights & Biases.
+    """Return an observer that logs to a run of Weights & Biases.
 
     Args:
-        run: what ``wandb.init`` returned; by default the one that is active.
+        run: the return value of ``wandb.init``; by default the active run.
 
     Raises:
-        ConfigError: without the package, or without a run.
+        ConfigError: if the package is missing or there is no run.
     """
     wandb = _package("wandb")
     run = run or wandb.run
@@ -123,13 +123,13 @@ def to_wandb(run: Any = None) -> Tracking:
 
 
 def to_mlflow(run_id: str | None = None) -> Tracking:
-    """An observer that logs to a run of MLflow.
+    """Return an observer that logs to a run of MLflow.
 
     Args:
         run_id: by default that of the active run.
 
     Raises:
-        ConfigError: without the package, or without a run.
+        ConfigError: if the package is missing or there is no run.
     """
     mlflow = _package("mlflow")
     active = mlflow.active_run()
@@ -144,10 +144,9 @@ def to_mlflow(run_id: str | None = None) -> Tracking:
 
 
 class Tracking(Observer):
-    """A :class:`LaunchObserver` that hands numbers by their names, and their sequence ID, to
-    ``log``.
+    """A :class:`LaunchObserver` that calls ``log`` with numbers by name and their sequence ID.
 
-    Passes that are repeated after a restart are handed on again.
+    Passes that are repeated after a restart are logged again.
     """
 
     def __init__(self, log: Callable[[Mapping[str, float], int], None]) -> None:

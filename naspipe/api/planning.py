@@ -1,4 +1,4 @@
-"""How runs are carried out: partitions, memory, dispatch order and window, from a profile."""
+"""Plan runs from a profile: partitions, memory, dispatch order and window."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from naspipe.profiling.profiles import cached_profile, profile_apart
 def planning_costs(
     workloads: Sequence[Workload], execution: Execution, say: Callable[[str], None] | None = None
 ) -> tuple[CostTable | None, ...]:
-    """What the plan of each stream is made from; None if no plan needs costs.
+    """Return the costs that the plan of each stream is based on; None if no plan needs costs.
 
-    ``say`` is told of a profile that takes more than a second.
+    ``say`` is called if the profile takes more than a second.
 
     Raises:
-        StageFailedError: if a layer, the loss or the data raises in the profile.
+        StageFailedError: if a layer, the loss or the data raises an error in the profile.
     """
     if execution.pipeline.stages > 1 or execution.memory.activations:
         return measured_costs(workloads, execution, say=say)
@@ -53,7 +53,7 @@ def make_pipeline(
     wiring: Wiring | None = None,
     samples: Sequence[bool] = (),
 ) -> Pipeline:
-    """What is to be run, as far as schedules depend on it; arguments as of :func:`make_plan`."""
+    """Return the parts of a run that schedules depend on; see :func:`make_plan`."""
     shared = common(workloads)
     samples = samples or [False] * len(workloads)
     streams = []
@@ -87,19 +87,20 @@ def make_plan(
     wiring: Wiring | None = None,
     samples: Sequence[bool] = (),
 ) -> Plan:
-    """Balance the stages, give them memory, choose the order; the same for the same costs.
+    """Balance the stages, assign memory, and choose the order; deterministic for given costs.
 
     Args:
-        workloads: one for each stream, with one synchronisation policy for all.
-        execution: what the user asked for.
-        subnets: of each stream; if a strategy proposes them, some that stand for them.
-        costs: of each stream; by default they are measured here.
-        wiring: how the streams are joined; by default, as each says of itself.
-        samples: for each stream, whether its subnets stand for more, which are drawn as it goes.
+        workloads: one for each stream, with one synchronization policy for all.
+        execution: as requested by the user.
+        subnets: of each stream; a sample of them if a strategy proposes them.
+        costs: of each stream; by default they are measured.
+        wiring: how the streams are joined; by default, as each workload specifies.
+        samples: for each stream, True if its subnets are a sample and others are drawn during the
+            run.
 
     Raises:
-        ConfigError: if the memory budget is below the least that works.
-        StageFailedError: if a layer, the loss or the data raises in the profile.
+        ConfigError: if the memory budget is below the minimum.
+        StageFailedError: if a layer, the loss or the data raises an error in the profile.
     """
     if costs is None:
         costs = planning_costs(workloads, execution)
@@ -112,7 +113,7 @@ def make_plan(
 
 
 def _sizes(workloads: Sequence[Workload], execution: Execution) -> StreamSizes | None:
-    """The sizes of the layers of all streams; None if there is no budget to plan."""
+    """Return the sizes of the layers of all streams; None if there is no memory budget."""
     if not execution.memory.budget:
         return None
     known: dict[object, DeviceSizes] = {}
@@ -133,9 +134,9 @@ def measured_costs(
     copies: int = 1,
     say: Callable[[str], None] | None = None,
 ) -> tuple[CostTable, ...]:
-    """The cost of every layer on this machine, measured once per space and cached.
+    """Measure the cost of every layer on this machine, once per space; the result is cached.
 
-    With several ``copies``, this many processes compute concurrently.
+    If ``copies`` is above 1, this many processes compute concurrently.
     """
     device, seconds = first_gpu(execution.hardware.device), execution.watch.timeout_seconds
     name = device if device == "cpu" else find_gpus().name_of(device)
@@ -150,14 +151,14 @@ def measured_costs(
 
 
 def measured_sizes(workload: Workload, execution: Execution) -> DeviceSizes | None:
-    """The bytes of every layer on a device; None if there is no budget to plan."""
+    """Return the bytes of every layer on a device; None if there is no memory budget."""
     if not execution.memory.budget:
         return None
     return DeviceSizes(measure_sizes(workload), workload.space.rules)
 
 
 def cores_for(workload: Workload, execution: Execution, workers: int) -> int:
-    """How many of these workers compute concurrently on this machine's cores; 1 for GPUs."""
+    """Return how many of ``workers`` can compute concurrently on this machine; 1 for GPUs."""
     if first_gpu(execution.hardware.device) != "cpu":
         return 1
     return max(1, min(workers, len(os.sched_getaffinity(0)) // workload.recipe.threads))
@@ -169,9 +170,10 @@ def gain_notes(
     subnets: Sequence[Sequence[Subnet]],
     costs: Sequence[CostTable | None],
 ) -> list[str]:
-    """Notes on what keeps a run from gaining by its workers.
+    """Return notes on what limits the speed-up of a run.
 
-    There are none for one worker, for policies that are no plain loop's, and for teachers.
+    It is empty for one worker. Only streams of one space under csp, without teachers and probes,
+    are checked for too little parallelism.
     """
     first, workers = workloads[0], execution.workers
     if workers == 1:
@@ -196,7 +198,7 @@ def gain_notes(
 
 
 def _spacing(workload: Workload) -> str | None:
-    """A note on a sampler that cannot space subnets as far as its name says."""
+    """Return a note if a sampler cannot space subnets as far as requested."""
     match = re.fullmatch("spaced:([0-9]+)", workload.definition.sampler)
     counts = [each for each in workload.space.drawn_counts if each > 1]
     if match is None or not counts or int(match[1]) < min(counts):
@@ -211,7 +213,7 @@ def _spacing(workload: Workload) -> str | None:
 
 
 def _growing(workload: Workload) -> str | None:
-    """A note on a layer whose lag has hardly grown when the run ends."""
+    """Return a note on a layer whose lag has hardly grown by the end of the run."""
     definition = workload.definition
     if definition.policy != "csp":
         return None
@@ -252,7 +254,7 @@ def _held(workload: Workload, execution: Execution, found: HeldBack) -> str:
 
 
 def _layer(workload: Workload, block: int, workers: int) -> str:
-    """What docs/rules.md recommends for a layer near the input."""
+    """Return the recommendation of docs/rules.md for a layer near the input."""
     space = workload.space
     name, parts = space.labels[block], list(sketch(space, block, 0).modules())
     is_spaced = workload.definition.sampler.startswith("spaced:")

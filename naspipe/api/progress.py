@@ -1,4 +1,4 @@
-"""How work on stages is shown while it goes: a bar, or a line now and then in a log.
+"""Progress of work on stages: a bar, or a line from time to time in a log.
 
 The bar is for terminals and for notebooks with ipywidgets; other notebooks show lines.
 """
@@ -19,7 +19,7 @@ from naspipe.search.search_directory import Candidate
 
 
 class LastingStream:
-    """Hands everything to stderr; what that does not take is lost, and nothing ends for it."""
+    """A stream to stderr that ignores write errors, so that they never end a run."""
 
     def __init__(self) -> None:
         self._lost = 0
@@ -47,10 +47,10 @@ class LastingStream:
 
 
 class Bar:
-    """Counts to a total, on stderr; a context manager.
+    """A progress bar on stderr; a context manager.
 
-    It appears with the first call of :meth:`show`, so that input that is refused leaves no trace of
-    it. Without a terminal, lines are printed every ``every_seconds``.
+    It appears with the first call of :meth:`show`, so that nothing is shown for rejected input.
+    Without a terminal, a line is printed every ``every_seconds``.
     """
 
     def __init__(self, title: str, total: int, is_quiet: bool, every_seconds: float) -> None:
@@ -87,13 +87,13 @@ class Bar:
             self._progress.start()
 
     def begin(self, done: int) -> None:
-        """This much was done before."""
+        """Start at ``done``, the number of units completed earlier."""
         self._printed = time.monotonic()
         self._busy = {}
         self._progress.reset(self._task, completed=done, numbers="")
 
     def update(self, done: int, numbers: str, left: str = "") -> None:
-        """This much is done; ``left`` is shown in lines only."""
+        """Set the number of units done; ``left`` is shown in lines only."""
         self._progress.update(self._task, completed=done, numbers=numbers)
         now = time.monotonic()
         is_due = now - self._printed > self._every_seconds or done == self._total
@@ -108,7 +108,7 @@ class Bar:
 
     @property
     def busy(self) -> float | None:
-        """The share of time spent computing, averaged over the stages that have reported."""
+        """The fraction of time spent computing, averaged over the stages that have reported."""
         return sum(self._busy.values()) / len(self._busy) if self._busy else None
 
     def note(self, text: str) -> None:
@@ -119,9 +119,9 @@ class Bar:
 
 
 class TrainingProgress(Bar):
-    """Shows passes, speed, loss, bubble and time left while a run goes; see ``LaunchObserver``.
+    """Shows passes, speed, loss, bubble ratio and remaining time of a run; see ``LaunchObserver``.
 
-    ``unit`` is what passes are called: steps, if each step has one.
+    ``unit`` is the name of passes: "steps" if each step has one pass.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TrainingProgress(Bar):
         self._start = time.monotonic()
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """An attempt begins; the passes that its checkpoint holds are done."""
+        """Begin an attempt; the passes in its checkpoint are done."""
         self._first = self._done = sum(firsts)
         self._start = time.monotonic()
         self.begin(self._done)
@@ -155,14 +155,14 @@ class TrainingProgress(Bar):
         self.update(self._done, numbers, f"{_duration(left)} left")
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """Written to the metrics, not shown."""
+        """Metrics are written to files, but not shown."""
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
         self.show()
         super().on_busy(stage, busy_ns, elapsed_ns)
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """Written to the metrics, not shown."""
+        """Hit rates are written to files, but not shown."""
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
         listed = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
@@ -173,7 +173,7 @@ class TrainingProgress(Bar):
 
 
 def _duration(seconds: float) -> str:
-    """Time as ``0:07:30``."""
+    """Format a time as ``0:07:30``."""
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
@@ -183,7 +183,7 @@ _LINE_EVERY_SECONDS = 10.0
 
 
 class SearchProgress(Bar):
-    """Shows subnets, speed and the best score while a search goes; see ``SearchObserver``."""
+    """Shows subnets, speed and the best score of a search; see ``SearchObserver``."""
 
     def __init__(self, title: str, budget: int, score: str, is_quiet: bool = False) -> None:
         super().__init__(title, budget, is_quiet, _LINE_EVERY_SECONDS)
@@ -206,7 +206,7 @@ class SearchProgress(Bar):
 
 
 class RatingProgress(Bar):
-    """Shows paths, speed and the best score of the block that is rated; see ``SearchObserver``."""
+    """Shows paths, speed and the best score of the block being rated; see ``SearchObserver``."""
 
     def __init__(self, title: str, num_paths: int, is_quiet: bool = False) -> None:
         super().__init__(title, num_paths, is_quiet, _LINE_EVERY_SECONDS)
@@ -214,7 +214,7 @@ class RatingProgress(Bar):
         self._start = time.monotonic()
 
     def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
-        """The next path is rated; the first one of a block has number 0."""
+        """Count a rated path; the first one of each block has number 0."""
         self._block += candidate.sequence_id == 0
         if not self.is_shown:
             self._start = time.monotonic()

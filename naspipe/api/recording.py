@@ -1,4 +1,4 @@
-"""Metrics of a run as it goes: into files of its run directories."""
+"""Write metrics of a run into its directories while it trains."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from naspipe.wire.ports import LaunchObserver
 Values = Mapping[str, float | str | None]
 
 METRICS = "metrics/"
-"""What the names of a user's own numbers begin with."""
+"""Prefix of the names of user-defined metrics."""
 
 
 def check_tensorboard() -> None:
-    """Refuse ``--tensorboard`` if the package is missing."""
+    """Reject ``--tensorboard`` if the package is missing."""
     try:
         _modules()
     except ImportError as error:
@@ -50,10 +50,10 @@ def _modules() -> tuple[Any, Any]:
 
 
 class TensorBoardFile:
-    """The event file of one attempt in ``directory``; ``first`` is the step that it begins with.
+    """The event file of one attempt in ``directory``, which begins with the step ``first``.
 
-    TensorBoard then drops what earlier attempts wrote about that step and later ones. Files are
-    written on the caller's thread, each step at once, so that the caller gets the error.
+    TensorBoard drops what earlier attempts wrote about that step and later ones. Each step is
+    written immediately on the caller's thread, so that the caller gets the error.
 
     Raises:
         StorageError: if the file cannot be written.
@@ -70,7 +70,7 @@ class TensorBoardFile:
         self._append(self._event(first, session_log=start))
 
     def write(self, step: int, values: Values) -> None:
-        """Append the scalars of one step; what is not known is left out.
+        """Append the scalars of one step; unknown values are left out.
 
         The losses of a step with several passes are ``loss/pass-0``, ``loss/pass-1``, ..., those of
         its probes ``loss/probe-0``, ...
@@ -96,11 +96,11 @@ class TensorBoardFile:
 
 
 def _tagged(values: Values) -> Iterator[tuple[str, float]]:
-    """Names and numbers; for probes and later passes of a step, the losses and metrics only."""
+    """Yield names and numbers; for probes and later passes of a step, only losses and metrics."""
     kind = "probe" if "probe" in values else "pass"
     number = values.get(kind)
     for name, value in values.items():
-        if value is None or isinstance(value, str) or name == "time":  # each event has its own
+        if value is None or isinstance(value, str) or name == "time":  # each event has its own time
             continue
         is_of_pass = name == "loss" or name.startswith(METRICS)
         is_of_step = kind == "pass" and not number and name != kind
@@ -111,7 +111,7 @@ def _tagged(values: Values) -> Iterator[tuple[str, float]]:
 
 
 def _single(value: float) -> float:
-    """The value in single precision, in which infinity stands for anything larger."""
+    """Return a value that fits single precision: infinity instead of anything larger."""
     return math.copysign(math.inf, value) if abs(value) > 3.4e38 else value
 
 
@@ -120,17 +120,16 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ResidentMemory:
-    """The memory of this process and all that it has started on this host, read at most once a
-    second.
+    """The memory of this process and its descendants on this host, read at most once a second.
 
-    Pages that several processes share count for each of them.
+    Pages that several processes share are counted for each of them.
     """
 
     def __init__(self) -> None:
         self._bytes, self._looked = 0, -_LOOK_SECONDS
 
     def bytes(self) -> int | None:
-        """None if the system does not say."""
+        """Return the number of bytes, or None if the system does not report it."""
         now = time.monotonic()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
@@ -154,9 +153,9 @@ def _resident(pid: int) -> int:
 
 
 class Pulse:
-    """Leaves a heartbeat in each run directory, at once and every 2 s; a context manager.
+    """Writes a heartbeat to each run directory, at once and every 2 s; a context manager.
 
-    ``vitals`` returns what is known of a stream by its number; it is called on another thread.
+    ``vitals`` returns the known values of a stream by its number; it is called on another thread.
     """
 
     def __init__(
@@ -187,16 +186,17 @@ class Pulse:
 
 
 class Recording:
-    """A :class:`LaunchObserver` that writes metrics, and tells another one everything.
+    """A :class:`LaunchObserver` that writes metrics and forwards all calls to another observer.
 
     While it is entered, each run directory has a heartbeat. The steps of each stream are written in
-    sequence order: a step waits until all earlier ones are there, and what waits when an attempt
-    ends is left out. If a step has several passes, each of them is written, with its number.
+    sequence order: a step waits until all earlier ones have arrived, and steps still waiting at the
+    end of an attempt are dropped. If a step has several passes, each is written with its number.
 
     ``bubble_ratio`` (1 - busy time / time of all stages) and ``hit_rate`` are those of the whole
-    pipeline so far in this attempt, warm-up included; ``steps_per_second`` counts the steps of this
-    attempt. ``time`` is in seconds since 1970, ``resident_bytes`` of the processes of this
-    ``host``, and ``pending`` the largest number of subnets under way on a stage.
+    pipeline so far in this attempt, including warm-up; ``steps_per_second`` counts the steps of
+    this attempt. ``time`` is in seconds since 1970, ``resident_bytes`` is the memory of the
+    processes on this ``host``, and ``pending`` is the largest number of subnets in flight on a
+    stage.
     """
 
     def __init__(
@@ -280,11 +280,11 @@ class Recording:
         self._observer.on_hits(stage, hits, reads)
 
     def on_pending(self, stage: int, subnets: int) -> None:
-        """Not passed on to the other observer."""
+        """Record the number of subnets in flight; not forwarded to the other observer."""
         self._pending[stage] = subnets
 
     def vitals(self, stream: int) -> dict[str, Any]:
-        """What a heartbeat says of a stream; called on another thread as well."""
+        """Return the values for a stream's heartbeat; also called on another thread."""
         steps, definition = self._steps(stream), self._definitions[stream]
         done = self._next[stream] if self._next else 0
         seconds = time.monotonic() - self._start
@@ -337,7 +337,7 @@ class Recording:
 
 
 def _share(pairs: Mapping[int, tuple[int, int]]) -> float | None:
-    """The sum of the first numbers over the sum of the second ones; None if there are none."""
+    """Return the sum of the first numbers over the sum of the second ones; None if that is 0."""
     found = list(pairs.values())
     whole = sum(pair[1] for pair in found)
     return sum(pair[0] for pair in found) / whole if whole else None
@@ -354,11 +354,11 @@ _GAUGES = {
     "bubble_ratio": "1 - busy time / time of all stages, in this life.",
     "hit_rate": "Accesses whose layer was there, of all.",
 }
-"""By the names of a run's vitals."""
+"""Help texts of the gauges, by the names of a run's vitals."""
 
 
 def check_metrics_server(records: RecordSettings) -> None:
-    """Refuse ``metrics_port`` without its package, a foreign address, or a port that is taken."""
+    """Reject ``metrics_port`` without its package, on a foreign address, or on a used port."""
     if not records.metrics_port:
         return
     try:
@@ -379,7 +379,7 @@ def recorded(
     observer: LaunchObserver,
     records: RecordSettings,
 ) -> Iterator[Recording]:
-    """Record a run while it goes on, report to an observer, and answer Prometheus."""
+    """Record a run while it trains, report to an observer, and serve metrics to Prometheus."""
     definitions = [workload.definition for workload in workloads]
     names = [str(directory.path) for directory in directories]
     with (
@@ -390,9 +390,9 @@ def recorded(
 
 
 class MetricsServer:
-    """Answers ``http://ADDRESS:PORT/metrics`` on threads of its own; a context manager.
+    """Serves ``http://ADDRESS:PORT/metrics`` on its own threads; a context manager.
 
-    Without a port it does nothing. ``names`` are the labels ``run`` of the streams.
+    Without a port it does nothing. ``names`` are the values of the label ``run`` of the streams.
     """
 
     def __init__(
@@ -421,7 +421,7 @@ class MetricsServer:
             self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """Called at every scrape: a gauge for each number that is known."""
+        """Yield a gauge for each vital; called at every scrape."""
         gauge = import_module("prometheus_client.core").GaugeMetricFamily
         found = [self._vitals(stream) for stream in range(len(self._names))]
         for name, text in _GAUGES.items():

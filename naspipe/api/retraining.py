@@ -1,7 +1,7 @@
-"""``naspipe.retrain_subnets``: subnets of a search alone, to see how far its ranking holds.
+"""``naspipe.retrain_subnets``: train subnets of a search alone, to test the search's ranking.
 
-They are trained side by side, each a stream of its own, so that a pipeline has something to do.
-What was trained already is not trained again; what was interrupted goes on.
+They are trained concurrently, each as a separate stream, to fill the pipeline. Subnets that are
+already trained are skipped; interrupted ones are resumed.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def workload_alone(
     seed: int | None = None,
     **recipe: Any,
 ) -> Workload:
-    """A subnet from its initial weights, with a run's recipe, in which ``recipe`` replaces fields.
+    """Define a subnet's training from initial weights; ``recipe`` replaces recipe fields.
 
-    If each pass of the run's steps had a subnet of its own, or learned from a larger one, steps
-    have one pass; nothing is probed. There are no other subnets to learn with. The ``seed`` is the
-    run's by default.
+    Steps have one pass if each pass of the run's steps had its own subnet or was distilled from a
+    larger one, because there are no other subnets to learn with; there are no probes. The ``seed``
+    is the run's by default.
     """
     definition = run.manifest["definition"]
     own = Recipe(**{**definition["recipe"], **recipe})
@@ -99,9 +99,9 @@ def retrain_subnets(
 ) -> list[Retrained]:
     """Train subnets of a search alone, from their initial weights, and judge them.
 
-    With at least four, ``naspipe.search.retrained.confidence`` and ``naspipe report`` say how far
-    the search's ranking holds. Each is an ordinary run below the search's directory, with the bits
-    of a plain loop over that subnet; those that are there already are not trained again.
+    With at least four, ``naspipe.search.retrained.confidence`` and ``naspipe report`` show how
+    reliable the search's ranking is. Each is an ordinary run below the search's directory, with the
+    bits of a plain loop over that subnet; subnets that are already trained are skipped.
 
     Args:
         run: that was searched.
@@ -111,18 +111,19 @@ def retrain_subnets(
         best: number of the search's best subnets.
         others: number of subnets at even distances below them, down to the worst.
         held_out: ``held_out(seed, number)``, batches to judge by; ``data.validation`` by default.
-        validate: batches of ``held_out``; 8, or all if there are fewer; 0 for all.
+        validate: number of batches of ``held_out``; 8, or all if there are fewer; 0 for all.
         seed: of initial weights and batches; the run's by default.
-        stages: stage processes, 1 for this process.
-        settings: ``execution``, too; settings of :class:`naspipe.Execution` by keys.
-        observer: told of the training; ``progress`` is that of :func:`naspipe.train`.
+        stages: number of stage processes; 1 for this process.
+        settings: settings of :class:`naspipe.Execution` by keys; likewise ``execution``.
+        observer: receives the events of the training; ``progress`` is that of
+            :func:`naspipe.train`.
         more: such settings as keywords.
 
     Raises:
-        ConfigError: for input that cannot be used.
-        LogError: if what is kept of the search is damaged.
+        ConfigError: if the input cannot be used.
+        LogError: if the records of the search are damaged.
         RunInterruptedError: with a checkpoint; the same call resumes.
-        StageFailedError: if a layer, the data or the loss raises in any stage.
+        StageFailedError: if a layer, the data or the loss raises an error in any stage.
         StorageError: if a file cannot be written.
     """
     check_is_loss(loss)
@@ -167,14 +168,14 @@ def retrain(
     execution: Execution,
     watch: Watch,
 ) -> list[Retrained]:
-    """Train and judge the subnets that are not there yet; returns all of them, the best first.
+    """Train and judge the subnets that are not trained yet; return all of them, the best first.
 
-    ``validation`` is the number of held-out batches. The rest is as of :func:`retrain_subnets`.
+    ``validation`` is the number of held-out batches. All else is as for :func:`retrain_subnets`.
     """
     seed = run.manifest["definition"]["seed"] if seed is None else seed
     check_space(run)
     run_workload(run, data, loss)
-    definition = SearchDefinition(  # of what judges one subnet, by its own running statistics
+    definition = SearchDefinition(  # judges one subnet by its own running statistics
         strategy="file:", budget=1, calibration=0, validation=validation, ema=search.ema
     )
     check_is_data(held_out, "held_out")
@@ -196,7 +197,7 @@ def retrain(
     places = {each: f"alone-{steps}-{seed}/subnet-{each.sequence_id}" for each in missing}
     source = {**(run.manifest.get("source") or {}), "command": RETRAIN}
     nonfinite = run.manifest["definition"]["recipe"]["nonfinite"]
-    if nonfinite == "stop":  # one that diverges is no reason to stop the others
+    if nonfinite == "stop":  # one diverging subnet must not stop the others
         nonfinite = "keep"
     status = {each: status_of(RunDirectory(search.path / places[each])) for each in missing}
     begun = [each for each in missing if is_begun([status[each]])]
@@ -238,7 +239,7 @@ def retrain(
 
 
 def held_out_name(held_out: Batches) -> str:
-    """What tells held-out batches apart: their record, or the name of the function."""
+    """Return an identifier of held-out batches: their record, or the name of the function."""
     record = getattr(held_out, "record", {})
     known = [str(record[key]) for key in ("name", "split") if key in record]
     sizes = [f"{key} {record[key]}" for key in DATA_SIZES if key in record]
@@ -246,7 +247,7 @@ def held_out_name(held_out: Batches) -> str:
 
 
 def status_of(directory: RunDirectory) -> str | None:
-    """The status in a run's manifest; None if there is none."""
+    """Return the status in a run's manifest; None without a manifest."""
     if not directory.manifest.exists():
         return None
     return str(directory.read_manifest().get("status"))

@@ -1,7 +1,7 @@
-"""``naspipe.search_subnets``: the best subnets of a run, by the scores of inherited weights.
+"""``naspipe.search_subnets``: find the best subnets of a run by scores with inherited weights.
 
-:func:`judge_subnets` is where every search runs: those of Python and of the command line, the
-ratings of student blocks, and the scores of subnets that were trained alone.
+All searches run in :func:`judge_subnets`: those of Python and of the command line, the ratings of
+student blocks, and the scores of subnets that were trained alone.
 """
 
 from __future__ import annotations
@@ -85,26 +85,26 @@ def judge_subnets(
     strategy: Any = None,
     judge: Callable[[Sequence[int]], float] | None = None,
 ) -> Search:
-    """Check everything, then judge every subnet and leave a search inside the run.
+    """Check the input, judge every subnet, and write a search into the run.
 
     Args:
         run: whose weights are judged.
-        data: what the run was trained on: batches to calibrate with.
+        data: the training data of the run, for calibration.
         held_out: batches to judge by.
         loss: of the run.
         definition: of the search.
         execution: how it is carried out.
         name: of the search's directory; by default the next number.
-        observer: told of every subnet; by default there is progress on stderr.
-        is_quiet: show none.
-        strategy: what proposes subnets if it is an object; the definition has its name.
+        observer: receives every subnet; by default, progress is shown on stderr.
+        is_quiet: show no progress.
+        strategy: the strategy if it is an object; the definition has its name.
         judge: decodes with a subnet of these choices, for the score ``bleu`` alone.
 
     Raises:
-        ConfigError: if the input cannot be used. Nothing has been written then, unless only a stage
-            could find the fault: the manifest then says ``failed``.
-        StageFailedError: if a stage raised.
-        VerificationError: if a score has other bits than that of the plain network.
+        ConfigError: if the input cannot be used. Nothing has been written, unless only a stage
+            could detect the error; in that case the manifest has the status ``failed``.
+        StageFailedError: if a stage raised an error.
+        VerificationError: if a score is not bitwise equal to that of the plain network.
     """
     shown = None
     if observer is None:
@@ -211,7 +211,7 @@ def _check(
     execution: Execution,
     name: str,
 ) -> SearchDirectory:
-    """Refuse whatever can be refused at once; returns the place of the search."""
+    """Reject all input that can be rejected up front; return the directory of the search."""
     check_is_data(data)
     check_is_data(held_out, "held_out")
     check_space(run)
@@ -229,14 +229,14 @@ def _check(
     path = run.directory.path
     directory = SearchDirectory(search_path(path, name or default_name(path)))
     if directory.path.exists():
-        directory.create()  # refuses, and says that it exists
+        directory.create()  # raises an error because it exists
     return directory
 
 
 def _plan(
     workload: Workload, costs: CostTable, execution: Execution
 ) -> tuple[CutSteps, MemoryPlan | None, int]:
-    """Cuts of equal forward time, memory for layers without optimizer state, the window."""
+    """Return cuts of equal forward time, memory without optimizer state, and the window."""
     space = workload.space
     rules = (Frozen(),) * len(space)
     sample = tuple(
@@ -280,37 +280,40 @@ def search_subnets(
     progress: bool = True,
     **more: Any,
 ) -> Search:
-    """Judge subnets of a run with its weights; the same ones, bit for bit, on any number of stages.
+    """Judge subnets of a run with its weights; the result is bitwise equal on any number of stages.
 
     The search is written into the run's directory, as ``search-NAME``.
 
     Args:
-        run: with a final checkpoint, or one on the way.
+        run: with a final checkpoint, or an intermediate one.
         data, loss: those of the run.
         held_out: ``held_out(seed, number)``, batches to judge by; ``data.validation`` by default.
         strategy: ``random``, ``evolution``, ``nni:NAME``, ``MODULE:FUNCTION``, or ``file:PATH``; or
-            an object, of NNI's or with ``propose`` and ``observe``, which is used as it is.
+            an object, either of NNI or with ``propose`` and ``observe``, which is used as it is.
         options: of the strategy, such as ``population``.
-        budget: subnets to judge.
+        budget: number of subnets to judge.
         seed: of the strategy's draws.
-        delay: subnets from one to the first that is proposed with its score known.
-        score: ``loss``, ``top1`` or ``top5``; ``synflow`` or ``naswot``, of the weights that layers
-            begin with (Tanaka et al. 2020, Mellor et al. 2021); or a sum, as in ``loss+naswot``.
-        calibrate: batches of ``data`` that running statistics are taken from; 0 for the run's own.
-        validate: batches of ``held_out``; 8, or all if there are fewer; 0 for all.
+        delay: number of subnets between a subnet and the first that is proposed with its score
+            known.
+        score: ``loss``, ``top1`` or ``top5``; ``synflow`` or ``naswot`` of the initial weights of
+            layers (Tanaka et al. 2020, Mellor et al. 2021); or a sum, as in ``loss+naswot``.
+        calibrate: number of batches of ``data`` for computing running statistics; 0 for the run's
+            own.
+        validate: number of batches of ``held_out``; 8, or all if there are fewer; 0 for all.
         limits: ``flops`` (of one sample), ``params``, ``latency_ms``.
         ema: judge by the moving averages of the weights.
-        stages, name: stage processes, 1 for this process; of the search, or the next number.
-        settings: ``execution``, too; settings of :class:`naspipe.Execution` by keys.
-        observer: told of every subnet, instead of progress on stderr.
+        stages: number of stage processes; 1 for this process.
+        name: of the search; the next number by default.
+        settings: settings of :class:`naspipe.Execution` by keys; likewise ``execution``.
+        observer: receives every subnet; it replaces progress on stderr.
         progress: False shows none.
         more: such settings as keywords, as in ``memory_budget="2x"``, and those of the strategy.
 
     Raises:
-        ConfigError: for input that cannot be used.
-        StageFailedError: when a layer, the data or the loss raises in any stage.
-        VerificationError: with ``verify``, when the first or the best score has other bits than
-            the plain network's.
+        ConfigError: if the input cannot be used.
+        StageFailedError: if a layer, the data or the loss raises an error in any stage.
+        VerificationError: with ``verify``, if the first or the best score is not bitwise equal to
+            that of the plain network.
     """
     check_is_loss(loss)
     check_is_object(strategy)

@@ -1,4 +1,4 @@
-"""What a search is put together from: weights, prices, and what proposes subnets."""
+"""The parts of a search: weights, costs and strategies."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ALL = "all"
 """The strategy that proposes every subnet once."""
 
 _MOST = 1_000_000
-"""Subnets that it proposes."""
+"""Maximum number of subnets for this strategy."""
 
 
 def find_weights(run: Run) -> Checkpoint:
-    """The final checkpoint of a run, or its newest one while it goes on."""
+    """Return the final checkpoint of a run, or its newest one if the run is not complete."""
     if run.directory.checkpoint("final").is_dir():
         return read_checkpoint(run.directory.checkpoint("final"))
     latest = run.directory.checkpoints.latest().checkpoint
@@ -51,14 +51,14 @@ def find_weights(run: Run) -> Checkpoint:
 
 
 def forward_costs(costs: CostTable) -> CostTable:
-    """The costs of layers that are not trained."""
+    """Return the costs of layers that are not trained."""
     return CostTable(
         {key: LayerCost(cost.forward_ns, 0, 0, 0, 0) for key, cost in costs.costs.items()}
     )
 
 
 class Pricer:
-    """The costs of subnets whose layers see the shapes of a batch."""
+    """Computes the costs of subnets for inputs with the shapes of a batch."""
 
     def __init__(self, space: Space, batch: Mapping[str, torch.Tensor], costs: CostTable) -> None:
         self.counter = SubnetCounter(space, batch)
@@ -66,7 +66,7 @@ class Pricer:
         self._costs = costs
 
     def of(self, choices: Sequence[int]) -> Cost:
-        """The cost of one subnet, given by one choice per choice block."""
+        """Return the cost of one subnet, given by one choice per choice block."""
         counts = self.counter.of(choices)
         chain = enumerate(self._space.chain(choices))
         forward_ns = sum(self._costs.of(block, candidate).forward_ns for block, candidate in chain)
@@ -74,7 +74,7 @@ class Pricer:
 
 
 def title_of(run: Path, definition: SearchDefinition, held_out: Batches) -> str:
-    """The title of the progress: the strategy, and what subnets are judged on."""
+    """Return the title of the progress: the strategy, and what subnets are judged on."""
     proxies = set(parts_of(definition.score)) <= set(PROXIES)
     part = "first weights" if proxies else part_of(held_out, definition.validation)
     return f"search of {run} by {definition.strategy} on {part}"
@@ -83,11 +83,11 @@ def title_of(run: Path, definition: SearchDefinition, held_out: Batches) -> str:
 def find_strategy(
     definition: SearchDefinition, space: Space, pricer: Pricer, given: Any = None
 ) -> Callable[[], ExplorationStrategy]:
-    """What proposes subnets within the limits; ``given`` is the strategy itself if it is an object.
+    """Return a maker of strategies within the limits; ``given`` is the strategy if it is an object.
 
     Raises:
-        ConfigError: for an unknown name or option, for limits that no subnet keeps, or if the
-            strategy cannot keep limits.
+        ConfigError: for an unknown name or option, for limits that no subnet meets, or if the
+            strategy does not support limits.
     """
     name, limits = definition.strategy, definition.limits
     decisions, counts = space.decisions, space.drawn_counts
@@ -117,7 +117,7 @@ def _found(
     is_allowed: Callable[[Sequence[int]], bool],
     strategy: Any,
 ) -> Callable[[], ExplorationStrategy]:
-    """A strategy of NNI's, which may keep limits, or one of the user's own."""
+    """Return a maker of an NNI strategy, which may have limits, or of the user's own strategy."""
     name, limits = definition.strategy, definition.limits
     is_limited = limits != Limits()
     asked = Asked(
@@ -139,7 +139,7 @@ def _found(
 def _listed(
     definition: SearchDefinition, space: Space, is_allowed: Callable[[Sequence[int]], bool]
 ) -> Callable[[], ExplorationStrategy]:
-    """The first subnets of a file, in their order."""
+    """Return a maker of a strategy that proposes the first subnets of a file, in their order."""
     path = Path(definition.strategy.removeprefix("file:"))
     decisions = space.decisions
     choices_of = decisions.choices_of if decisions else None
@@ -164,7 +164,7 @@ def _every(
     counts: Sequence[int],
     is_allowed: Callable[[Sequence[int]], bool],
 ) -> Callable[[], ExplorationStrategy]:
-    """All subnets within the limits, in the order of their choices."""
+    """Return a maker of a strategy that proposes all subnets within the limits, in order."""
     if definition.options:
         raise ConfigError(f"strategy {ALL}: expected no options, found {definition.options}")
     count = math.prod(counts)
@@ -180,10 +180,10 @@ def _every(
 
 
 def run_workload(run: Run, data: Batches, loss: Loss) -> Workload:
-    """A run's workload, as far as the costs and weights of its layers depend on it.
+    """Return a run's workload, as far as the costs and weights of its layers depend on it.
 
     Raises:
-        ConfigError: if the data are not the run's.
+        ConfigError: if the data are not those of the run.
     """
     recorded = run.manifest["definition"]
     fields = {**recorded, "recipe": Recipe(**recorded["recipe"])}

@@ -1,4 +1,4 @@
-"""Writes a search as it goes: a line per subnet in sequence order, and the manifest."""
+"""Record a search: one line per subnet in sequence order, and the manifest."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from naspipe.verification.plain_scores import ScoreVerifier, VerifiedScores
 
 
 class SearchObserver(Protocol):
-    """Told of a search as it goes."""
+    """Receives the results of a search as they arrive."""
 
     def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None:
-        """The next subnet is judged, in sequence order; ``best`` is the best one so far."""
+        """Called for each judged subnet, in sequence order; ``best`` is the best one so far."""
         ...
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """The compute time of a stage so far, and the time since the start."""
+        """Called with the compute time of a stage so far, and the time since the start."""
         ...
 
 
 class SilentSearchObserver:
-    """An observer that wants to know nothing."""
+    """An observer that ignores everything."""
 
     def on_candidate(self, candidate: Candidate, best: Candidate | None) -> None: ...
 
@@ -39,8 +39,8 @@ class SilentSearchObserver:
 class Recorder:
     """Takes scores in any order, writes candidates in sequence order, and has scores verified.
 
-    The first score and the best one are verified. ``manifest`` is what is known before the search;
-    the ``directory`` exists.
+    The first score and the best one are verified. ``manifest`` holds the entries known before the
+    search; the ``directory`` must exist.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Recorder:
         self._start_ns = 0
         self.candidates: list[Candidate] = []
         self.stages: list[dict[str, Any]] = []
-        """What the stages measured of themselves."""
+        """The measurements of the stages."""
 
     @contextmanager
     def recording(
         self, choices_of: Callable[[int], tuple[int, ...]], verifier: ScoreVerifier | None
     ) -> Iterator[None]:
-        """The time of the search: leaves a manifest that says how it ended.
+        """Record the search while this context is entered; the manifest then has the outcome.
 
         ``choices_of`` returns the choices of a subnet by its number.
         """
@@ -84,7 +84,7 @@ class Recorder:
                 yield
         except BaseException as error:
             failure = {"status": "failed", "failure": str(error) or type(error).__name__}
-            with suppress(OSError):  # the first cause stays
+            with suppress(OSError):  # keep the original error
                 self._directory.write_manifest({**self._manifest, **failure})
             raise
         seconds = (time.monotonic_ns() - start_ns) / 1e9
@@ -103,12 +103,12 @@ class Recorder:
         )
 
     def note(self, **found: Any) -> None:
-        """Add to what the manifest says of the search."""
+        """Add entries to the manifest of the search."""
         self._manifest |= found
         self._directory.write_manifest({**self._manifest, "status": "running"})
 
     def _vitals(self, stream: int) -> dict[str, Any]:
-        """What the heartbeat says, as for a run whose steps are subnets."""
+        """Return the values of a heartbeat, as for a run whose steps are subnets."""
         seconds = (time.monotonic_ns() - self._start_ns) / 1e9
         return {
             "step": len(self.candidates),
@@ -138,10 +138,10 @@ class Recorder:
             self._verifier.poll()
 
     def finish(self) -> VerifiedScores:
-        """Verify the best subnet; returns how many scores are verified.
+        """Verify the best subnet; return the number of verified scores.
 
         Raises:
-            VerificationError: if a score has other bits than the plain network's.
+            VerificationError: if a score is not bitwise equal to that of the plain network.
         """
         if self._verifier is None:
             return VerifiedScores(0, f"because no plain network computes the score {self._score}")
@@ -153,7 +153,7 @@ class Recorder:
         self._observer.on_busy(stage, busy_ns, elapsed_ns)
 
     def _found(self) -> dict[str, Any]:
-        """The start of the ranking, and the front against each cost, as numbers of subnets."""
+        """Return the head of the ranking, and the front for each cost, as numbers of subnets."""
         ranked = rank(self.candidates, self._score)
         fronts = {
             name: [each.sequence_id for each in front(self.candidates, self._score, name)]

@@ -1,4 +1,4 @@
-"""What can be simulated: a space, what its layers cost, and the streams drawn from it."""
+"""Scenarios for simulation: a space, the costs of its layers, and streams drawn from it."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
     from naspipe.jobs.workload import Workload
 
 COSTS = ("profiled", "table5")
-"""Where costs can be from."""
+"""Possible sources of costs."""
 
 DATA_INFO = {
     "vocabulary": 32_000, "padding": 1, "channels": 3, "height": 224, "width": 224,
     "classes": 1000,
 }  # fmt: skip
-"""What WMT and ImageNet state of themselves, for simulations without data."""
+"""Properties of WMT and ImageNet, for simulations without data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A space whose layers' costs are known."""
+    """A space with known costs of its layers."""
 
     space: Space
     costs: CostTable
     timing: Callable[[CostTable, Execution, MemoryPlan | None], Costs]
-    """What everything takes under a way of execution and its memory plan, with these costs."""
+    """Returns all durations, from these costs, an execution and its memory plan."""
     sizes: DeviceSizes | None
-    """Bytes of every layer; None if they are not known."""
+    """Bytes of every layer; None if unknown."""
     costs_from: str
     """One of :data:`COSTS`."""
     parameters: Callable[[int, int], int]
-    """How large a layer is, by block of the chain and candidate; for the sandwich rule."""
+    """Number of parameters by block of the chain and candidate; for the sandwich rule."""
     steps: Steps = ONE_PASS
     """How passes form steps."""
     buffered: Callable[[], frozenset[tuple[int, int]]] = frozenset
@@ -70,17 +70,17 @@ class Scenario:
     stateless: Callable[[], frozenset[tuple[int, int]]] = frozenset
     """Block and candidate of the layers without parameters and buffers."""
     beside: Callable[[int], dict[str, Any]] | None = None
-    """What changes if this many workers compute concurrently; None if nothing does."""
+    """Changed fields if this many workers compute concurrently; None if nothing changes."""
 
     def on_workers(self, count: int) -> Scenario:
-        """The scenario with the costs of layers if this many workers compute concurrently.
+        """Return the scenario with the costs of layers if this many workers compute concurrently.
 
         Processes on one machine share caches and memory bandwidth, so each is slower than alone.
         """
         return self if self.beside is None else replace(self, **self.beside(count))
 
     def stepping(self, passes: str, probes: str = NO_PROBES) -> Scenario:
-        """The scenario with other steps."""
+        """Return the scenario with other steps."""
         recipe = Recipe(passes=passes, probes=probes).settled(self.space.drawn_counts)
         return replace(self, steps=recipe.steps)
 
@@ -94,10 +94,10 @@ class Scenario:
         policy: str = "csp",
         bulk: int = 1,
     ) -> Pipeline:
-        """Streams of this space with the seeds ``seed``, ``seed`` + 1, ...
+        """Draw streams of this space with the seeds ``seed``, ``seed + 1``, ...
 
         Raises:
-            ConfigError: for a sampler that does not exist or holds fewer subnets.
+            ConfigError: if the sampler does not exist or has too few subnets.
         """
         if steps < 1 or streams < 1:
             raise ConfigError(f"expected 1 or more steps and streams, found {steps} and {streams}")
@@ -120,10 +120,10 @@ class Scenario:
         )
 
     def plan(self, pipeline: Pipeline, execution: Execution) -> Plan:
-        """The plan that a real run of these streams would follow if it had these costs.
+        """Return the plan that a real run of these streams would follow with these costs.
 
         Raises:
-            ConfigError: for more stages than blocks, or a budget below the least that works.
+            ConfigError: for more stages than blocks, or a budget below the minimum.
         """
 
         def timing(pipeline: Pipeline, memory: MemoryPlan | None) -> Costs:
@@ -134,14 +134,14 @@ class Scenario:
     def run(
         self, pipeline: Pipeline, execution: Execution, plan: Plan | None = None
     ) -> SimulatedRun:
-        """Simulate streams, by default under the plan that they would have."""
+        """Simulate streams, by default with the plan of :meth:`plan`."""
         plan = plan or self.plan(pipeline, execution)
         costs = self.costs.split(plan.streams[0].split)
         return simulate_run(pipeline, plan, execution, self.timing(costs, execution, plan.memory))
 
 
 def profiled_scenario(workload: Workload, execution: Execution) -> Scenario:
-    """A workload with the costs of its layers on this machine, measured once and cached."""
+    """Return a scenario with the costs of layers on this machine, measured once and cached."""
     from naspipe.api.planning import cores_for, measured_costs, measured_sizes
     from naspipe.inputs.subnet_sources import parameter_counts
     from naspipe.profiling.counts import stateless_layers
@@ -183,17 +183,17 @@ def table5_scenario(
     recipe: Recipe | None = None,
     rules: Mapping[str, Rule] | None = None,
 ) -> Scenario:
-    """A space of naspipe's with the published costs of its layers; needs neither torch nor data.
+    """Return a space of naspipe with published layer costs; needs neither torch nor data.
 
     Args:
         name: one of :func:`search_spaces.names`.
         with_shared: keep the embeddings, the stem and the head; the paper freezes them.
         recompute: count each forward twice, as the paper does.
-        recipe: says how passes form steps.
+        recipe: defines how passes form steps.
         rules: of shared layers, instead of the space's.
 
     Raises:
-        ConfigError: for a space or a layer that the table does not have.
+        ConfigError: if the table does not have the space or a layer.
     """
     if ":" in name:
         raise ConfigError(
@@ -220,7 +220,7 @@ def simulate_again(path: Path) -> Fidelity:
     """Simulate a recorded run with the time of each of its accesses, and compare the two.
 
     Raises:
-        ConfigError: if the path is no run directory, or not one that can be imitated.
+        ConfigError: if the path is not a run directory, or the run cannot be simulated.
         LogError: if its log is damaged.
     """
     recorded = RecordedRun(path)
@@ -229,7 +229,7 @@ def simulate_again(path: Path) -> Fidelity:
 
 
 def _planned_costs(recorded: RecordedRun) -> CostTable | None:
-    """The costs that the run's plan followed; None if it followed none."""
+    """Return the costs that the run's plan was based on; None if it used none."""
     path = recorded.directory.costs
     rows = read_costs(path, COLUMNS)
     if rows is None:
@@ -244,7 +244,7 @@ def _planned_costs(recorded: RecordedRun) -> CostTable | None:
 
 
 def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
-    """The time of each access of a recorded run."""
+    """Return the time of each access of a recorded run."""
     if not recorded.accesses:
         raise ConfigError(f"{recorded.path}: expected an access log to simulate again, found none")
     recipe = recorded.manifest.get("definition", {}).get("recipe", {})
@@ -256,7 +256,7 @@ def logged_costs_of(recorded: RecordedRun) -> LoggedCosts:
 
 
 def _by_option(access: Access, subnet: Subnet) -> Access:
-    """An access by its option, as costs have it, unless it is a WRITE, which options share."""
+    """Index an access by its option, as costs are, unless it is a WRITE, which options share."""
     if access.kind is AccessKind.WRITE:
         return access
     option = subnet.chain[access.layer.block]
@@ -270,10 +270,10 @@ def simulate_again_with(recorded: RecordedRun, costs: Costs, table: CostTable) -
 
 
 def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> SimulatedRun:
-    """The run's stream, partitions, order and window under other costs.
+    """Simulate the run's stream, partitions, order and window under other costs.
 
-    The log of the run says which stage ran what. ``table`` are the costs that the priorities of its
-    order followed, if it has any.
+    The log of the run gives the stage of each block. ``table`` holds the costs that the priorities
+    of its order are based on, if it has any.
 
     Raises:
         ConfigError: for a run of several streams, with a memory budget, or without accesses.
@@ -302,9 +302,9 @@ def simulated_again(recorded: RecordedRun, costs: Costs, table: CostTable) -> Si
 
 
 def ordered_in(accesses: Sequence[Access], steps: Steps) -> frozenset[tuple[int, int]]:
-    """The layers that the passes of every step went through one after the other, in their order.
+    """Return the layers whose forwards within every step ran one after another, in order of passes.
 
-    Those whose forwards leave something for the next one are among them.
+    They include all layers whose forwards change state that the next forward uses.
     """
     last: dict[tuple[LayerId, int], Access] = {}
     swapped: set[LayerId] = set()
@@ -346,7 +346,7 @@ def _subnets(path: Path, labels: SpaceLabels) -> list[Subnet]:
 def _partitions(
     accesses: Sequence[Access], num_subnets: int, num_blocks: int, path: Path
 ) -> list[Partition]:
-    """Which stage ran each block of each subnet."""
+    """Return the partition of each subnet, from the stage that ran each block."""
     stages: list[list[int]] = [[-1] * num_blocks for _ in range(num_subnets)]
     for access in accesses:
         if access.layer.stream or access.sequence_id >= num_subnets:
@@ -377,7 +377,7 @@ def write_simulated(
 ) -> None:
     """Write one stream's subnets, its access log and the manifest.
 
-    Several streams have a directory each, in which each is the only one, as real runs have.
+    Each of several streams gets its own directory, in which it is the only one, as in real runs.
     """
     directory.create()
     choice_blocks = [block for block, one in enumerate(space.blocks) if not isinstance(one, Shared)]

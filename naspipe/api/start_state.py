@@ -1,6 +1,6 @@
-"""How a run begins: anew, or by taking over what its directories hold.
+"""Begin a run in new directories, or take over the contents of existing ones.
 
-New ones say ``planning`` from their first moment until the run begins.
+New directories have the status ``planning`` until the run begins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from naspipe.worker.job import StreamJob
 def check_stream(
     number: StreamId, workload: Workload, execution: Execution, is_drawn_beside: bool = False
 ) -> tuple[Subnet, ...]:
-    """Check everything of a stream; returns its subnets, or some that stand for them."""
+    """Check all settings of a stream; return its subnets, or a sample of them."""
     space, definition = workload.space, workload.definition
     check_optimizer(definition.recipe)
     order = execution.pipeline.order
@@ -88,9 +88,10 @@ def stream_job(
     directory: RunDirectory,
     unit: int = 0,
 ) -> StreamJob:
-    """A stream that is known, or one that is proposed or drawn while the training goes on.
+    """Return the job of a stream whose subnets are known, proposed or drawn during training.
 
-    ``unit`` is not 0 for one that is drawn: the sequence IDs that become known together.
+    For a drawn stream, ``unit`` is the number of sequence IDs that become known together; otherwise
+    0.
     """
     job = StreamJob(
         workload=workload,
@@ -120,12 +121,11 @@ def stream_job(
 
 
 def begin_record(stream: StreamJob, manifest: Mapping[str, Any], costs: CostTable | None) -> None:
-    """Write what is known of a new stream into its directory; ``costs`` are those that the plan
-    followed.
+    """Write the initial records of a new stream; ``costs`` are those that the plan is based on.
 
     Raises:
         ConfigError: if the directory cannot be made.
-        StorageError: if it cannot be written; nothing is left of it then.
+        StorageError: if it cannot be written; the directory is then removed.
     """
     if not stream.directory.path.exists():
         stream.directory.create()
@@ -147,7 +147,7 @@ def begin_record(stream: StreamJob, manifest: Mapping[str, Any], costs: CostTabl
 
 
 def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int, ...]]:
-    """The choices of every subnet; an empty subnet has those of the one before."""
+    """Return the choices of every subnet; an empty subnet has those of its predecessor."""
     is_choice = [not isinstance(block, Shared) for block in workload.space.blocks]
     found: list[tuple[int, ...]] = []
     for subnet in subnets:
@@ -157,17 +157,17 @@ def choices_of(workload: Workload, subnets: Sequence[Subnet]) -> list[tuple[int,
 
 
 def comes_new(directory: RunDirectory, workload: Workload) -> bool:
-    """Return True for a teacher whose labels came from elsewhere in earlier attempts."""
+    """Return True for a teacher whose labels had another source in earlier attempts."""
     return not workload.is_written and not directory.path.exists()
 
 
 PLANNING = "planning"
 IF_EXISTS = "if_exists"
-"""What ``resume`` says for: begin, or go on with the run that is there."""
+"""The value of ``resume`` that resumes an existing run and begins a new one otherwise."""
 
 
 def asked_resume(resume: bool | str, run_dir: str | Path | None) -> dict[str, Any]:
-    """The ``resumes`` and ``may_resume`` of a training that a user's ``resume`` stands for."""
+    """Return the ``resumes`` and ``may_resume`` of a training for a user's ``resume``."""
     if resume not in (True, False, IF_EXISTS):
         raise ConfigError(f"resume: expected True, False or {IF_EXISTS!r}, found {resume!r:.80}")
     if resume and run_dir is None:
@@ -176,16 +176,17 @@ def asked_resume(resume: bool | str, run_dir: str | Path | None) -> dict[str, An
 
 
 def is_begun(statuses: Iterable[str | None]) -> bool:
-    """Return True if there is something to resume; a status is None without a manifest."""
+    """Return True if there is a run to resume; the status of a missing manifest is None."""
     return any(status not in (None, PLANNING) for status in statuses)
 
 
 def goes_on(directories: Sequence[RunDirectory]) -> bool:
-    """Return True if directories hold a run to resume; one that ended while it was planned is
-    removed.
+    """Return True if the directories hold a run to resume.
+
+    Directories of a run that ended during planning are removed.
 
     Raises:
-        ConfigError: if another process plans a run there, or something else is there.
+        ConfigError: if another process is planning a run there, or a directory has other contents.
     """
     found = {each: each.read_manifest() for each in directories if each.manifest.exists()}
     statuses = [str(manifest.get("status")) for manifest in found.values()]
@@ -200,13 +201,13 @@ def goes_on(directories: Sequence[RunDirectory]) -> bool:
 def take_over(
     stack: ExitStack, streams: Iterable[tuple[RunDirectory, Workload, tuple[Subnet, ...], bool]]
 ) -> list[dict[str, Any]]:
-    """Claim the directories of a run that is resumed; returns their manifests.
+    """Claim the directories of a resumed run; return their manifests.
 
-    ``streams`` gives for each its directory, what is trained, its subnets, and whether more are
-    drawn while the training goes on.
+    ``streams`` contains for each its directory, workload and subnets, and True if more subnets are
+    drawn during training.
 
     Raises:
-        ConfigError: for a directory of another run, or one that another process trains.
+        ConfigError: for a directory of another run, or one that another process is training.
     """
     earlier = []
     for directory, workload, subnets, is_drawn in streams:
@@ -226,11 +227,11 @@ def take_over(
 def _check_stateless(
     directory: RunDirectory, workload: Workload, earlier: Mapping[str, Any]
 ) -> None:
-    """Refuse a resume for which other layers count as stateless than when the run was begun.
+    """Reject a resume if the set of stateless layers has changed since the run began.
 
-    The access log holds no versions of stateless layers, so all attempts have to agree on them.
-    Another version of torch may fail to make a layer on its meta device, which then counts as one
-    with state.
+    The access log holds no versions of stateless layers, so all attempts must agree on them.
+    Another version of torch may fail to make a layer on its meta device; the layer then counts as
+    one with state.
     """
     recorded = earlier.get("stateless", [])
     own = described(workload.space, stateless_layers(workload.space))["stateless"]
@@ -246,7 +247,10 @@ def _check_stateless(
 def _check_settings(
     directory: RunDirectory, workload: Workload, earlier: Mapping[str, Any]
 ) -> None:
-    """Options are recorded by their numbers, which depend on the settings of elastic layers."""
+    """Reject a resume with other settings of elastic layers.
+
+    Options are recorded by number, and the numbers depend on these settings.
+    """
     recorded, own = (
         settings_of(earlier.get("space", {})),
         settings_of(describe_space(workload.space)),
@@ -264,13 +268,13 @@ def _check_settings(
 def planning(
     directories: Sequence[RunDirectory], workloads: Sequence[Workload], execution: Execution
 ) -> Iterator[None]:
-    """Hold new directories, each with a manifest that says what is to be run.
+    """Hold new directories, each with a manifest of the planned run.
 
-    If the planning fails before another status is written, they are removed: nothing is left of a
-    run that never began.
+    If planning fails before another status is written, they are removed, so that nothing is left of
+    a run that never began.
 
     Raises:
-        ConfigError: if one of them exists already, or cannot be made.
+        ConfigError: if one of them already exists, or cannot be made.
     """
     parents = {each for directory in directories for each in directory.path.absolute().parents}
     deepest_first = sorted(parents, key=lambda path: -len(path.parts))
@@ -296,12 +300,12 @@ def planning(
 
 
 def _remove(directories: Sequence[RunDirectory], above: Sequence[Path]) -> None:
-    """Remove directories, and the folders above that were made only for them."""
+    """Remove directories, and the parents that were created for them."""
     for directory in directories:
         is_there = directory.manifest.exists()
         status = directory.read_manifest().get("status") if is_there else None
         if status in (None, PLANNING):
             shutil.rmtree(directory.path, ignore_errors=True)
     for path in above:
-        with suppress(OSError):  # somebody else has something in it by now
+        with suppress(OSError):  # another process may have put something there
             path.rmdir()

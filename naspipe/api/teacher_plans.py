@@ -1,8 +1,8 @@
-"""Plans with teachers, by simulation: placements of distilled blocks, and a student's teacher.
+"""Plans with teachers, by simulation: placements of distilled blocks, and the teacher of a student.
 
-:func:`blockwise_plans` tries where the blocks of a blockwise distillation could be.
-:func:`taught_plans` tries how a student could be trained with one teacher, which may have devices
-of its own.
+:func:`blockwise_plans` compares placements of the blocks of a blockwise distillation.
+:func:`taught_plans` compares ways to train a student with one teacher, which may have its own
+devices.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from naspipe.store.metrics import Summary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockwisePlan:
-    """One placement on some stages."""
+    """One placement on a number of stages."""
 
     passes: str
-    """The recipe's setting."""
+    """The setting of the recipe."""
     stages: int
     placement: str
     blocks: tuple[str, ...]
-    """The blocks on each stage: ``T0`` is the teacher's first one, ``S0`` its student; with ``/n``
-    if n stages share it, with ``*`` if only some of its layers are there."""
+    """The blocks on each stage: ``T0`` is the teacher's first block, ``S0`` its student; with
+    ``/n`` if n stages share it, with ``*`` if only some of its layers are on this stage."""
     order: str
     steps_per_second: float
     bubble_ratio: float
     moved_bytes: int
-    """From stage to stage in a step."""
+    """Bytes sent between stages in a step."""
     memory_bytes: int
-    """The most that one stage's layers occupy, and outputs of the teacher that wait there."""
+    """Maximum over the stages of the bytes of layers and of waiting teacher outputs."""
 
 
 def blockwise_plans(
@@ -64,9 +64,9 @@ def blockwise_plans(
     devices: Sequence[int],
     execution: Execution,
 ) -> list[BlockwisePlan]:
-    """Every kind of steps on every number of devices, in every placement, the fastest first.
+    """Simulate all ``kinds`` of steps and all placements on all numbers of devices, fastest first.
 
-    ``define`` makes the streams by what their steps are made of.
+    ``define`` makes the streams for a kind of steps.
     """
     found: list[BlockwisePlan] = []
     for kind in kinds:
@@ -84,7 +84,7 @@ def blockwise_plans(
                 try:
                     found.append(_simulated_blockwise(taught, costs, sizes, how))
                 except ConfigError:
-                    continue  # more stages than it has pieces for
+                    continue  # more stages than pieces
     return sorted(found, key=lambda each: (-each.steps_per_second, each.stages, each.moved_bytes))
 
 
@@ -135,7 +135,7 @@ def _memory(
     placed: Sequence[Sequence[Partition]],
     stage: StageId,
 ) -> int:
-    """The bytes of all candidates on a stage, and of the teacher's outputs that wait there."""
+    """Return the bytes of all candidates on a stage, and of the teacher outputs that wait there."""
     total = 0
     for workload, table, own in zip(workloads, sizes, placed, strict=True):
         blocks = {block for each in own for block in each.blocks(stage)}
@@ -148,17 +148,17 @@ def _memory(
 
 
 ROUNDING = 1e-9
-"""Relative: so much more than a whole number of teachers is that number."""
+"""Relative tolerance when rounding up to a whole number of teachers."""
 
 
 def teachers_needed(student_rate: float, teacher_rate: float) -> int:
-    """The fewest teachers, all alike, that never let the student wait: n = ceil(t_s / t_t)."""
+    """Return the fewest equal teachers that never let the student wait: n = ceil(t_s / t_t)."""
     check_rates(student_rate, teacher_rate)
     return max(1, math.ceil(student_rate / teacher_rate * (1 - ROUNDING)))
 
 
 def check_rates(student_rate: float, teacher_rate: float) -> None:
-    """Refuse a rate that is not above 0."""
+    """Reject a rate that is not above 0."""
     for name, rate in (("student", student_rate), ("teacher", teacher_rate)):
         if not 0 < rate < math.inf:
             raise ConfigError(f"{name}: expected a rate above 0, found {rate}")
@@ -169,25 +169,26 @@ class TaughtPlan:
     """One way to train a student with its teacher."""
 
     passes: str
-    """The recipe's setting."""
+    """The setting of the recipe."""
     views: int
     stages: int
     cuts: str
-    """``own``: the teacher is cut where it is balanced alone; ``joint``: where the student is."""
+    """``own``: the teacher's cuts balance it alone; ``joint``: they are the student's cuts."""
     ratio: float
-    """The teacher's forward over the student's."""
+    """Forward time of the teacher divided by that of the student."""
     filled_from: int | None
-    """Passes of a step from which on the teacher fills the pipeline; None for one of the same step,
-    which never does."""
+    """Least number of passes per step with which the teacher fills the pipeline; None for a teacher
+    of the same step, which never does."""
     is_filled: bool
-    """Whether steps have as many."""
+    """True if steps have that many passes."""
     order: str
     passes_per_second: float
-    """The student's."""
+    """Passes of the student per second."""
     bubble_ratio: float
     teachers: int | None
-    """That make labels as fast as the student takes them if it is alone on its stages, each with a
-    device of its own; None for one that follows, which makes no labels ahead of the student."""
+    """Number of teachers, each with its own device, that make labels as fast as the student takes
+    them if it is alone on its stages; None for a teacher that follows the student, because it makes
+    no labels in advance."""
 
 
 def taught_plans(
@@ -197,12 +198,12 @@ def taught_plans(
     devices: Sequence[int],
     execution: Execution,
 ) -> list[TaughtPlan]:
-    """Every kind of steps on every number of devices, with every cut, the fastest first.
+    """Simulate all ``kinds`` of steps and all cuts on all numbers of devices, fastest first.
 
-    ``define`` makes the student by what its steps are made of, ``teacher`` a new teacher for each.
+    ``define`` makes the student for a kind of steps, and ``teacher`` makes a new teacher for each.
 
     Raises:
-        ConfigError: for a teacher that does not fit, or steps that the data do not allow.
+        ConfigError: if the teacher does not fit, or the data do not allow the steps.
     """
     found: list[TaughtPlan] = []
     for kind in kinds:
@@ -223,7 +224,7 @@ def taught_plans(
 
 
 def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload]) -> Workload:
-    """The workload, or one that ``make`` makes, with as many micro-batches as such steps need."""
+    """Return the workload, or one from ``make`` with the micro-batches that steps need."""
     data, count = workload.data, parse_passes(passes).passes
     if not isinstance(data, Views) or count % (data.views + data.local) or count == data.passes:
         return workload
@@ -233,7 +234,7 @@ def for_passes(workload: Workload, passes: str, make: Callable[[int], Workload])
 def _teachers(
     workloads: Sequence[Workload], costs: Sequence[CostTable], execution: Execution
 ) -> int | None:
-    """The teachers needed, from the rates of the student alone and of one teacher alone."""
+    """Return the teachers needed, from the rates of the student alone and of one teacher."""
     student, teacher = workloads
     label_ns = forward_ns(teacher, costs[1])
     if teacher.follows is not None:
@@ -247,7 +248,7 @@ def _teachers(
 def _run(
     taught: Distillation, costs: Sequence[CostTable], execution: Execution
 ) -> tuple[int, Plan, Summary]:
-    """Plan and simulate streams; the number of subnets of the first one, the plan, the figures."""
+    """Plan and simulate streams; return the first one's subnet count, the plan and a summary."""
     workloads = taught.workloads
     subnets = [draw_stream(StreamId(n), each) for n, each in enumerate(workloads)]
     wiring = wiring_of(workloads, taught.taps)
@@ -283,7 +284,7 @@ def _simulated_taught(
 
 
 def with_passes(workload: Workload, passes: str, steps: int, seed: int) -> Workload:
-    """The workload in steps of such passes, with about this many passes in all."""
+    """Return the workload with these passes per step, and about this many passes in total."""
     recipe = replace(workload.recipe, passes=passes)
     count = recipe.settled(workload.space.drawn_counts).steps.passes
     return workload.redefined(recipe=recipe, steps=max(1, steps // count), seed=seed)

@@ -1,4 +1,4 @@
-"""``naspipe.train``: a space in ordinary torch code, to a trained run."""
+"""``naspipe.train``: train a search space that consists of ordinary torch modules."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from naspipe.wire.reports import NotesToStderr
 from naspipe.worker.layers.optimizers import PER_LAYER
 
 Optimizer = str | Callable[..., torch.optim.Optimizer]
-"""By name, or a class or function that is called with parameters and returns one."""
+"""A name, or a class or function that takes parameters and returns an optimizer."""
 
 
 Rate = float | Callable[[int], float] | Mapping[int, float]
-"""The peak of a schedule; or a function from a step to its rate, or rates by their first steps."""
+"""The peak of a schedule, a function from a step to its rate, or rates by their first steps."""
 
 
 def read_file(recipe: str | Path | Mapping[str, Any] | None) -> tuple[RecipeFile, Settings]:
-    """The recipe file, if one is meant, and the settings that it gives."""
+    """Return the recipe file, if ``recipe`` names one, and the settings that it gives."""
     file = read_recipe(recipe) if isinstance(recipe, str | Path) else NO_RECIPE
     return file, file.applied_to(Settings())
 
 
 def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, steps: int) -> Recipe:
-    """The recipe; what ``said`` says takes precedence over a file or a mapping.
+    """Return the recipe; the settings in ``said`` take precedence over a file or a mapping.
 
-    Another optimizer than the recipe's has options of its own. ``steps`` are those of the run, for
-    each of which a function of the rate is called.
+    An optimizer other than the recipe's does not inherit its options. ``steps`` is the number of
+    steps of the run; a rate function is called for each of them.
     """
     file, settings = read_file(recipe)
     base = settings.recipe
@@ -89,7 +89,7 @@ def given_recipe(recipe: str | Path | Mapping[str, Any] | None, said: Stated, st
 
 
 def _rated(rate: Any, steps: int) -> dict[str, Any]:
-    """The settings that a rate stands for; rates by step are a schedule that multiplies 1."""
+    """Return the settings for a rate; rates by step become a schedule with the rate 1."""
     _check_schedule(rate, "lr")
     if isinstance(rate, Mapping):
         return {"lr": 1.0, "schedule": table_text(rate)}
@@ -100,7 +100,7 @@ def _rated(rate: Any, steps: int) -> dict[str, Any]:
 
 
 def _check_schedule(given: Any, what: str) -> None:
-    """Refuse a scheduler of torch, and a function in the place of a name."""
+    """Reject a torch scheduler, and a function instead of a name."""
     kind = given if isinstance(given, type) else type(given)
     todo = "write schedule='cosine' or another name, or lr=FUNCTION, which returns a step's rate"
     if issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
@@ -113,7 +113,7 @@ def _check_schedule(given: Any, what: str) -> None:
 
 
 def _check_one_schedule(given: Mapping[str, Any]) -> None:
-    """Refuse rates by step together with a schedule, which also gives them."""
+    """Reject rates by step together with a schedule."""
     rate, schedule = given.get("lr"), given.get("schedule")
     if schedule is not None and (callable(rate) or isinstance(rate, Mapping)):
         kind = "a function" if callable(rate) else "a table"
@@ -124,9 +124,9 @@ def _check_one_schedule(given: Mapping[str, Any]) -> None:
 
 
 def _own_rate(recipe: Recipe) -> float:
-    """The rate that a user's own optimizer has by default; otherwise the recipe's."""
+    """Return the default rate of a user's own optimizer; otherwise the recipe's rate."""
     if isinstance(recipe.optimizer, GivenCode):
-        with suppress(Exception):  # whatever is wrong with it is said by its check
+        with suppress(Exception):  # a faulty optimizer is reported by its check
             made = recipe.optimizer.code(
                 [torch.nn.Parameter(torch.zeros(1))], **recipe.optimizer_options
             )
@@ -135,7 +135,7 @@ def _own_rate(recipe: Recipe) -> float:
 
 
 def _named(optimizer: Any) -> Any:
-    """What the recipe calls an optimizer; those of torch go by their names."""
+    """Return the recipe's form of an optimizer: the name for those of torch."""
     if isinstance(optimizer, str):
         return optimizer
     kind = type(optimizer).__name__
@@ -155,7 +155,7 @@ def _named(optimizer: Any) -> Any:
 
 
 def _further(recipe: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The fields that a caller gives instead of a file."""
+    """Return the fields that a caller gives instead of a file."""
     further = {} if isinstance(recipe, str | Path) else recipe or {}
     known = Recipe.__dataclass_fields__
     if not isinstance(further, Mapping) or (wrong := sorted(map(str, set(further) - set(known)))):
@@ -202,39 +202,41 @@ def train(
     progress: bool | None = None,
     **more: Any,
 ) -> Run:
-    """Train a supernet; the bits are those of a plain one-at-a-time loop on any number of stages.
+    """Train a supernet; the result has the bits of a sequential loop on any number of stages.
 
     Args:
         space: the blocks and their candidates.
         data: pure; ``data(seed, sequence_id)`` returns named tensors, batch dimension first.
         loss: called with the last block's outputs and the batch fields of ``loss_fields``. A module
-            with parameters or buffers of its own is trained as the last layer (docs/data.md).
-        steps: optimizer steps, of one subnet each unless ``passes`` say otherwise. Needed.
+            with its own parameters or buffers is trained as the last layer (docs/data.md).
+        steps: optimizer steps, of one subnet each unless ``passes`` is set. Required.
         optimizer: a ``torch.optim`` class by name (SGD), or your own; gets ``optimizer_options``.
-        lr: the rate (0.05), which ``schedule`` changes; or a function from a step to its rate.
+        lr: learning rate (0.05), scaled by ``schedule``; or a function from a step to its rate.
         sampler: ``uniform`` (default), ``fair``, ``spaced:W``, ``file:PATH``; or a strategy.
         seed: of the stream, the parameters and every random draw.
-        stages: processes; 1 trains in this one. ``"auto"`` simulates which is fastest, groups too.
-        policy: ``csp``; or ``sequential``, ``asp``, or ``bsp`` with ``bulk`` subnets at a time.
+        stages: number of processes; 1 trains in this process. ``"auto"`` simulates several numbers
+            of stages and groups, and chooses the fastest.
+        policy: ``csp``, ``sequential``, ``asp``, or ``bsp`` with ``bulk`` subnets at a time.
         run_dir: a directory that does not exist yet; ``runs/NAME-TIME`` by default.
-        resume: go on with this definition's run in ``run_dir``; ``"if_exists"``: or begin it there.
-        recipe: a recipe of naspipe's by name, as in ``"spos"``, or a file, or fields of
+        resume: True resumes the run in ``run_dir``, which must have this definition;
+            ``"if_exists"`` begins it there if it does not exist.
+        recipe: the name of a naspipe recipe, such as ``"spos"``, or a file, or fields of
             :class:`naspipe.config.recipe.Recipe`. Other arguments take precedence over it.
-        settings: ``execution``, too; settings by the keys of ``--set``, as in ``{"window": 8}``.
-        observer: told of losses and stage use as the run goes, instead of progress on stderr.
-        held_out: ``held_out(seed, number)`` to validate by; ``data.validation`` by default.
-        teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum`, whose output is learned.
-        loss_fields: names of batch fields; ``("target",)``, if the loss has no ``fields`` itself.
-        metrics: functions by name, called as the loss is; each gives one number, which is recorded.
-        init_from: weights to begin with: a run, state dict, file or modules (docs/optimizers.md).
-        progress: False shows none, but notes on stderr; True shows it in addition to an observer.
-        more: every other setting as a keyword: the common ones are below, all in docs/settings.md.
+        settings: by the keys of ``--set``, as in ``{"window": 8}``; likewise ``execution``.
+        observer: receives losses and stage use during the run; it replaces progress on stderr.
+        held_out: ``held_out(seed, number)`` for validation; ``data.validation`` by default.
+        teacher: :class:`naspipe.Teacher` or :class:`naspipe.Momentum` to distill from.
+        loss_fields: names of batch fields; ``("target",)`` if the loss has no ``fields`` itself.
+        metrics: functions by name, called like the loss; each returns a number to record.
+        init_from: initial weights: a run, state dict, file or modules (docs/optimizers.md).
+        progress: False shows only notes on stderr; True shows progress in addition to an observer.
+        more: all other settings as keywords: common ones are below, all in docs/settings.md.
 
     Raises:
-        ConfigError: for input that cannot be used; nothing is written then.
-        StageFailedError: when a layer, the data or the loss raises in any stage.
+        ConfigError: if the input cannot be used; in that case nothing has been written.
+        StageFailedError: if a layer, the data or the loss raises an error in any stage.
         RunInterruptedError: after SIGINT or SIGTERM, with a checkpoint to resume from.
-        StorageError: when a file cannot be written.
+        StorageError: if a file cannot be written.
     """
     more |= {"stages": None if stages == AUTO else stages, "optimizer": optimizer, "lr": lr}
     more |= {"optimizer_options": optimizer_options}
@@ -286,12 +288,12 @@ def workload(
     init_from: Weights | None = None,
     **settings: Any,
 ) -> Workload:
-    """One run's definition, for :func:`train_together`; the arguments are those of :func:`train`.
+    """Define one run for :func:`train_together`; the arguments are those of :func:`train`.
 
-    ``settings`` are ``optimizer``, ``lr``, ``optimizer_options`` and others of the recipe.
+    ``settings`` are ``optimizer``, ``lr``, ``optimizer_options`` and other settings of the recipe.
 
     Raises:
-        ConfigError: for a value that cannot be used.
+        ConfigError: if a value cannot be used.
     """
     check_is_space(space)
     check_is_data(data)
@@ -337,18 +339,19 @@ def train_together(
     progress: bool | None = None,
     chooses_stages: bool = False,
 ) -> list[Run]:
-    """Train several runs side by side on one pipeline: each fills the others' bubbles.
+    """Train several runs concurrently on one pipeline, so that each fills the others' bubbles.
 
-    The result of each is bit for bit that of its solo run; their directories are
+    The result of each is bitwise equal to that of its solo run; their directories are
     ``run_dir/stream-0``, ``stream-1``, ... (NASPipe's hybrid traverse). With ``taps``, blocks of
-    one take outputs of another; ``exchanges`` are what WRITEs wait for, by name. With a ``teacher``
-    of the only workload, its run is in ``run_dir``, and what is recorded of the teacher in
-    ``run_dir/teacher``. ``progress`` is that of :func:`train`; ``chooses_stages`` is its
-    ``stages="auto"``: then ``execution`` says no number of them, and its groups are kept.
+    one run take outputs of another; weight updates wait for the named ``exchanges``. With a
+    ``teacher`` of the only workload, the run is in ``run_dir`` and the records of the teacher are
+    in ``run_dir/teacher``. ``progress`` is that of :func:`train`. ``chooses_stages`` corresponds to
+    its ``stages="auto"``; ``execution`` must then leave the number of stages at 1, and its groups
+    are kept.
 
     Raises:
-        ConfigError: for input that cannot be used; nothing is written then.
-        StageFailedError: when a layer, the data or the loss raises in any stage.
+        ConfigError: if the input cannot be used; in that case nothing has been written.
+        StageFailedError: if a layer, the data or the loss raises an error in any stage.
     """
     if chooses_stages and execution.pipeline.stages > 1:
         raise ConfigError(
@@ -373,5 +376,5 @@ def train_together(
 
 
 def recipe_execution(recipe: str | Path | Mapping[str, Any] | None, **settings: Any) -> Execution:
-    """The execution that a recipe gives, with further settings."""
+    """Return the execution of a recipe, with further settings applied."""
     return read_file(recipe)[1].execution.changed(**settings)

@@ -1,10 +1,10 @@
-"""From streams to finished run directories: the one place where a :class:`Training` is built.
+"""Build and start a :class:`Training`; all runs of naspipe start here.
 
-:func:`start` is called by ``train_together``, by ``naspipe train`` and ``naspipe distill``, by
-retraining, by blockwise distillation and by the exporter. It joins the streams with their teacher,
-chooses the number of stages if that is asked for, and runs the training. :meth:`Training.run`
-checks everything, plans, writes the records of new runs, trains until the end
-(:mod:`naspipe.api.attempts`) and completes the manifests.
+:func:`start` is called by ``train_together``, ``naspipe train``, ``naspipe distill``, retraining,
+blockwise distillation and the exporter. It joins the streams with their teacher, chooses the number
+of stages if requested, and runs the training. :meth:`Training.run` checks the input, plans, writes
+the records of new runs, trains to the end (:mod:`naspipe.api.attempts`) and completes the
+manifests.
 """
 
 from __future__ import annotations
@@ -92,9 +92,10 @@ Watch = Callable[[Sequence[Workload], int], AbstractContextManager[LaunchObserve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Runs that are defined but not yet started: one, or several that share a pipeline.
+    """Runs that are defined but not yet started: one run, or several that share a pipeline.
 
-    Each of several has a run directory of its own below ``path``, equal to that of its solo run.
+    If there are several, each has its own run directory below ``path``, equal to that of its solo
+    run.
     """
 
     workloads: Sequence[Workload]
@@ -104,55 +105,54 @@ class Training:
     resumes: bool = False
     """Resume the runs in ``path``."""
     may_resume: bool = False
-    """Resume them if they exist, and begin them otherwise."""
+    """Resume the runs if they exist; otherwise begin them."""
     sources: Sequence[Mapping[str, Any]] = ()
-    """What the command line called the space and the data of each stream."""
+    """The space and data of each stream as given on the command line."""
     taps: Sequence[Tap] = ()
-    """What blocks of one stream hand to blocks of another."""
+    """Connections from blocks of one stream to blocks of another."""
     exchanges: Sequence[str] = ()
-    """What WRITEs wait for, in addition to what the recipes ask for."""
+    """Names of the exchanges that weight updates wait for, in addition to those of the recipes."""
     places: Sequence[str] = ()
-    """The folder of each stream below ``path``, if it is not the usual one."""
+    """The folder of each stream below ``path``, if not the default."""
     others: OtherHosts | None = None
-    """The other hosts, if there are any; this process is rank 0 then."""
+    """The other hosts, if any; this process is then rank 0."""
 
     @property
     def directories(self) -> list[RunDirectory]:
-        """The run directory of each stream."""
         if self.places:
             return [RunDirectory(self.path / place) for place in self.places]
         return stream_directories(self.path, len(self.workloads))
 
     @property
     def wiring(self) -> Wiring:
-        """How the streams are joined."""
         return wiring_of(self.workloads, self.taps, self.exchanges)
 
     @property
     def drawn_beside(self) -> list[bool]:
-        """For each stream, whether its subnets are drawn while the training goes on.
+        """For each stream, True if its subnets are drawn during training.
 
-        An order with priorities has to know all subnets in advance.
+        An order with priorities must know all subnets in advance.
         """
         is_ranked = self.execution.pipeline.order in RANKINGS
         return [not is_ranked and is_drawn_beside(each) for each in self.workloads]
 
     @property
     def traits(self) -> PolicyTraits:
-        """Properties of the synchronisation policy, which is the same for all streams."""
+        """Properties of the synchronization policy, which is the same for all streams."""
         return traits_of(common(self.workloads).policy)
 
     def run(self) -> None:
-        """Check everything, then train and leave complete run directories.
+        """Check the input, train, and leave complete run directories.
 
-        A run that is resumed and complete already is left as it is.
+        A resumed run that is already complete is left unchanged.
 
         Raises:
-            ConfigError: if the input cannot be used. Nothing has been written then, unless only a
-                stage could find the fault: the manifest then says ``failed``.
-            StageFailedError: if a stage raised; the manifest then says ``failed``.
-            RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, with a checkpoint to resume from;
-                or before the training began, in which case nothing is left of it.
+            ConfigError: if the input cannot be used. Nothing has been written, unless only a stage
+                could detect the error; in that case the manifest has the status ``failed``.
+            StageFailedError: if a stage raised an error; the manifest then has the status
+                ``failed``.
+            RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, with a checkpoint to resume from.
+                If training had not begun, nothing is left of the run.
             StorageError: if a file cannot be written.
         """
         if self.may_resume:
@@ -174,7 +174,7 @@ class Training:
             device, note = self.execution.hardware.device, self.observer.on_note
             has_budget = bool(self.execution.memory.budget)
             for said in check_spaces(self.workloads, subnets, self.taps, device, note, has_budget):
-                note(said)  # nothing is written yet
+                note(said)  # nothing has been written yet
             for each in self.workloads:
                 check_held_out(plan_validation(each, self.execution), device)
             if not self.resumes:
@@ -212,16 +212,16 @@ class Training:
             except BaseException as error:
                 attempts.note("failed", error)
                 raise
-            if left.late is not None:  # a signal that came too late to leave anything out
+            if left.late is not None:  # a signal that arrived too late to interrupt the run
                 left.late.args = (f"{left.late}: {self.path} is complete",)
                 raise left.late
 
     def _first_manifests(self, job: TrainingJob, plan: Plan) -> list[dict[str, Any]]:
-        """The manifest of each stream when it begins."""
+        """Return the initial manifest of each stream."""
         hosts = self.others.hosts.names if self.others else ()
         origin = provenance(self.workloads, hosts)
         environment = describe_environment(self.execution.hardware.device, self._gpus)
-        sources = chain(self.sources, repeat({}))  # a teacher that is no stream has a source, too
+        sources = chain(self.sources, repeat({}))  # a teacher outside the streams has one, too
         return [
             {
                 "format": 1,
@@ -252,7 +252,7 @@ class Training:
         ]
 
     def _complete(self, attempts: Generations, stages: Sequence[Any], seconds: float) -> None:
-        """Check the logs, measure, and mark each run as complete in its manifest."""
+        """Check the logs, take measurements, and mark each run as complete in its manifest."""
         job, note, verified = attempts.job, self.observer.on_note, attempts.verified
         if verified is not None:
             note(str(verified))
@@ -284,7 +284,7 @@ class Training:
                 note(said)
 
     def _claim(self, stack: ExitStack, subnets: Sequence[tuple[Subnet, ...]]) -> int:
-        """Take the run directories over; returns the number of the next attempt, -1 for none."""
+        """Take over the run directories; return the next attempt's number, -1 if complete."""
         streams = zip(self.directories, self.workloads, subnets, self.drawn_beside, strict=True)
         earlier = take_over(stack, streams)
         pairs = zip(self.directories, self.workloads, strict=True)
@@ -296,7 +296,7 @@ class Training:
         return 1 + max(int(each.get("life", {}).get("generation", 0)) for each in earlier)
 
     def job(self, plan: Plan, costs: Sequence[CostTable | None]) -> TrainingJob:
-        """What every stage needs to know; nothing is restored yet."""
+        """Return everything that stages need to know; nothing is restored yet."""
         bulk = common(self.workloads).bulk or self.execution.pipeline.stages
         unit = bulk if self.traits.has_bulks else common(self.workloads).steps.passes
         units = [unit * is_drawn for is_drawn in self.drawn_beside]
@@ -316,13 +316,13 @@ class Training:
         )
 
     def run_as(self, worker: Worker, *, has_place: bool) -> None:
-        """Do the part of one of torchrun's workers: rank 0 runs the training, the others a stage.
+        """Act as one of torchrun's workers: rank 0 runs the training, the others run a stage each.
 
-        ``has_place`` says whether the user named the run directory.
+        ``has_place`` is True if the user named the run directory.
 
         Raises:
-            ConfigError: if the hosts do not fit together, or anything else cannot be used.
-            TransportError: if a host is gone.
+            ConfigError: if the hosts do not match, or any other input cannot be used.
+            TransportError: if a host is lost.
         """
         if not has_place:
             raise ConfigError(
@@ -350,7 +350,7 @@ class Training:
             )
 
     def _assigned_job(self, hosts: Hosts, assignment: Mapping[str, Any]) -> TrainingJob:
-        """The job of rank 0, made here."""
+        """Build the job of rank 0 in this process."""
         rank, path = hosts.worker.rank, Path(assignment["path"])
         own = facts(self.workloads, self.execution)
         check_facts(rank, own, assignment["facts"], hosts.names)
@@ -369,11 +369,11 @@ class Training:
 
     @property
     def _gpus(self) -> Gpus:
-        """The GPUs of this machine if any may be used: looking for them takes seconds."""
+        """The GPUs of this machine if any may be used; detecting them takes seconds."""
         return NO_GPUS if self.execution.hardware.device == "cpu" else find_gpus()
 
     def _check(self) -> list[tuple[Subnet, ...]]:
-        """Refuse whatever can be refused at once; returns the subnets of each stream."""
+        """Reject all input that can be rejected up front; return the subnets of each stream."""
         execution, note = self.execution, self.observer.on_note
         if not self.resumes:
             for directory in self.directories:
@@ -426,27 +426,28 @@ def start(
     worker: Worker | None = None,
     carry_out: Callable[[Training], None] = Training.run,
 ) -> Training:
-    """Define a training and carry it out; every run of naspipe begins here.
+    """Define a training and carry it out; every run of naspipe starts here.
 
     Args:
-        streams: the workloads, which are joined with their teacher here; a :class:`Distillation` is
-            joined already, and brings its taps and its places along.
+        streams: the workloads, which this function joins with their teacher; a
+            :class:`Distillation` is already joined and has its own taps and places.
         execution: how they are carried out.
         run_dir: by default ``runs/NAME-TIME``.
         watch: makes the observer.
         resume: True, False, or ``"if_exists"``.
-        taps: what blocks of one stream take from another.
-        exchanges: what WRITEs wait for, by name.
+        taps: connections from blocks of one stream to blocks of another.
+        exchanges: names of the exchanges that weight updates wait for.
         teacher: of the only workload.
-        on_choice: if given, the number of stages is chosen here, and it is told why.
-        sources: what the command line called the space and the data of each stream.
+        on_choice: if given, the number of stages is chosen here, and this function is called with
+            the reason.
+        sources: the space and data of each stream as given on the command line.
         name: of the default run directory; by default that of the first space.
-        worker: this process as one of torchrun's workers. The ``execution`` fits it already.
-        carry_out: what is done with the training.
+        worker: this process as one of torchrun's workers. The ``execution`` already matches it.
+        carry_out: the function that is called with the training.
 
     Raises:
-        ConfigError: for input that cannot be used; nothing is written then.
-        StageFailedError: if a layer, the data or the loss raises in any stage.
+        ConfigError: if the input cannot be used; in that case nothing has been written.
+        StageFailedError: if a layer, the data or the loss raises an error in any stage.
     """
     with refusal_told(worker):
         resuming = asked_resume(resume, run_dir)
@@ -478,13 +479,13 @@ def start(
 
 
 def default_run_directory(name: str) -> Path:
-    """``runs/NAME-TIME`` below the working directory, followed by a number if that exists."""
+    """Return ``runs/NAME-TIME`` below the working directory, with a number if that exists."""
     path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     others = (path.with_name(f"{path.name}-{number}") for number in count(2))
     return next(each for each in chain([path], others) if not each.exists())
 
 
-# Where a run comes from
+# Provenance of a run
 
 
 _THREADS = (
@@ -496,7 +497,7 @@ _PASSWORD = re.compile(r"//[^/@\s]*@")
 
 
 def provenance(workloads: Sequence[Workload], hosts: Sequence[str]) -> dict[str, Any]:
-    """Where an attempt that begins now comes from; no ``hosts`` stand for this one."""
+    """Return the provenance of an attempt that begins now; empty ``hosts`` stand for this host."""
     return {
         "hosts": list(dict.fromkeys(hosts)) or [os.uname().nodename],
         "started": time.time(),
@@ -510,7 +511,7 @@ def provenance(workloads: Sequence[Workload], hosts: Sequence[str]) -> dict[str,
 
 
 def git_commit(place: Path) -> str | None:
-    """The commit that the repository around a place is at; None without a repository."""
+    """Return the commit checked out in the repository around ``place``; None if there is none."""
     try:
         root = next(each for each in (place, *place.parents) if (each / ".git").exists())
         folder = root / ".git"
@@ -531,7 +532,7 @@ def git_commit(place: Path) -> str | None:
 
 
 def allocator() -> str:
-    """The memory allocator of this process."""
+    """Return the name of this process's memory allocator."""
     try:
         mapped = Path("/proc/self/maps").read_text("utf-8", "replace")
     except OSError:

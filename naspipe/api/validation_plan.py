@@ -1,4 +1,4 @@
-"""What a run is validated by while it goes on: held-out batches, and a fixed few subnets."""
+"""Plan the validation of a run: its held-out batches and a few fixed subnets."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from naspipe.streams.stream_file import read_stream
 from naspipe.worker.job import ValidationPlan
 
 PROJECTOR = "projector"
-"""The block before which features are taken, unless another is named."""
+"""The block before which features are taken by default."""
 
 
 def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan | None:
-    """How a stream is validated; None if it is not.
+    """Return the validation plan of a stream; None if it is not validated.
 
     Raises:
         ConfigError: if there are no held-out batches, or a file of subnets does not fit the space.
@@ -56,7 +56,7 @@ def plan_validation(workload: Workload, execution: Execution) -> ValidationPlan 
 
 
 def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | None, Workload]:
-    """How features are judged, and the network as far as it makes them."""
+    """Return the probe of features, if any, and the part of the network that is judged."""
     settings, space = execution.validation, workload.space
     if settings.probe == "none":
         if needs_teacher(workload.loss) or is_joined(workload.loss):
@@ -86,7 +86,7 @@ def _probe(workload: Workload, execution: Execution) -> tuple[FeatureProbe | Non
 
 
 def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
-    """The subnets that a setting names; a number of them is drawn independently of the stream."""
+    """Return the subnets of a setting; a number of them is drawn independently of the stream."""
     if text.startswith("file:"):
         choices_of = space.decisions.choices_of if space.decisions else None
         path = Path(text.removeprefix("file:"))
@@ -101,10 +101,10 @@ def _choices(text: str, space: Space, seed: int) -> tuple[tuple[int, ...], ...]:
 def check_validation(workload: Workload, execution: Execution) -> str:
     """Check that the first held-out batch has every field that the space and the loss need.
 
-    Returns a note if held-out data were given and some are not looked at; else nothing.
+    Return a note if held-out data were given and some are not used; otherwise an empty string.
 
     Raises:
-        ConfigError: if it has not, or the data raise.
+        ConfigError: if a field is missing, or the data raise an error.
     """
     validation = plan_validation(workload, execution)
     if validation is None:
@@ -131,7 +131,7 @@ def check_validation(workload: Workload, execution: Execution) -> str:
 
 
 def describe(validation: ValidationPlan | None) -> dict[str, Any]:
-    """What the manifest says of it, in addition to the settings."""
+    """Return the manifest's entries on the validation, in addition to the settings."""
     if validation is None:
         return {}
     record = getattr(validation.evaluation.held_out, "record", None)

@@ -35,20 +35,20 @@ Choices = Sequence[int] | None
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What a plain loop found of a finished run."""
+    """The result of comparing a finished run with a plain loop."""
 
     first: int
     """The first step that was compared."""
     steps: int
-    """How many steps were compared and are equal."""
+    """Number of steps that were compared and are equal."""
     losses: int
-    """How many losses are equal."""
+    """Number of equal losses."""
     checkpoints: int
-    """How many checkpoints are equal, those of several streams counted separately."""
+    """Number of equal checkpoints; those of several streams are counted separately."""
     difference: str = ""
     """The first difference; empty if there is none."""
     because: str = ""
-    """Why nothing could be compared; empty otherwise."""
+    """The reason why nothing could be compared; otherwise empty."""
 
     def __str__(self) -> str:
         if self.because:
@@ -70,9 +70,9 @@ def verify_finished(
 
     Args:
         training: the definition of the run.
-        steps: how many steps; by default as many as ``verify=auto`` takes.
-        checkpoint: where to start: a step, as in ``"100"``, or the name of a checkpoint; by default
-            step 0.
+        steps: number of steps; by default the same number as for ``verify=auto``.
+        checkpoint: the start: a step, as in ``"100"``, or the name of a checkpoint; by default step
+            0.
 
     Raises:
         ConfigError: if the directory holds another run, or has no such checkpoint.
@@ -131,7 +131,7 @@ def _checkpoint(directory: RunDirectory, name: str) -> Checkpoint:
 def _compare(
     training: Training, first: int, steps: int, go_on: Callable[[], None]
 ) -> dict[str, Any]:
-    """Train the plain loop; returns the fields of a :class:`Compared`."""
+    """Train the plain loop; return the fields of a :class:`Compared`."""
     found: dict[str, Any] = {"first": first, "steps": 0, "losses": 0, "checkpoints": 0}
     directories = training.directories
     workloads, taps = with_teachers(training.workloads, training.taps)
@@ -183,7 +183,7 @@ def _compare(
 
 
 def _subnets(training: Training, workloads: Sequence[Workload]) -> list[Iterator[Choices]]:
-    """The choices of every pass of each stream, as the run recorded or drew them."""
+    """Return the choices of every pass of each stream, as the run recorded or drew them."""
     own: list[list[Choices]] = []
     for directory, workload in zip(training.directories, workloads, strict=False):
         own.append(list(read_stream(directory.stream)) if workload.is_trained else [])
@@ -200,7 +200,7 @@ def _subnets(training: Training, workloads: Sequence[Workload]) -> list[Iterator
 
 
 def _difference(loop: PlainLoop, number: int, checkpoint: Checkpoint) -> str:
-    """The first tensor of a stream that differs from the loop's in a checkpoint."""
+    """Describe the first tensor of a stream that differs between the loop and a checkpoint."""
     plain = {
         f"{label}/{name}": tensor_digest(value)
         for stream, label, name, value in loop.tensors()

@@ -19,9 +19,9 @@ Choices = Sequence[int] | None
 
 
 def verifier_of(job: TrainingJob) -> Verifier | None:
-    """The verifier of an attempt of a run, or None if none is asked for.
+    """Return the verifier of an attempt of a run, or None if verification is off.
 
-    It compares the first steps of the attempt, after the checkpoint that it goes on from, if any.
+    It compares the first steps of the attempt, after the checkpoint that it resumes from, if any.
     Enter it before any stage is forked.
     """
     firsts = {each.first // job.steps.passes for each in job.streams}
@@ -43,7 +43,7 @@ def verifier_of(job: TrainingJob) -> Verifier | None:
 
 
 def longest_lag(workloads: Sequence[Workload]) -> int:
-    """The most steps that a layer of the runs lags behind."""
+    """Return the largest number of steps that a layer of the runs lags behind."""
     lags = (steps_behind(rule) or 0 for each in workloads for rule in each.space.rules)
     return max(lags, default=0)
 
@@ -76,7 +76,7 @@ def _records(
 def _choices(
     stream: StreamJob, first: int, count: int, proposed: Iterator[Sequence[int]]
 ) -> Iterator[Choices]:
-    """The choices of some passes of a stream, from a sequence ID on."""
+    """Return the choices of ``count`` passes of a stream, from a sequence ID on."""
     space = stream.workload.space
     if stream.source is not None:
         return (space.choices(chain) if chain else None for chain in proposed)

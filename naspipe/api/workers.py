@@ -1,8 +1,8 @@
-"""A run that torchrun starts: the same command runs once per stage, on one host or several.
+"""Runs under torchrun: the same command runs once per stage, on one or several hosts.
 
 Rank 0 runs the training. It sends an assignment to the other workers, which define the same
-training for themselves, check that it is equal, and run one stage of it. A worker that cannot take
-part tells the others, so that none waits for it.
+training, check that it is equal, and run one stage of it. A worker that cannot take part notifies
+the others, so that none waits for it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def assign(
     execution: Execution,
     job: TrainingJob,
 ) -> dict[str, Any]:
-    """What the other workers need to make the job; leaves the token in the run directory."""
+    """Return the assignment for the other workers; write the token into the run directory."""
     launch = {"token": hosts.token, "started_by": list(hosts.started_by)}
     write_json(path / LAUNCH_FILE, launch)
     return {
@@ -69,7 +69,7 @@ def assign(
 
 
 def check_shared(rank: int, path: Path, token: str) -> None:
-    """Refuse a run directory that is not the one of rank 0's host."""
+    """Reject a run directory that is not the one of rank 0's host."""
     if _launch(path).get("token", "nothing") != token:
         raise ConfigError(
             f"rank {rank}: expected the run directory {path} of rank 0's host, found another one "
@@ -78,7 +78,7 @@ def check_shared(rank: int, path: Path, token: str) -> None:
 
 
 def assigned_costs(assignment: Mapping[str, Any]) -> tuple[CostTable | None, ...]:
-    """The costs of each stream that rank 0 planned with."""
+    """Return the costs of each stream that rank 0 planned with."""
     return tuple(
         None
         if rows is None
@@ -88,11 +88,11 @@ def assigned_costs(assignment: Mapping[str, Any]) -> tuple[CostTable | None, ...
 
 
 def as_assigned(job: TrainingJob, hosts: Hosts, assignment: Mapping[str, Any]) -> TrainingJob:
-    """The job, made here, at the checkpoints from which rank 0 resumes.
+    """Return a job built in this process, at the checkpoints from which rank 0 resumes.
 
     Raises:
-        ConfigError: if it is not the job of rank 0.
-        LogError: if the checkpoint to resume from cannot be read here.
+        ConfigError: if it differs from the job of rank 0.
+        LogError: if this host cannot read the checkpoint to resume from.
     """
     worker = hosts.worker
     if (found := plan_digest(job)) != assignment["plan"]:
@@ -122,7 +122,7 @@ def as_assigned(job: TrainingJob, hosts: Hosts, assignment: Mapping[str, Any]) -
 
 
 def facts(workloads: Sequence[Workload], execution: Execution) -> dict[str, Any]:
-    """What must be the same on every host, in the order in which it is compared."""
+    """Return everything that must be equal on all hosts, in the order of comparison."""
     environment = describe_environment()
     hardware = environment["hardware"]
     definitions = [workload.definition.as_dict() for workload in workloads]
@@ -146,7 +146,7 @@ def check_facts(
     ``names`` are the hosts of all ranks.
 
     Raises:
-        ConfigError: naming the key that differs, with both values; for code, the files.
+        ConfigError: with the first key that differs and both values; for code, with the files.
     """
     whose = f"rank {rank} on {names[rank]} and rank 0 on {names[0]}"
     for part, value in expected.items():
@@ -167,7 +167,7 @@ def check_facts(
 
 
 def _launch(path: Path) -> dict[str, Any]:
-    """The last launch on several hosts; empty if there was none, or the file is damaged."""
+    """Return the record of the last launch on several hosts; empty if missing or damaged."""
     try:
         found = json.loads((path / LAUNCH_FILE).read_bytes())
     except (OSError, ValueError):
@@ -176,13 +176,13 @@ def _launch(path: Path) -> dict[str, Any]:
 
 
 def started_by(path: Path) -> set[str]:
-    """The processes that started the last attempt of a run; empty if that is not known."""
+    """Return the processes that started the last attempt of a run; empty if unknown."""
     found = _launch(path).get("started_by")
     return {str(each) for each in found if each} if isinstance(found, list) else set()
 
 
 def plan_digest(job: TrainingJob) -> str:
-    """A digest of everything that stages must agree about."""
+    """Return a digest of everything that the stages must agree on."""
     digest = hashlib.blake2b(digest_size=8)
     for stream in job.streams:
         known = stream.planned, sorted(stream.cuts), sorted(stream.stateless)
@@ -194,12 +194,12 @@ def plan_digest(job: TrainingJob) -> str:
 
 
 def execution_of(worker: Worker, execution: Execution, asked_stages: int | None) -> Execution:
-    """How a run under torchrun is carried out: a stage of a group for every worker, over tcp.
+    """Return the execution of a run under torchrun: one stage of a group per worker, over tcp.
 
     ``asked_stages`` is None unless the command line has ``--stages``.
 
     Raises:
-        ConfigError: for what torchrun decides, or cannot be had over several hosts.
+        ConfigError: for settings that torchrun determines, or that do not work across hosts.
     """
     groups = execution.pipeline.groups
     stages, left = divmod(worker.world_size, groups)
@@ -245,7 +245,7 @@ def execution_of(worker: Worker, execution: Execution, asked_stages: int | None)
 
 @contextmanager
 def introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
-    """On a host where no progress is shown, report the start and the end in a line."""
+    """On a host that shows no progress, report the start and the end with one line each."""
     worker, first = hosts.worker, hosts.places[0].on(0)
     who = f"rank {worker.rank} of {worker.world_size} on {hosts.names[worker.rank]}"
     is_one_of_its_host = worker.local_rank == 0
@@ -258,7 +258,7 @@ def introduced(hosts: Hosts, say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def told_of_end(hosts: Hosts) -> Iterator[None]:
-    """Tell the other workers of the end, whatever happens here."""
+    """Notify the other workers of the end of the run, whether it succeeds or fails."""
     problem, signal_number = "rank 0 failed", 0
     try:
         yield
@@ -274,11 +274,11 @@ def told_of_end(hosts: Hosts) -> Iterator[None]:
 
 @contextmanager
 def ended_everywhere(hosts: Hosts) -> Iterator[None]:
-    """A signal to one host ends the torchrun of every host.
+    """Make a signal to one host end the torchrun of every host.
 
-    torchrun starts anew what did not end well, waits ten minutes for the host that has left, and
-    takes no exit status as a wish to end: it has to get the signal, too. One of its workers hands
-    it on, unless it came from there.
+    torchrun restarts workers that failed, waits ten minutes for a lost host, and takes no exit
+    status as a request to stop, so it must receive the signal as well. One of its workers forwards
+    the signal, unless torchrun sent it.
     """
     try:
         yield
@@ -292,10 +292,10 @@ def ended_everywhere(hosts: Hosts) -> Iterator[None]:
 
 @contextmanager
 def refusal_told(worker: Worker | None) -> Iterator[None]:
-    """Tell the other workers of a ConfigError, so that none waits for this one.
+    """Notify the other workers of a ConfigError, so that none waits for this one.
 
     Raises:
-        ConfigError: with that problem, and those of others.
+        ConfigError: with this problem, and those of other workers.
     """
     try:
         yield

@@ -48,7 +48,6 @@ _OF_RATINGS = ("measure", "last_measure", "budget", "strategy", "seed", "name")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(parser, "run RUN  run directory of naspipe distill")
     rating = parser.add_argument_group("rating of paths")
@@ -87,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_limits(arguments: argparse.Namespace) -> dict[str, float]:
-    """The limits that are given, by the names of costs."""
+    """Return the limits that are given, by the names of costs."""
     from naspipe.cli.search import cost_limits
     from naspipe.config.errors import ConfigError
 
@@ -106,7 +105,7 @@ def read_limits(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Combine; prints the tables, the choices and, with ``-o``, the directory on stdout."""
+    """Combine; print the tables, the choices and, with ``-o``, the directory on stdout."""
     from naspipe.api.block_rating import combine_blocks
     from naspipe.cli.distill_sources import read_distilled
     from naspipe.export.composed import export_blocks, text_of, validate_blocks

@@ -30,7 +30,6 @@ _COLUMNS = ("run", "stages", "passes", "seconds", "passes/s", "bubble", "verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table and what differs, teachers included; returns the exit status."""
+    """Print the table and the differences, including teachers; return the exit status."""
     runs = [arguments.reference, *arguments.others]
     teachers = [str(Path(each) / "teacher") for each in runs]
     has_teachers = all(Path(each).is_dir() for each in teachers)
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def compare_groups(groups: Sequence[Sequence[str]], *, is_json: bool = False) -> int:
-    """Compare the runs of each group to its first, in one table; returns the exit status."""
+    """Compare the runs of each group to its first, in one table; return the exit status."""
     rows: list[tuple[str, ...]] = []
     comparisons: list[Comparison] = []
     try:
@@ -90,7 +89,7 @@ def compare_groups(groups: Sequence[Sequence[str]], *, is_json: bool = False) ->
 def _described(
     rows: Sequence[tuple[str, ...]], comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """The table, and for each run but a reference, what differs or why it cannot be compared."""
+    """Return the table, and for each run except a reference, its differences or an error."""
     numbers = ("stages", "passes", "seconds", "passes_per_second", "bubble_ratio")
     return {
         "runs": [
@@ -119,7 +118,7 @@ def _described(
 
 
 def _shortened(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The rows with runs named from their common folder, which is printed above."""
+    """Return the rows with runs named relative to their common folder, which is printed."""
     paths = [Path(row[0]).absolute() for row in rows]
     base = Path(os.path.commonpath([path.parent for path in paths]))
     print(f"runs in {os.path.relpath(base)}:")
@@ -127,7 +126,7 @@ def _shortened(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _row(recorded: RecordedRun, verdict: str, is_read: bool) -> tuple[str, ...]:
-    """The cells of a run; one that cannot be compared, or has no whole log, has no numbers."""
+    """Return the cells of a run; without numbers if not comparable or the log is incomplete."""
     numbers: tuple[str, ...] = ("-",) * 4
     if is_read and recorded.has_whole_log:
         summary = summarize_parts(recorded.log.parts, recorded.num_stages)

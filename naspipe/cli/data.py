@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def add_data_place(parser: Options) -> None:
-    """Declare where data sets are, and whether a missing one is prepared."""
+    """Declare the directory of data sets, and whether missing ones are prepared."""
     add_options(
         parser,
         """
@@ -109,7 +109,7 @@ def add_data_place(parser: Options) -> None:
 
 
 def run_with_data(run: Callable[[Namespace], int], arguments: Namespace) -> int:
-    """Run a command; it begins again when a data set that it asked for has been prepared.
+    """Run a command; restart it whenever a data set that it needs has been prepared.
 
     Data are opened before anything is written.
     """
@@ -125,7 +125,7 @@ def run_with_data(run: Callable[[Namespace], int], arguments: Namespace) -> int:
             from naspipe.launch.hosts import Worker
 
             if Worker.find() is not None:
-                raise  # every worker of every host would prepare it
+                raise  # otherwise every worker of every host would prepare it
             print(
                 f"naspipe: data set '{missing.name}' is not prepared yet; it will be in "
                 f"{missing.root} (once; --no-prepare refuses instead)",

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Distil; prints the run directory of each block. Under torchrun, this is one of its workers.
+    """Distill; print the run directory of each block. Under torchrun, act as one of its workers.
 
-    Each worker makes all streams for itself; the first one alone shows progress and results.
+    Each worker defines all streams; only the first one shows progress and results.
     """
     from naspipe.launch.hosts import Worker
 
@@ -53,7 +53,7 @@ def carry_out(
     worker: Worker | None = None,
     act: Callable[[Training], None] | None = None,
 ) -> Training:
-    """Define the distillation of a command line, and run it or do something else with it."""
+    """Define the distillation of a command line, and run it or call ``act`` with it."""
     from naspipe.api.distill import start_blockwise
     from naspipe.api.observers import training_progress
     from naspipe.api.training import Training

@@ -1,7 +1,7 @@
-"""What a distillation is: its arguments, what they ask for, and what their names stand for.
+"""Parse a distillation: its arguments, its settings, and the objects that its names refer to.
 
-What is asked comes from the command line, or from the run to go on with. The names stand for the
-teacher's blocks, the students and the data.
+The settings come from the command line, or from the run to resume. The names refer to the teacher's
+blocks, the students and the data.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from naspipe.jobs.workload import Batches
 
 
-# What the names stand for
+# Objects by name
 
 
 class Found(NamedTuple):
-    """What the names of a distillation stand for."""
+    """The objects that the names of a distillation refer to."""
 
     teachers: list[nn.Module]
     students: Students
@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
 
 def find(source: Source, data_dir: Path | None) -> Found:
-    """The teacher's blocks, the students and the data."""
+    """Find the teacher's blocks, the students and the data."""
     import search_spaces
     from naspipe.cli.teacher import find_teacher
     from naspipe.config.rules import parse_rule
@@ -75,7 +75,7 @@ class Distilled(NamedTuple):
     source: Source
 
     def held_out(self, split: str, own: str | None, data_dir: Path | None) -> Batches:
-        """Held-out batches of the same data, or a user's own."""
+        """Return held-out batches of the same data, or a user's own."""
         import search_spaces
         from naspipe.inputs.held_out import find_held_out
 
@@ -88,7 +88,7 @@ class Distilled(NamedTuple):
 
     @property
     def loss(self) -> Any:
-        """The loss of the network that the teacher is, if it has a name."""
+        """The loss of the teacher as a network, if the network has a name."""
         import search_spaces
 
         named = _source_of_teacher(self.source)
@@ -97,7 +97,7 @@ class Distilled(NamedTuple):
 
 
 def read_distilled(path: Path, data_dir: Path | None) -> Distilled:
-    """A distillation, with the teacher, students and data that its command line named."""
+    """Read a distillation, with the teacher, students and data that its command line named."""
     from naspipe.api.distill import Blockwise
     from naspipe.store.run_directory import RunDirectory
 
@@ -114,7 +114,7 @@ def read_distilled(path: Path, data_dir: Path | None) -> Distilled:
 
 
 def _check_layers(found: Space, expected: Space, source: Source) -> None:
-    """Refuse an exported network that has other layers than the one that it is said to be."""
+    """Reject an exported network with layers other than those of the named network."""
     from naspipe.checks.sketched import sketch
 
     def shapes(space: Space, position: int) -> list[tuple[int, ...]]:
@@ -139,7 +139,7 @@ def _check_layers(found: Space, expected: Space, source: Source) -> None:
 
 
 def _source_of_teacher(source: Source) -> RunSource:
-    """What the teacher was trained on, or what the command line says instead."""
+    """Return the data of the teacher's training, or those given on the command line."""
     from naspipe.cli.sources import RunSource, run_source
     from naspipe.store.run_directory import RunDirectory
 
@@ -159,7 +159,7 @@ def _source_of_teacher(source: Source) -> RunSource:
 
 
 def _data(named: RunSource, data_dir: Path | None) -> Any:
-    """The data, with the teacher's batch sizes unless others are given."""
+    """Return the data, with the teacher's batch sizes unless others are given."""
     import search_spaces
     from naspipe.inputs.named import find_data, find_workload
 
@@ -190,11 +190,10 @@ students: proxyless (for mobilenet-v2), separable (for vgg8, vgg16, vgg19), narr
 """
 
 DEFINING = ("scale", "seed", "steps", "sampler")
-"""Settings of a definition that have an option here."""
+"""Settings of a definition that have an option of this command."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE + key_list(Execution)
     add_options(
         parser,
@@ -239,7 +238,7 @@ def _positions(text: str) -> list[int]:
         ) from None
 
 
-# What is asked for
+# Settings of a distillation
 
 
 _SETUP = (
@@ -251,7 +250,7 @@ _SETUP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What the command line called a distillation; in the manifest of each block."""
+    """A distillation as given on the command line; in the manifest of each block."""
 
     teacher: str
     subnet: str
@@ -267,7 +266,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is trained, and how."""
+    """A distillation and its settings."""
 
     source: Source
     steps: int
@@ -278,11 +277,11 @@ class Asked:
 
     @property
     def recipe_fields(self) -> dict[str, Any]:
-        """The recipe as a mapping, which is what the Python API takes."""
+        """The recipe as a mapping, the form that the Python API takes."""
         return {each.name: getattr(self.recipe, each.name) for each in fields(Recipe)}
 
     def streams(self, found: Found) -> Distillation:
-        """What is trained, defined."""
+        """Define the streams to train."""
         from naspipe.api.distill import blockwise_streams
         from naspipe.distill.blockwise import DECOUPLED
 
@@ -302,7 +301,7 @@ class Asked:
 
 
 def read_asked(arguments: argparse.Namespace) -> Asked:
-    """From the command line."""
+    """Read the settings from the command line."""
     import search_spaces
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
 
@@ -354,7 +353,7 @@ def _check_settings(settings: Settings, execution: Execution) -> None:
 
 
 def read_resumed(arguments: argparse.Namespace) -> Asked:
-    """From a run; options that are given change the execution."""
+    """Read the settings from a run; options that are given change the execution."""
     from naspipe.store.run_directory import RunDirectory
 
     path = arguments.resume

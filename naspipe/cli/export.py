@@ -45,7 +45,6 @@ where.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -69,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export; prints the directory on stdout, and what to know on stderr."""
+    """Export; print the directory on stdout, and notes on stderr."""
     from naspipe.distill.blockwise import folder
     from naspipe.export.assembly import find_choices
     from naspipe.export.exporter import check_onnx, export_subnet, train_alone
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_space(found)
     choices = find_choices(found, arguments.subnet)
     calibrate, ema = arguments.calibrate, arguments.ema
-    if arguments.subnet == "best" and arguments.retrain is None:  # as the search judged it
+    if arguments.subnet == "best" and arguments.retrain is None:  # as judged by the search
         search = newest_search(path)
         calibrate = search.calibration if calibrate is None else calibrate
         ema = ema or search.ema
@@ -114,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _finish(done: Exported) -> int:
-    """Report what was exported, and what the user should know about it."""
+    """Report the export, with notes for the user; return the exit status."""
     if done.needs:
         complain(f"loading it needs {', '.join(done.needs)} importable")
     for why in done.whys:
@@ -135,7 +134,7 @@ def _finish(done: Exported) -> int:
 def _workload(
     arguments: argparse.Namespace, directory: RunDirectory
 ) -> tuple[Space, Batches | None, Loss | None]:
-    """The run's space, its data if they are known, and its loss if it is needed."""
+    """Return the run's space, its data if they are known, and its loss if it is needed."""
     from naspipe.cli.sources import run_source
     from naspipe.config.rules import parse_rule
     from naspipe.inputs.named import as_trained, find_space, find_workload, run_loss
@@ -183,7 +182,7 @@ def _export_students(arguments: argparse.Namespace) -> Exported:
 
 
 def _found(arguments: argparse.Namespace) -> Blockwise:
-    """The distillation that was started by a command line, or that this one describes."""
+    """Return the distillation that a command line started, or that this command line describes."""
     from naspipe.api.distill import Blockwise, read_blocks
     from naspipe.cli.distill_sources import read_distilled
     from naspipe.config.user_code import import_attribute

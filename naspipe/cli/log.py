@@ -36,7 +36,6 @@ Long orders are shortened on a terminal, but not in a file or a pipe.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -56,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the orders; returns the exit status."""
+    """Print the orders; return the exit status."""
     recorded = RecordedRun(arguments.run)
     if arguments.rows is not None:
         print_rows(getattr(recorded.directory, arguments.rows))
@@ -87,7 +86,7 @@ def _unused(recorded: RecordedRun, layer: LayerId) -> str:
 
 
 def folded(order: str, width: int) -> str:
-    """The beginning and the end of an order that does not fit a line."""
+    """Return the beginning and the end of an order that does not fit into a line."""
     if len(order) <= width:
         return order
     steps = order.split("-")
@@ -101,7 +100,7 @@ def folded(order: str, width: int) -> str:
 
 
 def print_rows(path: Path) -> None:
-    """All rows of a file of lines, those of long ago included."""
+    """Print all rows of a file of lines, including archived ones."""
     try:
         for _, row in read_rows(path):
             sys.stdout.write(line_of(row).decode())
@@ -112,7 +111,7 @@ def print_rows(path: Path) -> None:
 
 
 def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
-    """Label, rule, number of WRITEs and order of each layer that was used, in chain order."""
+    """Yield label, rule, number of WRITEs and order of each layer that was used, in chain order."""
     labels, counts = recorded.labels, recorded.log.layers
     names = {layer: labels.full_label(layer) for layer in counts}
     widest = max(map(len, names.values()), default=0)
@@ -126,7 +125,7 @@ def _lines(recorded: RecordedRun, width: int | None) -> Iterator[str]:
 
 
 def _orders(recorded: RecordedRun, layers: Iterable[LayerId]) -> Iterator[tuple[LayerId, str]]:
-    """The orders of those layers that were used, in chain order."""
+    """Yield the orders of those layers that were used, in chain order."""
     wanted, labels = Wanted(layers=frozenset(layers), backwards=False), recorded.labels
     stream = read_stream(recorded.directory.stream) if labels.has_settings else []
     for layer, order in orders_of_parts(recorded.log.parts(wanted)):
@@ -136,7 +135,7 @@ def _orders(recorded: RecordedRun, layers: Iterable[LayerId]) -> Iterator[tuple[
 
 
 def _described(recorded: RecordedRun, label: str | None) -> list[dict[str, Any]]:
-    """Label, rule, number of WRITEs and order of each layer, or of one."""
+    """Return label, rule, number of WRITEs and order of each layer, or of one."""
     labels = recorded.labels
     groups: list[frozenset[LayerId]] = [*groups_of_layers(recorded.log.layers)]
     orders: dict[LayerId, str] = {}

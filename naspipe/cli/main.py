@@ -37,7 +37,7 @@ SUBCOMMANDS = {
     "export": "export a subnet of a run as an ordinary PyTorch module",
     "data": "fetch and check the data sets used by the examples",
 }
-"""What ``naspipe --help`` lists; each is a module of this package, imported when it is called.
+"""The commands in ``naspipe --help``; each is a module of this package, imported when called.
 
 Such a module has a docstring (its help), ``add_arguments(parser)`` and ``run(arguments) -> int``.
 """
@@ -62,7 +62,8 @@ _EXIT_SIGNAL = 128
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return its exit status."""
-    # NNI warns of every class of a newer torch that it cannot wrap, when a user's file imports it.
+    # NNI warns about every class of a newer torch that it cannot wrap, when a user's file imports
+    # it.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"nni\.nas\.nn\.pytorch\.")
     words = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in words if not word.startswith("-")), None)
@@ -99,21 +100,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose refusals are one line, like every other one."""
+    """A parser that reports errors in one line, like all other errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line, and say what is near to an unknown word of it."""
+        """Reject the command line, and suggest the known word most similar to an unknown one."""
         raise ConfigError(f"{_with_meant(message, self._options())}; see {self.prog} --help")
 
     def _options(self) -> list[str]:
-        """The options of the parser, and of the command that was chosen."""
+        """Return the options of the parser, and of the selected command."""
         commands = [each.choices or {} for each in self._actions if each.nargs == argparse.PARSER]
         parsers = [self, *(parser for each in commands for parser in dict(each).values())]
         return [option for parser in parsers for option in parser._option_string_actions]
 
 
 def _with_meant(message: str, options: Sequence[str]) -> str:
-    """What argparse says of an unknown word, with the nearest known one."""
+    """Return argparse's message on an unknown word, with the most similar known one."""
     known: Sequence[str] = options
     found = re.match(r"unrecognized arguments: (--[^ =]+)", message)
     if found is None and (found := re.search(r"invalid choice: '?([^' ]+)'? \(", message)):
@@ -125,7 +126,7 @@ def _with_meant(message: str, options: Sequence[str]) -> str:
 
 
 class _Version(argparse.Action):
-    """Says which naspipe this is, and what it runs on."""
+    """Prints the versions of naspipe, torch and Python, and exits."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(
@@ -144,7 +145,7 @@ class _Version(argparse.Action):
 def build_parser(
     chosen: str | None = None, module: ModuleType | None = None
 ) -> argparse.ArgumentParser:
-    """The parser of all commands; only the arguments of the chosen one are known."""
+    """Build the parser of all commands, with arguments only for the chosen one."""
     parser = Parser(
         prog="naspipe",
         description=__doc__,

@@ -20,7 +20,7 @@ from naspipe.config.settings import Setting, declared, groups
 
 
 class Options(Protocol):
-    """A parser, or a part of one with a title of its own."""
+    """A parser, or an argument group of a parser."""
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action: ...
 
@@ -31,14 +31,14 @@ _KINDS: dict[str, Callable[[str], Any]] = (
     | dict.fromkeys(("DIR", "FILE", "RUN", "PATH", "RUN|DIR"), Path)
     | dict.fromkeys(("SECONDS", "MS"), float)
 )
-"""The kind of an argument without a default, by its metavar; any other is a text."""
+"""The type of an argument without a default, by its metavar; all others are text."""
 
 
 def add_options(parser: Options, table: str, **kinds: Callable[[str], Any]) -> None:
     """Declare the arguments of a table.
 
     Args:
-        parser: what they are added to.
+        parser: the parser or group that gets the arguments.
         table: a line for each argument, and indented lines that continue its help, as in ::
 
                 run RUN         run directory
@@ -50,8 +50,8 @@ def add_options(parser: Options, table: str, **kinds: Callable[[str], Any]) -> N
             Two spaces or more precede the help. An option without a metavar and a default is a
             flag; ``...`` collects a list, ``!`` marks an option as required, and ``?`` and ``+``
             are those of argparse. A default in brackets is appended to the help unless it is empty.
-        kinds: what makes a value of a text, by destination, if neither the type of the default nor
-            the metavar says it.
+        kinds: functions that parse a value, by destination, if neither the type of the default nor
+            the metavar determines it.
     """
     entries: list[str] = []
     for line in inspect.cleandoc(table).splitlines():
@@ -86,7 +86,7 @@ def add_options(parser: Options, table: str, **kinds: Callable[[str], Any]) -> N
 
 
 def flags(node: type, *keys: str) -> list[Setting]:
-    """The settings that have an option of their own: those of some keys, or all."""
+    """Return the settings that have their own option: those with the given keys, or all."""
     found = {key: each for key, each in declared(node).items() if each.flag}
     return [found[key] for key in keys or found]
 
@@ -99,9 +99,9 @@ def add_flags(
 ) -> None:
     """Declare an option for each of some settings.
 
-    With ``defaults``, which are those of this command if they differ from the settings', an option
-    that is left out has its default; without, it is None, so that one can see what is given.
-    ``words`` are what options take in addition to the settings' values, by key.
+    ``defaults`` are those defaults of this command that differ from the settings'. If it is None,
+    the default of every option is None, so that the caller can see which options are given.
+    ``words`` are values that options accept in addition to the settings' values, by key.
     """
     for each in settings:
         default = (defaults or {}).get(each.key, each.usual)
@@ -123,7 +123,7 @@ def add_flags(
 
 
 def given(node: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings whose options have a value, by their keys."""
+    """Return the settings whose options have a value, by their keys."""
     found = {each.key: getattr(arguments, each.key, None) for each in flags(node)}
     return {key: value for key, value in found.items() if value is not None}
 
@@ -142,7 +142,7 @@ def _reader(setting: Setting, word: str | None = None) -> Callable[[str], Any]:
 
 
 def key_list(execution: type = Execution) -> str:
-    """The keys of ``--set`` in a few lines, for help."""
+    """Return the keys of ``--set`` in a few lines, for help."""
     lines = ["settings: --set KEY=VALUE; see docs/settings.md for a description of each"]
     for title, settings in sections(execution):
         keys = list(settings)
@@ -154,7 +154,7 @@ def key_list(execution: type = Execution) -> str:
 
 
 def sections(execution: type) -> Iterator[tuple[str, Mapping[str, Setting]]]:
-    """The settings of the recipe, the data, the momentum teacher and the execution's groups."""
+    """Yield the settings of the recipe, the data, the momentum teacher and all groups."""
     yield "recipe", declared(Recipe)
     yield "data", DATA_SIZES
     yield "momentum", MOMENTUM

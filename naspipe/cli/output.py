@@ -1,4 +1,4 @@
-"""What commands say on stdout and stderr, as lines or as JSON.
+"""Output of commands on stdout and stderr, as lines or as JSON.
 
 Either stream may be closed, full or without a reader. JSON is for scripts and dashboards
 (``--json``).
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def tell(line: str) -> None:
-    """Print a result that is on disk already, on stderr if stdout cannot be written."""
+    """Print a result that is already on disk; use stderr if stdout cannot be written."""
     try:
         print(line, flush=True)
     except (OSError, ValueError) as error:
@@ -40,7 +40,7 @@ def tell(line: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Print one line on stderr, with the prefix of all of them, if stderr can be written."""
+    """Print one line on stderr with the usual prefix, if stderr can be written."""
     try:
         print(f"naspipe: {text}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -48,7 +48,7 @@ def complain(text: str) -> None:
 
 
 def systems_line(error: OSError | MemoryError | ImportError) -> str:
-    """One line on what the system refused."""
+    """Return one line on an error of the operating system; raise all other errors again."""
     if isinstance(error, OSError) and error.errno in STORAGE:
         return str(cannot_write(Path(error.filename or "stdout"), error))
     is_short = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
@@ -72,11 +72,11 @@ def silence(stream: TextIO | None) -> None:
 
 
 WIDTH = 120
-"""Columns of a table in a file or a pipe."""
+"""Width of a table in a file or a pipe."""
 
 
 def table_console(width: int | None = WIDTH) -> Console:
-    """A console on stdout for tables; without a terminal it has this width."""
+    """Return a console on stdout for tables; without a terminal it has this width."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -95,11 +95,11 @@ def print_table(
     has_lines: bool = True,
     width: int | None = WIDTH,
 ) -> Console:
-    """Print a table; returns the console.
+    """Print a table; return the console.
 
     Columns are aligned to the right and in one line, except those whose heads are in ``left`` or
     ``fold``. With ``has_lines`` there is a line below the heads, and more space between columns.
-    ``width`` applies without a terminal; None stands for that of rich.
+    ``width`` applies without a terminal; None selects the width of rich.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -121,12 +121,12 @@ def print_table(
 
 
 def cost_figures(flops: float, params: float, latency_ms: float) -> list[tuple[float, str]]:
-    """MFLOPs, parameters and milliseconds, each with its format."""
+    """Return MFLOPs, parameters and milliseconds, each with its format."""
     return [(flops / 1e6, ".2f"), (params, ",.0f"), (latency_ms, ".2f")]
 
 
 def in_cells(figures: Iterable[tuple[float, str]]) -> list[str]:
-    """Numbers in their formats; one that is not known (NaN) has an empty cell."""
+    """Return formatted numbers; an unknown one (NaN) has an empty cell."""
     return ["" if math.isnan(value) else format(value, form) for value, form in figures]
 
 
@@ -138,12 +138,12 @@ def add_json(parser: Options, in_place_of: str) -> None:
 
 
 def as_json(value: Any) -> str:
-    """JSON that every reader accepts: infinity and NaN become null."""
+    """Return JSON that every reader accepts: infinity and NaN become null."""
     return json.dumps(_plain(value), indent=1, allow_nan=False)
 
 
 def trained(directories: Iterable[RunDirectory]) -> list[dict[str, Any]]:
-    """For each finished run: path, status, steps, the last loss and what was measured."""
+    """Return for each finished run: path, status, steps, the last loss and the measurements."""
     from naspipe.store.run_directory import read_heartbeat
 
     found = []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from naspipe.plan.simulation import BackwardBounds, Outcome, SimulatedRun
 
 
-# What was simulated: rows as they are found, the table, and why it is so
+# What was simulated: rows in the order of simulation, the table, and the bottlenecks
 
 
 class Row(NamedTuple):
@@ -42,10 +42,10 @@ class Row(NamedTuple):
     budget: str
     outcome: Outcome
     bounds: BackwardBounds | None
-    """With whole and with split backwards; None where the latter is not known or cannot be."""
+    """With whole and with split backwards; None where the latter is unknown or impossible."""
     limits: list[Bottleneck]
     lag: int | None
-    """The least K of lag(K) that is enough; looked for on all devices in one group."""
+    """The least sufficient K of lag(K); searched for on all devices in one group."""
 
 
 def as_json(row: Row) -> dict[str, object]:
@@ -71,13 +71,13 @@ _NAMES = (
     "sampler", "passes", "streams", "stages", "cuts", "budget", "order", "subnets/s", "bubble",
     "bound", "bound\nsplit", "above", "hits", "layers\nMiB", "passes\nMiB",
 )  # fmt: skip
-"""The heads of the columns; a column without anything known is left out."""
+"""The heads of the columns; columns without known values are left out."""
 _CHOSEN = ("passes", "streams", "cuts", "budget", "hits")
-"""Columns that are left out if all rows are alike."""
+"""Columns that are left out if all rows have the same value."""
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """Print the table, best first, and what limits the most stages of each kind."""
+    """Print the table, best first, and the bottlenecks of the most stages of each kind."""
     from rich.text import Text
 
     columns = {name: list(cells) for name, *cells in zip(_NAMES, *map(_cells, rows), strict=True)}
@@ -148,11 +148,10 @@ memory: maximum that the layers (with a budget) and the passes of one stage occu
 
 
 _TEACHING = ("teacher", "teacher_subnet", "teacher_top", "momentum")
-"""Options that a plan with a teacher has."""
+"""Options of a plan with a teacher."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -181,7 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate every choice and print them; returns the exit status."""
+    """Simulate every choice and print them; return the exit status."""
     if not 1 <= arguments.devices <= 256:
         raise ConfigError(f"--devices {arguments.devices}: expected 1 to 256")
     recipe = apply_settings(Settings(), arguments.set).recipe
@@ -199,7 +198,7 @@ def run(arguments: argparse.Namespace) -> int:
     samplers = _listed(
         "--samplers", arguments.samplers or f"uniform,fair,spaced:{2 * arguments.devices}"
     )
-    # Sizes are looked at where any of the rows has a budget.
+    # Sizes are needed if any of the rows has a budget.
     scenario, execution = open_scenario(arguments, memory_budget=max(budgets))
     listed = _listed("--passes", arguments.passes or recipe.passes)
     kinds = {words: scenario.stepping(words, recipe.probes) for words in listed}
@@ -218,7 +217,7 @@ def run(arguments: argparse.Namespace) -> int:
         for how in _ways(arguments.devices, kinds[words], partitions, budgets)
         for way in [execution.changed(**how)]
     ]
-    choices.sort(key=lambda choice: choice.execution.workers)  # few stages are simulated sooner
+    choices.sort(key=lambda choice: choice.execution.workers)  # few stages are simulated faster
     rows = _rows(choices, arguments.devices, arguments.json)
     if arguments.json:
         print(json.dumps([as_json(row) for row in rows], indent=1))
@@ -253,15 +252,15 @@ def _count(option: str, text: str) -> int:
 
 
 class _Choice(NamedTuple):
-    """One way to train, and how it does in a simulation."""
+    """One way to train, which is to be simulated."""
 
     scenario: Scenario
     execution: Execution
     stream: tuple[str, str, int]
-    """A sampler, what a step is made of, and how many streams."""
+    """The sampler, the kind of steps, and the number of streams."""
     seed: int
     passes: int
-    """To simulate."""
+    """Number of passes to simulate."""
 
     def simulated(
         self, scenario: Scenario, execution: Execution, passes: int
@@ -275,7 +274,7 @@ class _Choice(NamedTuple):
         return pipeline, scenario.run(pipeline, execution)
 
     def row(self) -> Row:
-        """The row without the lag that is enough."""
+        """Return the row, without the sufficient lag."""
         from naspipe.plan.bottlenecks import bottlenecks
         from naspipe.plan.pipeline import as_planned
         from naspipe.plan.simulation import backward_bounds, bound_of, outcome_of
@@ -296,7 +295,7 @@ class _Choice(NamedTuple):
         )
 
     def lag(self, row: Row) -> int | None:
-        """The least K that is enough, on the first passes, in the order that was found."""
+        """Return the least sufficient K, on the first passes, with the order of the row."""
         from naspipe.api.chosen_stages import lag_needed
         from naspipe.plan.simulation import PREVIEW_SUBNETS
 
@@ -310,9 +309,9 @@ class _Choice(NamedTuple):
 
 
 def _rows(choices: Sequence[_Choice], devices: int, is_quiet: bool) -> list[Row]:
-    """All rows, the best first, and for the widest ones the lag that is enough.
+    """Return all rows, the best first; the widest ones have the sufficient lag.
 
-    What is found is reported on stderr while the rest is simulated.
+    Results are reported on stderr while the rest is simulated.
     """
     from naspipe.api.progress import Bar
 

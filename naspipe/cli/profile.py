@@ -56,11 +56,10 @@ _HEADS = (
 )  # fmt: skip
 
 _MOST_NAMED = 3
-"""Candidates in a line that says why they cannot be split."""
+"""Maximum number of candidates that a line names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -83,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, or read what was measured, and print it; returns the exit status."""
+    """Measure, or read cached measurements, and print them; return the exit status."""
     from naspipe.checks.machine import check_device
     from naspipe.checks.sketched import measure_sizes
     from naspipe.config.user_code import users_code
@@ -120,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _costs(
     workload: Workload, cache: ProfileCache, is_fresh: bool, execution: Execution
 ) -> tuple[CostTable, str]:
-    """The costs, and where they are from or are kept."""
+    """Return the costs, and a text that says where they come from or are cached."""
     from naspipe.machine.determinism import deterministic_torch
     from naspipe.machine.forking import calm_collector, kept_heap, may_compute_here
     from naspipe.profiling.probes import refusing
@@ -143,7 +142,7 @@ def _costs(
 
 @dataclass(frozen=True, slots=True)
 class KindCosts:
-    """What is known of one kind of block."""
+    """Measurements of one kind of block."""
 
     name: str
     blocks: tuple[str, ...]
@@ -151,15 +150,15 @@ class KindCosts:
     sizes: tuple[LayerSize, ...]
     """One for every candidate, or for every setting of an elastic layer."""
     costs: dict[int, LayerCost]
-    """Those of the candidates, or settings, that were measured."""
+    """Costs of the candidates, or settings, that were measured."""
     whole: dict[int, str]
-    """Why the backward of some candidates cannot be split."""
+    """Reasons why the backward of some candidates cannot be split."""
     settings: tuple[Mapping[str, Any], ...]
     """One for each candidate; empty unless the layer is elastic."""
 
 
 def summarize_kinds(space: Space, costs: CostTable, sizes: SizeTable) -> list[KindCosts]:
-    """The kinds of a space in chain order."""
+    """Return the kinds of a space in chain order."""
     twins = first_of_kind(space)
     kinds: list[KindCosts] = []
     for twin in sorted(set(twins)):
@@ -226,7 +225,7 @@ def _cells(kind: KindCosts) -> tuple[str, ...]:
 
 
 def _parts(costs: Collection[LayerCost]) -> tuple[str, str]:
-    """The times of the parts of a split backward, and how many candidates cannot be split."""
+    """Return the times of the parts of a split backward, with the number of unsplit candidates."""
     split = [cost for cost in costs if cost.split != cost]
     if not split:
         return "whole", "whole"
@@ -236,7 +235,7 @@ def _parts(costs: Collection[LayerCost]) -> tuple[str, str]:
 
 
 def whole_lines(space: Space, kinds: Sequence[KindCosts]) -> list[str]:
-    """A line for each reason why backwards cannot be split, which names a few candidates."""
+    """Return a line for each reason why backwards cannot be split, which names a few candidates."""
     found: dict[str, list[str]] = {}
     for kind in kinds:
         block = space.labels.index(kind.blocks[0])
@@ -250,12 +249,12 @@ def whole_lines(space: Space, kinds: Sequence[KindCosts]) -> list[str]:
 
 
 def _spread(values: Sequence[int], unit: float) -> str:
-    """The median and, on a second line, the range if there is one."""
+    """Return the median and, on a second line, the range if there are several values."""
     least, greatest = _short(min(values) / unit), _short(max(values) / unit)
     middle = _short(median(values) / unit)
     return middle if len(values) == 1 else f"{middle}\n{least} - {greatest}"
 
 
 def _short(value: float) -> str:
-    """Two decimals, or fewer for a large number."""
+    """Format with two decimals, or fewer for a large number."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"

@@ -31,7 +31,6 @@ and --to to show others.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -56,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page, and traces if asked; print their paths, and a line on sums of groups."""
+    """Write the page, and traces if requested; print their paths, and a line on sums of groups."""
     from naspipe.report.chrome_trace import write_chrome_trace
     from naspipe.report.recorded import Asked, read_run
     from naspipe.report.run_tables import reduction_line, run_tables, write_page
@@ -94,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The name of each run on the page: its path from the folder that all share."""
+    """Return the name of each run on the page: its path relative to the common folder."""
     absolute = [path.resolve() for path in paths]
     for place, path in enumerate(absolute):
         if path in absolute[:place]:

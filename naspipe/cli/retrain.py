@@ -34,7 +34,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Retrain; prints the table and how far the ranking holds on stdout."""
+    """Retrain; print the table and the reliability of the ranking on stdout."""
     from naspipe.api.observers import training_progress
     from naspipe.api.retraining import retrain
     from naspipe.cli.sources import judged_run
@@ -78,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# The table, and what it says of the search
+# The table, and its conclusion on the search
 
 
 _NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5"}
@@ -103,14 +102,14 @@ def print_retrained(search: Search, retrained: Sequence[Retrained]) -> None:
 
 
 def _text(name: str, value: float) -> str:
-    """Shares in percent, as ``naspipe search`` shows them."""
+    """Format shares in percent, as ``naspipe search`` does."""
     if value != value:
         return ""
     return f"{100 * value:.2f}" if name in ("top1", "top5") else f"{value:.4f}"
 
 
 def in_words(search: Search, retrained: Sequence[Retrained]) -> str:
-    """How far the ranking holds, in a line."""
+    """Return the reliability of the ranking in a line."""
     from naspipe.search.retrained import FEWEST, compared_by, confidence
 
     found = confidence(search, retrained)

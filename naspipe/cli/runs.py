@@ -36,7 +36,6 @@ _COLUMNS = ("run", "status", "step", "steps/s", "last step", "last seen", "host"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "directory",
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table; returns the exit status."""
+    """Print the table; return the exit status."""
     base: Path = arguments.directory
     if not base.is_dir():
         raise ConfigError(f"{base}: expected a directory with runs in it, found none")
@@ -65,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _runs(place: Path, depth: int) -> Iterator[RunDirectory]:
-    """Every run directory below a place, or itself; streams and blocks are runs of their own."""
+    """Yield the run at ``place``, or else all runs below it, each followed by its searches."""
     directory = RunDirectory(place)
     if (place / _MANIFEST).is_file():
         try:

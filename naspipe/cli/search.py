@@ -41,7 +41,6 @@ strategies: evolution, random, greedy, all; nni:NAME (Random, GridSearch, Regula
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -102,7 +101,7 @@ def add_cost_limits(parser: Options) -> None:
 
 
 def cost_limits(arguments: argparse.Namespace) -> Limits:
-    """The most that a subnet may cost."""
+    """Return the limits on the costs of a subnet."""
     from naspipe.search.strategies import Limits, parse_count
 
     return Limits(
@@ -113,7 +112,7 @@ def cost_limits(arguments: argparse.Namespace) -> Limits:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search; prints the tables and the search's directory on stdout."""
+    """Search; print the tables and the search's directory on stdout."""
     from naspipe.api.search import judge_subnets
     from naspipe.cli.sources import judged_run
     from naspipe.search.search_directory import SearchDefinition
@@ -209,7 +208,7 @@ def _table(
     decided: Decided,
     width: int,
 ) -> Table:
-    """Numbers are shown in full; choices and labels are cut if there is no room."""
+    """Build a table with full numbers; choices and labels are cut if there is not enough room."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)

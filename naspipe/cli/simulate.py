@@ -35,7 +35,6 @@ A run directory written with --run-dir has an access log like that of a real run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -57,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare where a space's costs are from; `naspipe plan` has the same options."""
+    """Declare the source of a space's costs; `naspipe plan` has the same options."""
     add_options(
         parser,
         """
@@ -80,7 +79,7 @@ def add_scenario_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate and print the figures; returns the exit status."""
+    """Simulate and print the metrics; return the exit status."""
     from naspipe.api.simulate import write_simulated
     from naspipe.config.errors import ConfigError
     from naspipe.plan.pipeline import as_planned
@@ -134,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def open_scenario(arguments: argparse.Namespace, **execution: Any) -> tuple[Scenario, Execution]:
-    """The scenario and the way of execution that a command line asks for."""
+    """Return the scenario and the execution for a command line."""
     from naspipe.api import simulate as scenario
     from naspipe.config.definition import Settings, apply_settings
     from naspipe.config.errors import ConfigError

@@ -1,7 +1,6 @@
-"""What a finished run was trained on, and what judges its subnets.
+"""Find the space, the data and the loss of a finished run, and held-out batches for its subnets.
 
-A run is found with its space, data and loss, by the names of its manifest or of the command line,
-and with held-out batches.
+The names are from the run's manifest or from the command line.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class JudgedRun(NamedTuple):
-    """What a run was made of, and what judges its subnets."""
+    """A run with its data and loss, and held-out batches for judging its subnets."""
 
     run: Run
     data: Batches
     loss: Loss
     held_out: Batches
     validation: int
-    """How many of the held-out batches judge."""
+    """Number of held-out batches for judging."""
 
 
 def add_held_out(parser: Options) -> None:
@@ -60,7 +59,7 @@ def add_judged_run(parser: argparse.ArgumentParser) -> None:
 
 
 def judged_run(arguments: argparse.Namespace) -> JudgedRun:
-    """The run that ``arguments.run`` names, with its loss."""
+    """Return the run that ``arguments.run`` names, with its loss."""
     from naspipe.inputs.held_out import find_held_out, judged_by
     from naspipe.inputs.named import as_trained, find_workload, run_loss
     from naspipe.inputs.run import Run
@@ -85,7 +84,7 @@ def judged_run(arguments: argparse.Namespace) -> JudgedRun:
     return JudgedRun(Run(named.space, arguments.run), named.data, loss, held_out, count)
 
 
-# What a run was trained on
+# Space and data of a run
 
 
 class RunSource(NamedTuple):
@@ -99,7 +98,7 @@ class RunSource(NamedTuple):
 
 
 def run_source(arguments: argparse.Namespace, manifest: Mapping[str, Any]) -> RunSource:
-    """From the run's manifest, unless ``--space`` or ``--data`` say otherwise."""
+    """Return the names in the run's manifest, unless ``--space`` or ``--data`` override them."""
     import search_spaces
 
     definition, source = manifest["definition"], manifest.get("source") or {}

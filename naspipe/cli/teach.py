@@ -40,7 +40,6 @@ _SIZES = ("batch_size", "max_tokens", "batches")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(
         parser,
@@ -94,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write a file, or serve."""
+    """Write a file, or serve; return the exit status."""
     from naspipe.api.progress import Bar
     from naspipe.checks.machine import check_device
     from naspipe.cli.teacher import find_teacher
@@ -105,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.to is None) == (arguments.registry is None):
         raise ConfigError("naspipe teach: expected either --to FILE or --registry URL")
     device = arguments.device
-    Execution(  # checks the options as settings of a run are checked
+    Execution(  # checks the options like settings of a run
         device=device,
         teacher_ttl=arguments.ttl,
         teacher_pace=arguments.pace,
@@ -161,7 +160,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _own_record(path: Path) -> Mapping[str, Any]:
-    """The record of the data that the teacher was trained on, if it is known."""
+    """Return the record of the data that the teacher was trained on; empty if unknown."""
     from naspipe.store.run_directory import RunDirectory
 
     if (path / "model.json").is_file():
@@ -170,14 +169,14 @@ def _own_record(path: Path) -> Mapping[str, Any]:
 
 
 def _data(arguments: argparse.Namespace, record: Mapping[str, Any]) -> Batches:
-    """The data that the command names, or those that a record tells of; sizes are the record's."""
+    """Return the data of the command, or those that a record names; sizes are the record's."""
     from naspipe.inputs.named import find_data
 
     name = arguments.data or record.get("name")
     if not isinstance(name, str):
         raise ConfigError("naspipe teach: expected --data NAME, the students' data")
     is_known = name in (arguments.data, _own_record(arguments.teacher).get("name"))
-    if ":" in name and not is_known:  # nothing is imported or opened because a student says so
+    if ":" in name and not is_known:  # never import or open a name that only a student supplied
         raise ConfigError(
             f"a student's data are {name:.80}, which this teacher was not given; start it with "
             f"--data {name:.80}"

@@ -1,4 +1,4 @@
-"""``--teacher`` and ``--momentum``: who teaches the stream that is trained."""
+"""``--teacher`` and ``--momentum``: the teacher of the stream that is trained."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: Options) -> None:
 
 
 def with_momentum(settings: Settings, text: str | None) -> Settings:
-    """The settings with what ``--momentum`` says."""
+    """Return the settings with the value of ``--momentum``."""
     if text is None:
         return settings
     tau, colon, end = text.partition(":")
@@ -51,7 +51,7 @@ def with_momentum(settings: Settings, text: str | None) -> Settings:
 def with_teacher(
     arguments: argparse.Namespace, workloads: list[Workload], sources: list[dict[str, Any]]
 ) -> tuple[list[Workload], list[dict[str, Any]], MakesTeacher | None]:
-    """The workloads, the sources, and the teacher of the command line or of the run to resume.
+    """Return the workloads, the sources, and the teacher of the command line or the resumed run.
 
     With a teacher there are two sources, because its stream has one as well.
     """
@@ -73,9 +73,9 @@ def with_teacher(
 
 
 def teacher_of(arguments: argparse.Namespace, momentum: Mapping[str, Any]) -> MakesTeacher | None:
-    """The teacher that the command line asks for, and the settings of one that follows."""
+    """Return the teacher of the command line, or the momentum teacher of the settings."""
     asked = _asked(arguments) or {}
-    asked.pop("top", None)  # no matter of what it costs
+    asked.pop("top", None)  # does not affect the costs
     return _made(asked or None, momentum, arguments.data_dir)
 
 
@@ -101,7 +101,7 @@ def _made(
 
 
 def momentum_of(said: Mapping[str, Any]) -> Momentum:
-    """The teacher that settings ask for."""
+    """Return the teacher for momentum settings."""
     from naspipe.distill.momentum import Momentum
 
     if "tau" not in said:
@@ -114,7 +114,7 @@ def momentum_of(said: Mapping[str, Any]) -> Momentum:
 
 
 def find_teacher(path: Path, subnet: str, data_dir: Path | None, top: int = 0) -> Teacher:
-    """A subnet of a run that was started from the command line, or one that was exported."""
+    """Return a teacher: a subnet of a run from the command line, or an exported subnet."""
     from naspipe.cli.sources import run_source
     from naspipe.distill.teachers import Teacher
     from naspipe.export.assembly import find_choices

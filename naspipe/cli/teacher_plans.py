@@ -1,7 +1,7 @@
-"""``naspipe plan`` with a teacher: the options that it has, what is simulated, and the tables.
+"""``naspipe plan`` with a teacher: its options, the simulations, and the tables.
 
-A student may have a whole network as its teacher, or follow the student itself. A named student
-has a teacher for each of its blocks, and the plan says where the blocks could be.
+The teacher of a student is a whole network, or follows the student itself. A named student has a
+teacher for each of its blocks; the plan then compares placements of the blocks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _UNUSED = {
     "samplers": "", "partitions": "", "streams": "1", "budget": "none", "costs": "profiled",
     "no_shared": False,
 }  # fmt: skip
-"""Options and their defaults."""
+"""Options without effect, and their defaults."""
 
 
 def refuse_unused(arguments: argparse.Namespace, beside: str, *without: str) -> None:
-    """Options that say nothing here must not be given; ``without`` names others."""
+    """Reject options that have no effect with ``beside``; ``without`` names others."""
     for name, usual in (_UNUSED | dict.fromkeys(without)).items():
         if getattr(arguments, name) != usual:
             option = f"--{name.replace('_', '-')}"
@@ -53,7 +53,7 @@ def show_taught(
 ) -> None:
     """Simulate every choice for a student and its teacher, and print them, the fastest first.
 
-    ``kinds`` are those of steps; by default the recipe's. ``devices`` are numbers of stages.
+    ``kinds`` are kinds of steps; by default the recipe's. ``devices`` are numbers of stages.
     """
     from naspipe.api.teacher_plans import for_passes, taught_plans, with_passes
     from naspipe.inputs.named import find_workload

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from naspipe.launch.hosts import Worker
 
 
-# Streams: several runs side by side, from a number or from a file
+# Streams: several concurrent runs, from a number or from a file
 
 
 MAX_STREAMS = 64
@@ -41,7 +41,7 @@ MAX_STREAMS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What may differ between streams that share a pipeline."""
+    """Properties that may differ between streams that share a pipeline."""
 
     space: str
     scale: str
@@ -52,10 +52,10 @@ class StreamOptions:
 
 
 def parse_streams(text: str, arguments: argparse.Namespace) -> list[StreamOptions]:
-    """``K``: the command's run with K seeds, counted up. Otherwise a file, a stream per line.
+    """Parse a number of streams with consecutive seeds, or a file with one stream per line.
 
-    Each line is a JSON object with some of ``space``, ``scale``, ``data``, ``seed``, ``steps``
-    and ``sampler``; the others are the command's.
+    Each line is a JSON object with some of ``space``, ``scale``, ``data``, ``seed``, ``steps`` and
+    ``sampler``; the others are the command's.
     """
     given = StreamOptions(
         **{field.name: getattr(arguments, field.name) for field in fields(StreamOptions)}
@@ -133,7 +133,6 @@ DEFAULTS: dict[str, Any] = {each.key: each.usual for each in flags(Definition)} 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE + key_list(Execution)
     add_options(parser, "space SPACE?  name of a space, or MODULE:ATTRIBUTE")
     definition = parser.add_argument_group("training")
@@ -166,7 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: Options, name: str = "SPACE") -> None:
-    """Declare where the run is, and its progress; ``name`` is what its folder is called after."""
+    """Declare options on run directory and progress; ``name`` is in the default directory."""
     add_options(
         parser,
         f"""
@@ -188,7 +187,7 @@ def add_run(parser: Options, name: str = "SPACE") -> None:
 
 
 def resume_of(arguments: argparse.Namespace) -> bool | str:
-    """The ``resume=`` of :func:`naspipe.train` that a command line stands for."""
+    """Return the ``resume`` of :func:`naspipe.train` for a command line."""
     if not arguments.resume_if_exists:
         return arguments.resume is not None
     if arguments.resume or not arguments.run_dir:
@@ -214,7 +213,7 @@ def _seconds(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; prints the run directories on stdout. Under torchrun, this is one of its workers."""
+    """Train; print the run directories on stdout. Under torchrun, act as one of its workers."""
     from naspipe.launch.hosts import Worker
 
     worker = Worker.find()
@@ -232,7 +231,7 @@ def carry_out(
     worker: Worker | None = None,
     act: Callable[[Training], None] | None = None,
 ) -> Training:
-    """Define the training of a command line, and run it or do something else with it."""
+    """Define the training of a command line, and run it or call ``act`` with it."""
     from naspipe.api.observers import training_progress
     from naspipe.api.training import Training, start
     from naspipe.api.workers import execution_of, refusal_told
@@ -269,7 +268,7 @@ def carry_out(
 def _defined(
     arguments: argparse.Namespace,
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """The execution, what each stream trains, and its source; from the run if one is resumed."""
+    """Return the execution, each stream's workload and its source; from a resumed run, if any."""
     from naspipe.config.recipe_file import NO_RECIPE, read_recipe
     from naspipe.inputs.named import find_workload
     from naspipe.inputs.strategies import check_draws
@@ -285,7 +284,7 @@ def _defined(
         raise ConfigError("expected a SPACE, or --resume RUN; see naspipe train --help")
 
     def settings_on(base: Settings) -> Settings:
-        """The recipe file, the options that are given, and ``--set``, in this order."""
+        """Apply the recipe file, the options that are given, and ``--set``, in this order."""
         found = file.applied_to(base)
         execution = found.execution.changed(**given(Execution, arguments))
         found = apply_settings(replace(found, execution=execution), arguments.set)
@@ -330,7 +329,7 @@ def _defined(
 def _completed(
     workload: Workload, execution: Execution, source: Mapping[str, Any], data_dir: Path | None
 ) -> Workload:
-    """The workload with the strategy that its sampler names, and with its held-out data."""
+    """Return the workload with the strategy of its sampler, and with its held-out data."""
     from naspipe.inputs.held_out import held_out_for
     from naspipe.inputs.strategies import Asked, find_strategy_maker
 
@@ -343,17 +342,17 @@ def _completed(
     )
 
 
-# Resuming: what a run directory says of the run that is to go on
+# Resuming a run from its directory
 
 
 DEFINING = (*(each.key for each in flags(Definition)), "streams", "data", "recipe")
-"""Options that define a run, so that a resume takes them from it."""
+"""Options that define a run, so that a resume takes them from the run."""
 
 
 def read_resumed(
     path: Path, arguments: argparse.Namespace
 ) -> tuple[Execution, list[Workload], list[dict[str, Any]]]:
-    """The execution, the workloads and their sources; options given change the execution."""
+    """Return the execution, the workloads and their sources; options given change the execution."""
     from naspipe.store.run_directory import RunDirectory
 
     refuse_beside_resume(arguments, ("space", *DEFINING, "run_dir"), path)
@@ -370,7 +369,7 @@ def read_resumed(
 
 
 def refuse_beside_resume(arguments: argparse.Namespace, names: Iterable[str], path: Path) -> None:
-    """Refuse options that define the run, if one is resumed."""
+    """Reject options that define the run, if one is resumed."""
     for name in names:
         if getattr(arguments, name) is not None:
             is_word = name in ("space", "teacher", "student")
@@ -384,7 +383,7 @@ def refuse_beside_resume(arguments: argparse.Namespace, names: Iterable[str], pa
 def resumed_execution(
     manifest: dict[str, Any], path: Path, arguments: argparse.Namespace
 ) -> Execution:
-    """How a run goes on: as it was carried out, except for the options that are given.
+    """Return the recorded execution of a resumed run, changed by the options that are given.
 
     Settings that are newer than the manifest have their defaults.
     """
@@ -397,7 +396,7 @@ def resumed_execution(
 
 
 def recorded_execution(requested: Any, path: Path) -> Execution:
-    """The execution of a run, as its manifest has it."""
+    """Return the execution of a run from its manifest."""
     if not isinstance(requested, dict) or not requested.keys() <= declared(Execution).keys():
         raise ConfigError(f"{path}: expected a run of this version, found other settings in it")
     try:

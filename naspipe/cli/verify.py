@@ -29,7 +29,6 @@ exit status: 0 identical; 1 different; 2 nothing could be compared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.epilog = _EXAMPLE
     add_options(parser, "run RUN  run directory")
     parser.add_argument(
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was compared; returns the exit status."""
+    """Print the comparison; return the exit status."""
     from dataclasses import asdict
 
     from naspipe.api.verify import verify_finished

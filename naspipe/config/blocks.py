@@ -3,7 +3,7 @@
 Candidates are plain factories, which are called only when their layer is first used; this module
 does not import torch. A factory made in a loop reads the loop's variable when it is called, which
 is after the loop has ended. Therefore the numbers and texts that a factory read when its block was
-made are kept, and compared later.
+made are recorded, and compared later.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from naspipe.config.rules import Every, Exact, Lag, Rule, parse_rule
 from naspipe.config.text import knows_keywords
 
 Factory = Callable[[], Any]
-"""Makes one candidate: a ``torch.nn.Module`` with freshly initialised parameters."""
+"""Makes one candidate: a ``torch.nn.Module`` with freshly initialized parameters."""
 
 _EXACT = Exact()
 
 
 def check_name(kind: str, name: Any) -> None:
-    """Refuse a name that logs and labels could not tell from something else."""
+    """Reject a name that is ambiguous in logs and labels."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
         raise ConfigError(f"{kind} {name!r}: expected a name of letters, digits, - and _")
 
 
 def field_names(where: str, fields: Any) -> tuple[str, ...]:
-    """Names of batch fields as a user lists them; ``where`` is the block, for messages."""
+    """Return names of batch fields from a user's list; messages name the block ``where``."""
     names = None if isinstance(fields, str) or not isinstance(fields, Iterable) else tuple(fields)
     if names is None or not all(isinstance(name, str) for name in names):
         todo = f"; write fields=({fields!r:.60},)" if isinstance(fields, str) else ""
@@ -50,7 +50,7 @@ def field_names(where: str, fields: Any) -> tuple[str, ...]:
 
 
 def listed(candidates: Any) -> tuple[Factory, ...]:
-    """Candidates as a user lists them; :class:`Space` checks each of them."""
+    """Return candidates from a user's list; :class:`Space` checks each of them."""
     if isinstance(candidates, str | bytes) or not isinstance(candidates, Iterable):
         kind = getattr(candidates, "__name__", type(candidates).__name__)
         found = f"the text {candidates!r:.40}" if isinstance(candidates, str) else kind
@@ -77,16 +77,14 @@ class Whole(SetsMode):
 
     @property
     def apply(self) -> Callable[..., Any] | None:
-        """Function that computes the block as ``apply(module, *tensors)``; None to call the
-        module.
-        """
+        """The function that computes ``apply(module, *tensors)``; None to call the module."""
         return None
 
     def setting(self, option: int) -> Mapping[str, Any]:
         return {}
 
     def forward_of(self, module: Any, option: int) -> Any:
-        """Function of tensors that computes an option."""
+        """Return the function that computes an option from tensors."""
         return module if self.apply is None else partial(self.apply, module)
 
     def cut_of(self, module: Any, option: int) -> Any:
@@ -103,7 +101,7 @@ class OneCandidate(SetsMode):
     fields: tuple[str, ...]
 
     def _settle(self, kind: str, where: str) -> None:
-        """Check the name, and convert fields and rule from what a user may write."""
+        """Check the name, and convert fields and rule from the forms that users may write."""
         check_name(kind, self.name)
         object.__setattr__(self, "fields", field_names(f"{where} {self.name}", self.fields))
         if isinstance(self.rule, str):
@@ -125,10 +123,10 @@ class Block(Whole):
 
     Args:
         candidates: one factory per candidate.
-        kind: blocks of one kind have the same candidates, so their costs are measured once.
+        kind: blocks of the same kind have the same candidates, so their costs are measured once.
         fields: batch fields that the candidate takes after the tensors of the previous block.
         rule: which version READs see; ``Exact()`` except for the layers of teachers.
-        alike: whether candidates may be the same layer twice; otherwise, a note says so.
+        alike: True if several candidates may be the same layer; otherwise, a note reports it.
     """
 
     candidates: tuple[Factory, ...]
@@ -192,7 +190,7 @@ MOST_OPTIONS = 20_000
 """Maximum number of combinations of one layer's settings."""
 
 STEPS = ("whole", "slice")
-"""What an optimizer step updates."""
+"""Which entries of a parameter an optimizer step updates."""
 
 _PLAIN = (int, float, str)
 
@@ -200,7 +198,7 @@ _PLAIN = (int, float, str)
 @knows_keywords
 @dataclass(frozen=True, slots=True)
 class Elastic(OneCandidate):
-    """A layer that every subnet uses with settings of its own: a width, a kernel, heads.
+    """A layer that all subnets use, each with its own settings, such as a width or a kernel size.
 
     There is one module, made with the largest settings, and one chain of versions. A setting is an
     argument of its forward, as ``module(*tensors, width=256)``, and never state of the module.
@@ -216,9 +214,10 @@ class Elastic(OneCandidate):
             module is called in this way.
         cut: ``cut(module, width=...)`` returns a module of that setting alone, for export; by
             default, the module's own ``cut(width=...)``.
-        step: ``whole``: an optimizer step updates all entries of a parameter, as momentum and decay
-            do in the usual loops. ``slice``: only those that a pass of the step used, which are
-            those that its ``cut`` takes; the others keep their values and optimizer state.
+        step: ``whole``: an optimizer step updates all entries of a parameter, including momentum
+            and decay, as in the usual loops. ``slice``: it updates only the entries that a pass of
+            the step used, which are those that its ``cut`` takes; the others keep their values and
+            optimizer state.
     """
 
     name: str
@@ -256,7 +255,7 @@ class Elastic(OneCandidate):
         return prod(map(len, self.settings.values()))
 
     def setting(self, option: int) -> dict[str, Any]:
-        """Keyword arguments of an option; the last setting varies fastest."""
+        """Return the keyword arguments of an option; the last setting varies fastest."""
         found = {}
         for name, values in reversed(list(self.settings.items())):
             option, place = divmod(option, len(values))
@@ -268,7 +267,7 @@ class Elastic(OneCandidate):
         return partial(call, **self.setting(option))
 
     def cut_of(self, module: Any, option: int) -> Any:
-        """A module that computes an option alone."""
+        """Return a module that computes an option alone."""
         cut = getattr(module, "cut", None) if self.cut is None else partial(self.cut, module)
         if cut is None:
             raise ConfigError(
@@ -278,7 +277,7 @@ class Elastic(OneCandidate):
         return cut(**self.setting(option))
 
     def option(self, setting: Mapping[str, Any]) -> int:
-        """The option with these settings; other keys are ignored.
+        """Return the option with these settings; other keys are ignored.
 
         Raises:
             ValueError: for a value that is not listed.
@@ -289,12 +288,12 @@ class Elastic(OneCandidate):
         return option
 
     def text(self, option: int) -> str:
-        """Text of an option in logs: ``512``, or ``512,3`` for two settings."""
+        """Return the text of an option in logs: ``512``, or ``512,3`` for two settings."""
         return ",".join(map(str, self.setting(option).values()))
 
 
 def texts_of(settings: Iterable[Sequence[Any]]) -> list[str]:
-    """Text of each option in logs, from the values of each setting."""
+    """Return the text of each option in logs, from the values of each setting."""
     return [",".join(map(str, values)) for values in product(*settings)]
 
 
@@ -337,11 +336,11 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class LossBlock(Shared):
-    """The last block of a run whose loss is a module with parameters or buffers of its own.
+    """The last block of a run whose loss is a module with its own parameters or buffers.
 
-    Its layer is the loss module, which is updated, kept in checkpoints and handed over as any other
-    layer. The block returns its input tensors. The loss is computed from these with the module of
-    the layer, as part of the same block.
+    Its layer is the loss module, which is updated, stored in checkpoints and transferred like any
+    other layer. The block returns its input tensors. The loss is computed from these with the
+    module of the layer, as part of the same block.
 
     Args:
         before: the chain without this block.
@@ -354,7 +353,7 @@ class LossBlock(Shared):
         return lambda module, *tensors: tensors
 
     def set_mode(self, module: Any, trains: bool) -> None:
-        """Leave each part of the loss in the mode that the user has set."""
+        """Leave each part of the loss in the mode set by the user."""
 
 
 class CopyOf(partial[Any]):
@@ -382,14 +381,14 @@ _FIRST: WeakKeyDictionary[FunctionType, Mapping[str, object]] = WeakKeyDictionar
 
 
 def keep_reads(factories: Iterable[object]) -> None:
-    """Keep the values that factories read now, unless they are known already."""
+    """Record the values that factories read now, unless they are already recorded."""
     for factory in factories:
         if (function := _function(factory)) is not None and function not in _FIRST:
             _FIRST[function] = dict(_reads(function))
 
 
 def changed_reads(factory: object) -> list[tuple[str, object, object]]:
-    """Variables that changed since the block was made: name, value then and value now."""
+    """Return variables that changed since the block was made: name, value then and value now."""
     function = _function(factory)
     before = _FIRST.get(function, {}) if function is not None else {}
     if function is None or not before:
@@ -413,7 +412,7 @@ def _reads(function: FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in cells:
         try:
             value = cell.cell_contents
-        except ValueError:  # it has none yet
+        except ValueError:  # the cell is empty
             continue
         if _is_plain(value):
             yield name, value
@@ -430,7 +429,7 @@ def _is_plain(value: object) -> bool:
 
 
 def globals_read(code: CodeType) -> set[str]:
-    """Names of globals that a function, or one nested in it, reads and does not write."""
+    """Return names of globals that a function or its nested functions read but do not write."""
     found, written = set[str](), set[str]()
     for each in _codes(code):
         for instruction in dis.get_instructions(each):

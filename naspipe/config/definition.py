@@ -60,7 +60,7 @@ MOMENTUM = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """Everything that the bits of a run depend on, apart from the software and the hardware."""
+    """Everything that determines the bits of a run, except the software and the hardware."""
 
     space: str
     scale: str = setting(
@@ -107,9 +107,9 @@ class Definition:
     )
 
     weights: str = ""
-    """Digest of the initial weights, if they are given and not drawn."""
+    """Digest of the initial weights if they are given instead of drawn."""
     teacher: str = ""
-    """Digest of the weights of the teacher, if there is one."""
+    """Digest of the weights of the teacher, if any."""
     momentum: Mapping[str, Any] = field(default_factory=dict)
     """How the layers of a teacher follow the student's, if they do."""
     loss_fields: Sequence[str] = ()
@@ -127,7 +127,7 @@ class Definition:
         return self.steps * self.recipe.steps.passes
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for the manifest, without optional parts that are empty."""
+        """Return plain values for the manifest, without optional parts that are empty."""
         values = asdict(self)
         values["recipe"]["parameter_groups"] = list(values["recipe"]["parameter_groups"])
         for name in ("weights", "teacher", "momentum", "loss_fields", "metrics"):
@@ -138,7 +138,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What ``--set key=value`` reaches: recipe, execution, rules of shared layers, batch sizes."""
+    """The settings of ``--set``: recipe, execution, rules of shared layers, batch sizes."""
 
     recipe: Recipe = field(default_factory=Recipe)
     execution: Execution = field(default_factory=Execution)

@@ -44,8 +44,8 @@ def _made_again(
 
 
 def reason(error: BaseException) -> str:
-    """Type and message of a foreign error, on one line."""
-    if isinstance(error, UsersCodeError):  # which has them on its last
+    """Return the type and message of a foreign error, on one line."""
+    if isinstance(error, UsersCodeError):  # the last line has both
         return str(error).strip().splitlines()[-1][:300]
     text = " ".join(str(error).split())
     hint = next((why for part, why in _HINTS.items() if part in text), "")
@@ -97,7 +97,7 @@ class RunInterruptedError(NaspipeError):
     def __init__(self, signal_number: int, message: str, *, from_elsewhere: bool = False) -> None:
         self.signal_number = signal_number
         self.from_elsewhere = from_elsewhere
-        """Whether another host received the signal."""
+        """True if another host received the signal."""
         super().__init__(message)
 
 
@@ -130,8 +130,8 @@ class StageFailedError(NaspipeError):
 
 
 class VerificationError(NaspipeError):
-    """The bits of a run's first steps differ from the plain loop's, or a search's score from that
-    of the plain network; nothing was published.
+    """A recomputed result differs: a run's first steps from the plain loop, or a search's score
+    from the plain network; nothing was published.
     """
 
 

@@ -409,9 +409,7 @@ class VerifySettings(Checked):
     )
 
     def steps(self, lag: int, steps: int) -> int:
-        """Number of steps to compare, of ``steps`` that remain; ``lag`` is the longest lag in
-        steps.
-        """
+        """Return the number of steps to compare, of ``steps``; ``lag`` is the longest lag."""
         if self.verify == "all":
             return steps
         if self.verify == "auto":
@@ -420,13 +418,13 @@ class VerifySettings(Checked):
 
     @property
     def waits(self) -> bool:
-        """Whether the run waits for the plain loop, however long it takes."""
+        """True if the run waits for the plain loop, however long it takes."""
         return self.verify != "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSettings(Checked):
-    """What is recorded in addition to what every run records."""
+    """Optional records, in addition to those of every run."""
 
     access_log: str = setting(
         "full",
@@ -608,7 +606,7 @@ class Execution:
     """How a run is carried out; it never changes the bits.
 
     It is made from settings by their keys, as in ``Execution(stages=2, memory_budget="3x")``, from
-    groups, or from both. Manifests use the keys, too.
+    groups, or from both. Manifests use the same keys.
     """
 
     pipeline: PipelineSettings = group(PipelineSettings(), "pipeline")
@@ -640,24 +638,24 @@ class Execution:
 
     @property
     def workers(self) -> int:
-        """Stages of all groups; stage j of group g is worker g * stages + j."""
+        """Number of stages of all groups; stage j of group g is worker g * stages + j."""
         return self.pipeline.groups * self.pipeline.stages
 
     @property
     def cut_every_steps(self) -> int:
-        """Steps of a stream between checkpoints; a validation needs a checkpoint, too."""
+        """Steps of a stream between checkpoints, which validations also need."""
         return self.checkpoints.every_steps or self.validation.every_steps
 
     def changed(self, **values: Any) -> Self:
-        """A copy with other values, by the keys of settings or as whole groups."""
+        """Return a copy with other values, by the keys of settings or as whole groups."""
         return replace(self, **values)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by key, for the manifest."""
+        """Return plain values by key, for the manifest."""
         known = declared(type(self))
         return {key: getattr(getattr(self, each.group), each.name) for key, each in known.items()}
 
 
 def first_gpu(device: str) -> str:
-    """The device for a measurement that stands for all stages."""
+    """Return the device for a measurement that represents all stages."""
     return "cuda:0" if device == "cuda" else device

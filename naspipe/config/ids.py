@@ -53,14 +53,14 @@ class LayerId(NamedTuple):
 
 
 def alone_in(layer: LayerId) -> LayerId:
-    """The ID of a layer in the files of its own stream, where it is the only stream."""
+    """Return the ID of a layer in the files of its own stream, where it is the only stream."""
     return layer._replace(stream=FIRST_STREAM)
 
 
 class Subnet(NamedTuple):
-    """What one pass trains; ``chain`` has one option per block, including shared layers.
+    """The subnet of one pass; ``chain`` has one option per block, including shared layers.
 
-    The chain is empty for a pass that nobody needs: it has a number, but nothing to compute.
+    The chain is empty for a pass that is not needed: it has a number, but nothing to compute.
     """
 
     stream: StreamId
@@ -72,11 +72,11 @@ class Subnet(NamedTuple):
     """
 
     def layer(self, block: int) -> LayerId:
-        """The layer that this subnet uses in a block."""
+        """Return the layer that this subnet uses in a block."""
         return LayerId(self.stream, block, (self.candidates or self.chain)[block])
 
     def options(self, layers: Iterable[LayerId]) -> tuple[int, ...]:
-        """The options by which it uses these layers; empty if the layers determine them."""
+        """Return its options in these layers; empty if the layers determine them."""
         return tuple(self.chain[layer.block] for layer in layers) if self.candidates else ()
 
     def __str__(self) -> str:
@@ -98,8 +98,8 @@ class Access(NamedTuple):
     """One line of the access log; times are nanoseconds of the machine's monotonic clock.
 
     ``digest`` is that of the written bytes, or empty unless digests are recorded. ``stalled_ns`` is
-    how long the stage waited for the layer to be loaded; 0 is a cache hit. ``owed_ns`` is the part
-    of a WRITE, from its start, that computed gradients that split backwards had deferred.
+    the time that the stage waited for the layer to be loaded; 0 is a cache hit. ``owed_ns`` is the
+    initial part of a WRITE that computed gradients deferred by split backwards.
     """
 
     layer: LayerId
@@ -115,7 +115,7 @@ class Access(NamedTuple):
 
     @property
     def is_hit(self) -> bool:
-        """Whether the layer was on the device when the stage was ready for it."""
+        """True if the layer was on the device when the stage was ready for it."""
         return self.stalled_ns == 0
 
     def __str__(self) -> str:

@@ -61,7 +61,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|\[.*\]|True|False|[A-Z][A-Z_:]*|\.
 
 
 def in_python(text: str) -> str:
-    """A message with Python's keywords; commands and a traceback in it stay as they are."""
+    """Return a message with Python's keywords; commands and tracebacks in it are kept."""
     message, mark, traceback = text.partition("\nTraceback")
     found, place = [], 0
     for command in _COMMAND.finditer(message):
@@ -71,7 +71,7 @@ def in_python(text: str) -> str:
 
 
 def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: errors name Python's keywords, and unknown keywords are refused.
+    """Decorate a function so that errors name Python's keywords and unknown keywords are rejected.
 
     A second signal, which ends a run at once, is reported in one line.
     """
@@ -85,7 +85,7 @@ def says_keywords(function: Callable[P, T]) -> Callable[P, T]:
             error.args = (in_python(str(error)),)
             raise
         except KeyboardInterrupt as error:
-            if not error.args:  # the user's own, or Python's
+            if not error.args:  # raised by the user's code or Python
                 raise
             raise in_one_line(KeyboardInterrupt(in_python(str(error)))) from None
 
@@ -129,5 +129,5 @@ def _keyword(match: re.Match[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """A value of the command line as Python writes it."""
+    """Return a value of the command line as a Python literal."""
     return text if _NUMBER.fullmatch(text) else repr({"true": True, "false": False}.get(text, text))

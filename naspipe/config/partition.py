@@ -12,7 +12,7 @@ from naspipe.config.ids import StageId
 
 
 class Partition(NamedTuple):
-    """Contiguous parts of the chain, each on a stage of its own.
+    """Contiguous parts of the chain, each on a separate stage.
 
     Part p has the blocks ``bounds[p] <= block < bounds[p + 1]``. Prints as ``0:25:51`` (two stages,
     51 blocks), or as ``0:25:51 on 1,0`` if the first part is on the second stage.
@@ -31,17 +31,17 @@ class Partition(NamedTuple):
         return self.bounds[-1]
 
     def blocks(self, stage: StageId) -> range:
-        """The blocks of a stage, in forward order."""
+        """Return the blocks of a stage, in forward order."""
         part = self.stages.index(stage) if self.stages else stage
         return range(self.bounds[part], self.bounds[part + 1])
 
     def stage_of(self, block: int) -> StageId:
-        """The stage of a block."""
+        """Return the stage of a block."""
         part = bisect_right(self.bounds, block) - 1
         return self.stages[part] if self.stages else StageId(part)
 
     def in_group(self, group: int, num_groups: int) -> Partition:
-        """The same cuts on the stages of one group; the stages of other groups have no blocks."""
+        """Return the same cuts on the stages of one group; other stages have no blocks."""
         before = (0,) * (group * self.num_stages)
         behind = (self.num_blocks,) * ((num_groups - 1 - group) * self.num_stages)
         stages = list(range(num_groups * self.num_stages))
@@ -52,7 +52,7 @@ class Partition(NamedTuple):
 
     @property
     def without_blocks(self) -> Partition:
-        """The partition of a pass with nothing to compute, over as many stages."""
+        """Return the partition of a pass with nothing to compute, on as many stages."""
         return Partition((0,) * len(self.bounds))
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Partition(NamedTuple):
 
 
 def on_stages(bounds: tuple[int, ...], stages: Sequence[int]) -> Partition:
-    """Parts with the stage of each; equal assignments become equal objects."""
+    """Return parts with the stage of each; equal assignments become equal objects."""
     is_in_order = all(part == stage for part, stage in enumerate(stages))
     return Partition(bounds, () if is_in_order else tuple(map(StageId, stages)))
 
@@ -88,7 +88,7 @@ def make_partition(bounds: tuple[int, ...], stages: Sequence[int] = ()) -> Parti
 
 
 def partition_along(row: Sequence[int], num_stages: int) -> Partition:
-    """The partition that runs each block of a chain on the stage that ``row`` has for it."""
+    """Return the partition that runs each block of a chain on the stage given by ``row``."""
     runs = [(stage, len(list(own))) for stage, own in groupby(row)]
     order = [stage for stage, _ in runs]
     if len(set(order)) < len(order):

@@ -14,16 +14,14 @@ from typing import Any, Protocol
 
 
 class Proof(Protocol):
-    """Shows that the layers of a space compute what the layers that they replace would."""
+    """Shows that the layers of a space compute the same as the layers that they replace."""
 
     def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Compare on a batch; returns what was compared, for the manifest. Raises ConfigError if
-        not equal.
-        """
+        """Compare on a batch; return a manifest entry. Raise ConfigError if results differ."""
 
 
 class Decisions(Protocol):
-    """What samplers draw, if blocks do not choose independently.
+    """The decisions that samplers draw, if blocks do not choose independently.
 
     There are ``counts`` values of each decision, and ``choices`` turns one value per decision into
     one choice per choice block.
@@ -34,25 +32,19 @@ class Decisions(Protocol):
     def choices(self, drawn: Sequence[int]) -> tuple[int, ...]: ...
 
     def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
-        """Choices from the value of every label, as NNI writes it; raises ConfigError if one does
-        not fit.
-        """
+        """Return choices from NNI's value of every label; raise ConfigError if one does not fit."""
 
     def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """The inverse of :meth:`choices`; raises ConfigError if there is none."""
+        """Invert :meth:`choices`; raise a ConfigError if there is no inverse."""
 
     def decided(self) -> Sequence[Sequence[Mapping[str, Sequence[str]]]]:
-        """For each candidate of each choice block: the labels that determine it, and their values.
+        """Return the labels that determine each candidate of each choice block, with values.
 
-        Labels of which any value will do are omitted. Empty if the space describes this otherwise.
+        Labels that may have any value are omitted. Empty if the space describes this otherwise.
         """
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Choices of the largest and of the smallest subnet; ``size(block, candidate)`` is a
-        size.
-        """
+        """Return the choices of the largest and smallest subnet by ``size(block, candidate)``."""
 
     def part(self, blocks: range) -> Decisions:
-        """The decisions of some choice blocks; raises ConfigError if one affects other blocks,
-        too.
-        """
+        """Return the decisions of choice blocks; raise ConfigError if others are affected."""

@@ -1,4 +1,4 @@
-"""The recipe: how every step is taken. It is part of a run's definition.
+"""The recipe: how every step is computed. It is part of a run's definition.
 
 The learning rate of a step comes from a named schedule, a table or a user's function. Parameter
 groups give some parameters of a layer other optimizer options:
@@ -60,7 +60,7 @@ class NamedParameter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters with optimizer options of their own."""
+    """Parameters with their own optimizer options."""
 
     match: tuple[str, ...]
     lr_factor: float
@@ -69,12 +69,12 @@ class ParameterGroup:
     """Replace entries of the recipe's ``optimizer_options``."""
 
     def has(self, parameter: NamedParameter) -> bool:
-        """Whether a parameter matches one of the patterns or kinds."""
+        """Return True if a parameter matches one of the patterns or kinds."""
         return any(_matches(each, parameter) for each in self.match)
 
 
 def parse_groups(written: object) -> tuple[ParameterGroup, ...]:
-    """Groups as a recipe has them: mappings with ``match``, ``lr_factor`` and options."""
+    """Return the groups of a recipe: mappings with ``match``, ``lr_factor`` and options."""
     if not isinstance(written, Sequence) or isinstance(written, str):
         raise ConfigError(
             f"parameter_groups: expected a list such as "
@@ -84,7 +84,7 @@ def parse_groups(written: object) -> tuple[ParameterGroup, ...]:
 
 
 def group_of(parameter: NamedParameter, groups: Sequence[ParameterGroup]) -> int:
-    """The number of a parameter's group, counted from 1; 0 if no group matches."""
+    """Return the number of a parameter's group, counted from 1; 0 if no group matches."""
     return next((n for n, group in enumerate(groups, 1) if group.has(parameter)), 0)
 
 
@@ -142,12 +142,12 @@ _TABLE = re.compile(r"table\((.*)\)")
 
 
 def by_step(schedule: str) -> bool:
-    """Whether the schedule gives the rate of every step itself, so that there is no warm-up."""
+    """Return True if the schedule defines the rate of every step, without warm-up."""
     return schedule not in SCHEDULES
 
 
 def factor(schedule: str, step: int) -> float:
-    """Factor of a step's rate, from a table or a function."""
+    """Return the factor of a step's rate, from a table or a function."""
     if isinstance(schedule, GivenCode):
         return float(schedule.code(step))
     if _TABLE.fullmatch(schedule) is None:
@@ -160,9 +160,7 @@ def factor(schedule: str, step: int) -> float:
 
 
 def in_cycle(position: int, first: int, growth: int) -> tuple[int, int]:
-    """A step's position in its cycle, and that cycle's length; each cycle is ``growth`` times
-    longer.
-    """
+    """Return a step's position in its cycle, and the cycle's length, which grows by ``growth``."""
     length = first
     if growth == 1:
         position %= length
@@ -172,7 +170,7 @@ def in_cycle(position: int, first: int, growth: int) -> tuple[int, int]:
 
 
 def table_text(rates: Mapping[int, float]) -> str:
-    """The text of a table, from rates by the first step that has them."""
+    """Return the text of a table, from rates by the first step that has them."""
     for step, rate in rates.items():
         if type(step) is not int or isinstance(rate, bool) or not isinstance(rate, int | float):
             raise ConfigError(
@@ -185,7 +183,7 @@ def table_text(rates: Mapping[int, float]) -> str:
 
 
 def schedule_of(rate: Callable[[int], float], steps: int) -> GivenCode:
-    """A user's function as a schedule; it is called here, once for each step.
+    """Return a user's function as a schedule; it is called here, once for each step.
 
     Manifests record its name and a digest of its rates.
     """
@@ -217,7 +215,7 @@ def _is_schedule(text: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _parsed_table(text: str) -> tuple[list[int], list[float]]:
-    """The first steps of a table's entries, rising from 0, and their factors."""
+    """Return the first steps of a table's entries, rising from 0, and their factors."""
     found = _TABLE.fullmatch(text)
     pairs = [each.split(":") for each in found.group(1).split(",")] if found else []
     try:
@@ -239,7 +237,7 @@ MAX_THREADS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How every step is taken. Part of a run's definition."""
+    """How every step is computed. Part of a run's definition."""
 
     optimizer: str = setting(
         "SGD",
@@ -250,7 +248,7 @@ class Recipe:
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the optimizer; ``--set optimizer.momentum=0.9``."""
     parameter_groups: Sequence[Mapping[str, Any]] = ()
-    """Parameters with options of their own: ``match``, ``lr_factor`` and ``optimizer_options``."""
+    """Parameters with their own options: ``match``, ``lr_factor`` and ``optimizer_options``."""
     schedule: str = setting(
         "constant",
         "learning rate schedule: constant, linear, cosine, inverse_sqrt, or "
@@ -395,12 +393,12 @@ class Recipe:
         return parse_groups(self.parameter_groups)
 
     def of_group(self, number: int) -> Recipe:
-        """The recipe for the parameters of one group, counted from 1; 0 is the remaining ones."""
+        """Return the recipe for the parameters of one group, counted from 1; 0 for the rest."""
         options = self.groups[number - 1].options if number else {}
         return replace(self, optimizer_options={**self.optimizer_options, **options})
 
     def check_rate(self) -> None:
-        """Check that the settings of the learning rate fit together, once all are known."""
+        """Check that the settings of the learning rate are consistent, once all are known."""
         expect(
             not self.restart_steps or self.schedule in FALLING, f"restart_steps="
             f"{self.restart_steps}", f"schedule={' or '.join(FALLING)}", self.schedule,
@@ -418,7 +416,7 @@ class Recipe:
         )  # fmt: skip
 
     def settled(self, candidate_counts: Sequence[int]) -> Recipe:
-        """The recipe for a space whose choice blocks have these numbers of candidates."""
+        """Return the recipe for a space whose choice blocks have these numbers of candidates."""
         if self.passes != ROUND:
             return self
         return replace(self, passes=f"{ROUND}:{max(candidate_counts, default=1)}")
@@ -446,12 +444,12 @@ class Recipe:
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
-    """The rate of one step, independent of the order in which steps are computed.
+    """Return the rate of one step, independent of the order in which steps are computed.
 
     The rate rises linearly over the first ``warmup_steps`` steps. Then it is constant, decays to 0
     at ``steps`` linearly or by a half cosine, or decays with the inverse square root of the step
-    (Vaswani et al. 2017, section 5.3). With ``restart_steps`` it decays to 0 in this many steps,
-    and restarts (Loshchilov and Hutter 2017), with the bits of torch's
+    (Vaswani et al. 2017, section 5.3). With ``restart_steps`` it decays to 0 in that number of
+    steps, and restarts (Loshchilov and Hutter 2017), with the bits of torch's
     ``CosineAnnealingWarmRestarts``.
     """
     if by_step(recipe.schedule):

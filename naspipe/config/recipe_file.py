@@ -46,12 +46,12 @@ class RecipeFile:
     where: str = ""
     sampler: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Everything but the sampler, by the keys of ``--set``."""
+    """Everything except the sampler, by the keys of ``--set``."""
 
     def applied_to(self, settings: Settings) -> Settings:
-        """The settings with the values of the recipe.
+        """Return the settings with the values of the recipe.
 
-        A recipe that names an optimizer replaces all options that the settings had for it.
+        A recipe that names an optimizer replaces all of its options in the settings.
         """
         if "optimizer" in self.values:
             settings = replace(settings, recipe=replace(settings.recipe, optimizer_options={}))
@@ -69,12 +69,12 @@ NO_RECIPE = RecipeFile()
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with naspipe."""
+    """Return the names of the recipes that are part of naspipe."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def read_recipe(name: str | Path) -> RecipeFile:
-    """One of naspipe's recipes by its name, or a file by its path, which ends in ``.toml``."""
+    """Read one of naspipe's recipes by name, or a file by its path, which ends in ``.toml``."""
     text = str(name)
     path = Path(text)
     if path.suffix != ".toml" and len(path.parts) <= 1:
@@ -127,7 +127,7 @@ def _flat(tree: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check(key: str, value: Any, where: str) -> None:
-    """The kind of a value, which a text on the command line does not have."""
+    """Check the kind of a value, which text on the command line does not have."""
     others = {**DATA_SIZES, **MOMENTUM}
     known = {**declared(Recipe), **declared(Execution), **others}.get(key)
     if key in declared(Execution) and known and not known.is_of_recipes:

@@ -2,8 +2,8 @@
 
 A layer has the rule of its block. A layer without parameters and buffers (``Identity``, pooling,
 dropout) is the same in every version, so it is treated as frozen whatever the rule of its block is,
-and nobody waits for it. The update of a layer that follows another one, as in a momentum teacher,
-is defined here, too.
+and no task waits for it. This module also defines the update of a layer that follows another one,
+as in a momentum teacher.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ class OwnStep:
     every: int = 1
     """Number of steps whose gradients are averaged in order and then applied once."""
     predicts: int = 0
-    """READs see the layer after this many further steps, moved by momentum alone."""
+    """READs see a prediction of the layer after this many further steps, by momentum alone."""
     over: int = 0
     """Number of steps over which ``predicts`` grows from 0, as a lag does; 0 for no growth."""
 
     def applies(self, step: int) -> bool:
-        """Whether a step changes the layer; the others only accumulate gradients."""
+        """Return True if a step changes the layer; other steps only accumulate gradients."""
         return (step + 1) % self.every == 0
 
     def predicts_of(self, step: int) -> int:
-        """Steps to predict for the version of ``step``: those before the first step that reads
-        it.
-        """
+        """Return the number of steps between ``step`` and the first step that reads its version."""
         reader = step + 1
         while reader - 1 - grown(self.predicts, self.over, reader) < step:
             reader += 1
@@ -52,7 +50,7 @@ RECIPES = OwnStep()
 
 
 def grown(late: int, over: int, step: int) -> int:
-    """The lag of a step if the lag grows from 0 to ``late`` over ``over`` steps."""
+    """Return the lag of a step if the lag grows from 0 to ``late`` over ``over`` steps."""
     return late * step // over if step < over else late
 
 
@@ -61,7 +59,7 @@ class Exact:
     """Subnet y reads the version that its previous user wrote. Every choice block has this rule."""
 
     def last_read(self, step: int) -> int:
-        """The newest step whose WRITE is visible to the readers of ``step``; negative for none."""
+        """Return the newest step whose WRITE readers of ``step`` see; negative if none."""
         return step - 1
 
     def __str__(self) -> str:
@@ -136,8 +134,7 @@ class Lag:
 @knows_keywords
 @dataclass(frozen=True, slots=True)
 class Every:
-    """The gradients of ``steps`` steps are averaged in order and applied once, after the last of
-    them.
+    """The gradients of ``steps`` steps are averaged in order and applied once, after the last step.
 
     Step y reads the version from before the latest one that was written before ``y - y % steps``,
     so no step waits for the previous one. ``Every(4)`` allows as many steps in flight as
@@ -175,8 +172,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """Each version is computed from the previous one and from a layer of another stream, the
-    source.
+    """Each version is computed from the previous one and from a source layer of another stream.
 
     There is no other writer. A pass of step y reads the version of step y - 1 - ``steps``: 0 is the
     usual loop, 1 the asymmetric update of TSPipe (ICML'22, section 4.2). A layer follows the layer
@@ -205,7 +201,7 @@ Rule = Exact | Frozen | Lag | Every | Follows
 
 
 def steps_behind(rule: Rule) -> int | None:
-    """Age in steps of the oldest version that readers need; None if only the newest is read."""
+    """Return the age in steps of the oldest version that readers need; None for the newest only."""
     match rule:
         case Lag(steps) | Follows(_, _, steps):
             return steps
@@ -215,13 +211,13 @@ def steps_behind(rule: Rule) -> int | None:
 
 
 def most_copies(rule: Rule) -> int:
-    """Maximum number of versions that are kept for readers, in addition to the newest."""
+    """Return the maximum number of versions kept for readers, in addition to the newest."""
     behind = steps_behind(rule)
     return 2 if isinstance(rule, Every) else 0 if behind is None else behind + 1
 
 
 def own_step(rule: Rule) -> OwnStep:
-    """How the optimizer of a layer differs from the recipe."""
+    """Return how the optimizer of a layer differs from the recipe."""
     return rule.own_step if isinstance(rule, Lag | Every) else RECIPES
 
 
@@ -254,7 +250,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def _options(words: Sequence[str]) -> dict[str, Any] | None:
-    """Options after a rule's number, or None if they cannot be read."""
+    """Parse the options after a rule's number; return None if that fails."""
     found: dict[str, Any] = {}
     for word in words:
         name, sign, value = word.partition("=")
@@ -288,7 +284,7 @@ _FROZEN = Frozen()
 
 @dataclass(frozen=True, slots=True)
 class PartlyFrozen:
-    """The rule of a block of which some candidates have no state."""
+    """The rule of a block with some candidates that have no state."""
 
     rule: Rule
     frozen: frozenset[int]
@@ -302,7 +298,7 @@ BlockRule = Rule | PartlyFrozen
 
 
 def rule_of(rules: Sequence[BlockRule], layer: LayerId) -> Rule:
-    """The rule of a layer, from the rules of the blocks of its chain."""
+    """Return the rule of a layer, from the rules of the blocks of its chain."""
     rule = rules[layer.block]
     if isinstance(rule, PartlyFrozen):
         return _FROZEN if layer.candidate in rule.frozen else rule.rule
@@ -312,7 +308,7 @@ def rule_of(rules: Sequence[BlockRule], layer: LayerId) -> Rule:
 def with_stateless(
     rules: Sequence[Rule], counts: Sequence[int], stateless: Collection[tuple[int, int]]
 ) -> tuple[BlockRule, ...]:
-    """The rule of each block, in which layers without state are frozen.
+    """Return the rule of each block, with layers without state frozen.
 
     ``stateless`` has the block and candidate of each layer without parameters and buffers;
     ``counts`` is the number of candidates of each block.
@@ -330,12 +326,12 @@ def with_stateless(
 
 
 def rule_with_state(rule: BlockRule) -> Rule:
-    """The rule of the layers of a block that have state."""
+    """Return the rule of the layers of a block that have state."""
     return rule.rule if isinstance(rule, PartlyFrozen) else rule
 
 
 def grown_up(rule: BlockRule) -> BlockRule:
-    """The rule after its lag has grown, which determines the steady state of a stream."""
+    """Return the rule after its lag has grown, which determines the steady state of a stream."""
     own = rule_with_state(rule)
     if not isinstance(own, Lag):
         return rule
@@ -344,7 +340,7 @@ def grown_up(rule: BlockRule) -> BlockRule:
 
 
 def untrained(rule: BlockRule) -> BlockRule:
-    """The rule of a block in a stream that is not trained."""
+    """Return the rule of a block in a stream that is not trained."""
     return rule if isinstance(rule_with_state(rule), Follows) else _FROZEN
 
 
@@ -384,7 +380,7 @@ class MomentumUpdate:
                 )
 
     def rate(self, step: int, steps: int) -> float:
-        """tau of one step of ``steps``, independent of the order of computation."""
+        """Return tau for one step of ``steps``, independent of the order of computation."""
         if self.end is None:
             return self.tau
         falls = 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps)))

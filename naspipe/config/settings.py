@@ -8,7 +8,7 @@ on the group: in ``--set key=value``, recipe files, Python and manifests. So a f
 another group, and old manifests can still be read.
 
 To add a setting, declare a field in ``execution.py`` (how a run is carried out) or in ``recipe.py``
-(how every step is taken), and nothing else; then regenerate ``docs/settings.md`` with
+(how every step is computed), and nothing else; then regenerate ``docs/settings.md`` with
 ``scripts/write_settings.py``.
 """
 
@@ -66,7 +66,7 @@ def one_of(*words: str) -> Allowed:
 
 
 def named_in(words: Sequence[str]) -> Allowed:
-    """Words of a list to which others may be added later; ``words`` are the present ones."""
+    """Allow the words of a list that may be extended later; ``words`` are the present ones."""
     return Allowed(" or ".join(words), lambda value: value in words, tuple(words))
 
 
@@ -95,11 +95,11 @@ _SETTING, _GROUP = "setting", "group"
 
 
 class Flag(NamedTuple):
-    """A setting with this has an option of its own on the command line: its key, with dashes."""
+    """Gives a setting its own option on the command line: its key, with dashes."""
 
     metavar: str = ""
     default: Any = None
-    """Default on the command line, if it is not the setting's."""
+    """Default on the command line, if it differs from that of the setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,28 +107,28 @@ class Setting:
     """A declared setting."""
 
     help: str
-    """``--help`` shows its first sentence. There is no other description of the setting."""
+    """Help text, the setting's only description. ``--help`` shows its first sentence."""
     allowed: tuple[Allowed, ...]
     key: str = ""
-    """As users write it; by default, the field's name."""
+    """The key that users write; by default, the field's name."""
     unit: str = ""
     flag: Flag | None = None
     example: str = ""
-    """A value other than the default, as users write it."""
+    """A value other than the default, in the form that users write."""
     name: str = ""
     kind: type = str
     default: Any = None
     group: str = ""
-    """The field that holds its group, if there are groups."""
+    """The field that holds its group, if any."""
     is_of_recipes: bool = False
-    """Whether recipe files may contain it although it changes no bit."""
+    """True if recipe files may contain it although it changes no bit."""
 
     @property
     def brief(self) -> str:
         return self.help.partition(". ")[0].removesuffix(".")
 
     def read(self, text: str) -> Any:
-        """The value of a text of the command line; constraints are not checked."""
+        """Parse a text of the command line; constraints are not checked."""
         try:
             return _TRUTHS[text.lower()] if self.kind is bool else self.kind(text)
         except (KeyError, ValueError):
@@ -151,7 +151,7 @@ class Setting:
         return _KIND_NAMES[self.kind]
 
     def is_of_kind(self, value: object) -> bool:
-        """Whether a value is of the setting's kind; integers are numbers, too."""
+        """Return True if a value is of the setting's kind; an integer also counts as a number."""
         kinds = (int, float) if self.kind is float else self.kind
         return isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
 
@@ -166,7 +166,7 @@ class Setting:
 
 
 REQUIRED: Any = MISSING
-"""In place of a default, for a field that has none."""
+"""Used instead of a default, for a field that has none."""
 
 
 def setting(
@@ -178,20 +178,20 @@ def setting(
     flag: Flag | None = None,
     example: str = "",
 ) -> T:
-    """A field that declares a setting."""
+    """Declare a setting as a field."""
     declared = Setting(help=help, allowed=allowed, key=key, unit=unit, flag=flag, example=example)
     found: T = field(default=default, metadata={_SETTING: declared})
     return found
 
 
 def group(default: T, title: str, *, is_of_recipes: bool = False) -> T:
-    """A field that holds a group of settings."""
+    """Declare a group of settings as a field."""
     found: T = field(default=default, metadata={_GROUP: (title, is_of_recipes)})
     return found
 
 
 def declared(node: type) -> Mapping[str, Setting]:
-    """The settings of a class and of its groups by key, in the order of declaration."""
+    """Return the settings of a class and of its groups by key, in the order of declaration."""
     return _declared(node)
 
 
@@ -220,7 +220,7 @@ def _declared(node: type) -> Mapping[str, Setting]:
 
 
 def groups(node: type) -> dict[str, str]:
-    """Titles of a class's groups, by name."""
+    """Return the titles of a class's groups, by name."""
     return {each.name: each.metadata[_GROUP][0] for each in fields(node) if _GROUP in each.metadata}
 
 
@@ -232,7 +232,7 @@ def check(node: Any) -> None:
 
 
 class Checked:
-    """Base class of dataclasses of settings, which are checked when an object is made."""
+    """Base class of dataclasses of settings, which checks them when an object is made."""
 
     __slots__ = ()
 
@@ -241,7 +241,7 @@ class Checked:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """Error for an unknown key, with the key that was probably meant, or else with all."""
+    """Return an error for an unknown key, with the most similar key, or otherwise all keys."""
     known = list(known)
     hint = did_you_mean(key, known)
     rest = "docs/settings.md lists them all" if hint else f"expected one of {', '.join(known)}"
@@ -255,7 +255,7 @@ def expect(is_good: bool, what: str, expected: str, found: object) -> None:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether neither the value nor anything in it is infinite or NaN."""
+    """Return True if neither the value nor anything in it is infinite or NaN."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -264,8 +264,7 @@ def is_finite(value: Any) -> bool:
 
 
 class GivenCode(str):
-    """The name of a function or class, such as ``mymodule:Lion``, together with the function
-    itself.
+    """The name of a function or class, such as ``mymodule:Lion``, with the function itself.
 
     Manifests, comparisons and copies have the name only; nothing is pickled. Stage processes are
     forked, so they have the function, too.
@@ -286,9 +285,7 @@ class GivenCode(str):
 
 
 def name_of(code: Callable[..., Any]) -> str:
-    """``module:name`` of a function or class, of an object's class, or of a partial with its
-    arguments.
-    """
+    """Return ``module:name`` of a function, class, object's class or partial with arguments."""
     if isinstance(code, partial):
         given = [*map(repr, code.args), *(f"{k}={v!r}" for k, v in sorted(code.keywords.items()))]
         return f"{name_of(code.func)}({', '.join(given)})"

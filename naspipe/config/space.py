@@ -32,12 +32,12 @@ class Space:
     Args:
         name: the name of the space in runs and messages.
         blocks: the chain.
-        decisions: what samplers draw, if one decision affects several blocks; by default, every
-            choice block is a decision.
-        proof: asked before a run starts, if the layers replace others.
-        takes_input: whether the first block takes the field ``input`` unless it names others; if
+        decisions: the decisions that samplers draw, if one affects several blocks; by default,
+            every choice block is a decision.
+        proof: checked before a run starts, if the layers replace others.
+        takes_input: True if the first block takes the field ``input`` unless it names others; if
             False, a tap provides its arguments.
-        weights: digest of the initial weights, if they are given and not drawn.
+        weights: digest of the initial weights if they are given instead of drawn.
     """
 
     def __init__(
@@ -113,8 +113,10 @@ class Space:
 
     @property
     def stays(self) -> tuple[bool, ...]:
-        """Whether each block's only layer stays on its stage: a shared layer, or an elastic one
-        whose readers may use several versions.
+        """For each block, True if its only layer stays on its stage.
+
+        That is the case for a shared layer, and for an elastic layer whose readers may use several
+        versions.
         """
         return tuple(
             not isinstance(block, Block)
@@ -128,7 +130,7 @@ class Space:
         return {name: self.blocks[index].rule for name, index in self._named.items()}
 
     def with_rules(self, rules: Mapping[str, Rule]) -> Space:
-        """The same space with other rules for some of its shared layers."""
+        """Return the same space with other rules for some of its shared layers."""
         blocks = list(self.blocks)
         for name, rule in rules.items():
             if name not in self._named:
@@ -141,7 +143,7 @@ class Space:
         return self._with(blocks, self.weights)
 
     def followed_by(self, block: Shared, weights: str | None = None) -> Space:
-        """The chain with one more block; ``weights`` replaces the digest of the initial weights."""
+        """Return the chain with one more block; ``weights`` replaces the weights' digest."""
         return self._with([*self.blocks, block], self.weights if weights is None else weights)
 
     def _with(self, blocks: Sequence[AnyBlock], weights: str) -> Space:
@@ -153,12 +155,12 @@ class Space:
     def cut(self, at: Iterable[int | str]) -> list[Space]:
         """Divide the chain into several spaces, called NAME-0, NAME-1, ...
 
-        All but the first take what the previous part returns. The first one has the proof of the
-        whole.
+        All except the first take the output of the previous part. The first one has the proof of
+        the whole.
 
         Args:
-            at: the beginning of each part but the first: a position in the chain or the label of a
-                block, in rising order.
+            at: the beginning of each part except the first: a position in the chain or the label of
+                a block, in rising order.
         """
         places = []
         for place in at:
@@ -191,7 +193,7 @@ class Space:
         )
 
     def fields(self, block: int) -> tuple[str, ...]:
-        """Batch fields that the module of a block of the chain takes."""
+        """Return the batch fields that the module of a block of the chain takes."""
         named = self.blocks[block].fields
         return named if named or block or not self.takes_input else ("input",)
 
@@ -215,11 +217,11 @@ class Space:
         return tuple(chain)
 
     def choices(self, chain: Sequence[int]) -> tuple[int, ...]:
-        """The inverse of :meth:`chain`."""
+        """Invert :meth:`chain`."""
         return tuple(chain[position] for position in self._choice_positions)
 
     def subnet(self, stream: StreamId, number: int, chain: Sequence[int]) -> Subnet:
-        """A subnet with these options, one per block of the chain."""
+        """Return a subnet with these options, one per block of the chain."""
         candidates: tuple[int, ...] = ()
         if self.is_elastic:
             pairs = zip(self.blocks, chain, strict=True)
@@ -227,18 +229,18 @@ class Space:
         return Subnet(stream, SequenceId(number), tuple(chain), candidates)
 
     def label(self, block: int, candidate: int) -> str:
-        """``3.1`` for candidate 1 of choice block 3, or the name of a shared or elastic layer."""
+        """Return ``3.1`` for candidate 1 of choice block 3, or the name of the layer."""
         label = self.labels[block]
         return f"{label}.{candidate}" if isinstance(self.blocks[block], Block) else label
 
     def option_label(self, block: int, option: int) -> str:
-        """Label of an option; ``fc[512]`` for a setting of an elastic layer."""
+        """Return the label of an option; ``fc[512]`` for a setting of an elastic layer."""
         own = self.blocks[block]
         label = self.label(block, own.candidate(option))
         return f"{label}[{own.text(option)}]" if isinstance(own, Elastic) else label
 
     def layer(self, label: str, stream: StreamId = FIRST_STREAM) -> LayerId:
-        """The layer that a label such as ``3.1`` or ``head`` names."""
+        """Return the layer with a label such as ``3.1`` or ``head``."""
         if label in self._named:
             return LayerId(stream, self._named[label], 0)
         if match := re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", label):
@@ -256,10 +258,9 @@ class Space:
 
 
 class SettingDecisions:
-    """One decision per name of a setting, whichever layers have it; other blocks choose
-    independently.
+    """One decision per name of a setting, for all its layers; other blocks are independent.
 
-    Decisions are in the order in which the chain names them.
+    Decisions are in the order in which their names first occur in the chain.
 
     Args:
         name: of the space.
@@ -290,12 +291,12 @@ class SettingDecisions:
         return tuple(map(len, self.values.values()))
 
     def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
-        """One choice per choice block and elastic layer, from one value per decision."""
+        """Return one choice per choice block and elastic layer, from one value per decision."""
         pairs = zip(self.values.items(), drawn, strict=True)
         return self._choices({label: values[number] for (label, values), number in pairs})
 
     def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
-        """The same, from the value of every setting and the candidate of every choice block."""
+        """Return the choices from the values of all settings and the candidates of all blocks."""
         for label in (*self.values, *sample):
             if label not in self.values:
                 raise ConfigError(
@@ -311,7 +312,7 @@ class SettingDecisions:
         return self._choices(sample)
 
     def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """The inverse of :meth:`choices`."""
+        """Invert :meth:`choices`."""
         sample: dict[str, Any] = {}
         for label, block, choice in zip(self._labels, self._choosing, choices, strict=True):
             own = block.setting(choice) if isinstance(block, Elastic) else {label: choice}
@@ -325,11 +326,11 @@ class SettingDecisions:
         return tuple(values.index(sample[label]) for label, values in self.values.items())
 
     def decided(self) -> tuple[()]:
-        """Nothing, because the space describes the settings of its layers."""
+        """Return nothing, because the space describes the settings of its layers."""
         return ()
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The choices of the largest subnet, and of the smallest.
+        """Return the choices of the largest subnet, and of the smallest.
 
         Numbers are compared by value, other values by their position in the list (smallest first),
         and candidates by ``size(choice block, candidate)``; the first one wins a tie.
@@ -338,7 +339,7 @@ class SettingDecisions:
         smallest: dict[str, Any] = {}
         for label, values in self.values.items():
             sizes: list[Any] = list(range(len(values)))
-            if label.isdecimal():  # as no setting is called
+            if label.isdecimal():  # no setting has such a name
                 number = self._labels.index(label)
                 sizes = [size(number, candidate) for candidate in values]
             elif not any(isinstance(value, str) for value in values):
@@ -348,7 +349,7 @@ class SettingDecisions:
         return self._choices(largest), self._choices(smallest)
 
     def part(self, blocks: range) -> SettingDecisions:
-        """The decisions of some of the choice blocks and elastic layers."""
+        """Return the decisions of some of the choice blocks and elastic layers."""
         inside = SettingDecisions(
             self._name, self._choosing[blocks.start : blocks.stop],
             self._labels[blocks.start : blocks.stop],

@@ -1,9 +1,9 @@
 """How the passes of a stream form optimizer steps.
 
-If a step has several passes, each of them is a subnet for the schedule: it has a sequence ID,
-tickets and records of its own. The passes of a step read the versions from before the step. Each
-adds its gradients to those of the step's earlier passes, in sequence order, and the last pass that
-uses a layer updates it. All passes have the same subnet, or each has its own.
+If a step has several passes, the schedule treats each of them as a subnet, with its own sequence
+ID, tickets and records. The passes of a step read the versions from before the step. Each adds its
+gradients to those of the step's earlier passes, in sequence order, and the last pass that uses a
+layer updates it. All passes have the same subnet, or each has its own.
 
 A step may begin with *probes*: forward-only passes. Their losses determine which of the probed
 subnets the other passes train (AttentiveNAS, Wang et al., CVPR 2021, section 3).
@@ -36,20 +36,19 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What one step of a stream consists of."""
+    """The passes of one step of a stream."""
 
     passes: int = 1
     """Number of consecutive sequence IDs that belong to one step."""
     distills: bool = False
-    """The other passes learn the output of the first trained pass of the step (sandwich rule)."""
+    """The other passes are distilled from the first trained pass of the step (sandwich rule)."""
     draws_each: bool = False
-    """Each pass has a subnet of its own; otherwise the sampler draws one for the step."""
+    """Each pass has its own subnet; otherwise the sampler draws one for the step."""
     shares_batch: bool = False
     """All passes of a step take the same batch."""
     average: str = "passes"
-    """What a sum of gradients is divided by: the number of ``passes`` of the step, of those that
-    used the layer (``users``), or nothing (``none``).
-    """
+    """Divisor of a sum of gradients: the number of ``passes`` of the step, of those that used the
+    layer (``users``), or 1 (``none``)."""
     reduction: str = "fold"
     """Order in which gradients of passes are summed; see :mod:`naspipe.worker.blocks.ports`."""
     weighs_items: bool = False
@@ -57,11 +56,9 @@ class Steps:
     is_gated: bool = False
     """No WRITE of a step begins before all gradients of the step exist, on every stage."""
     probes: int = 0
-    """Number of passes, the first ones of a step, that have a forward only."""
+    """Number of forward-only passes at the beginning of a step."""
     keeps: str = BEST
-    """Which probe of a draw is trained: that with the lowest (``best``) or highest (``worst``)
-    loss.
-    """
+    """The probe of a draw that is trained: the lowest (``best``) or highest loss (``worst``)."""
 
     def step(self, sequence_id: int) -> int:
         return sequence_id // self.passes
@@ -82,17 +79,15 @@ class Steps:
         return sequence_id % self.passes < self.probes
 
     def pass_of(self, sequence_id: int) -> int:
-        """The number of a trained pass in its step; negative for a probe."""
+        """Return the number of a trained pass in its step; negative for a probe."""
         return sequence_id % self.passes - self.probes
 
     def begins(self, sequence_id: int) -> bool:
-        """Whether a pass is the first one of its step."""
+        """Return True if a pass is the first one of its step."""
         return sequence_id % self.passes == 0
 
     def place(self, sequence_id: int) -> dict[str, int]:
-        """``pass`` or ``probe`` with the number of a pass in its step; empty if a step is one
-        pass.
-        """
+        """Return ``pass`` or ``probe`` with its number in the step; empty for one-pass steps."""
         if self.passes == 1:
             return {}
         if self.is_probe(sequence_id):
@@ -100,29 +95,29 @@ class Steps:
         return {"pass": self.pass_of(sequence_id)}
 
     def draw_of(self, sequence_id: int) -> int:
-        """The draw that a probe belongs to."""
+        """Return the draw that a probe belongs to."""
         return sequence_id % self.passes * self.draws // self.probes
 
     def trained_pass(self, sequence_id: int, number: int) -> SequenceId:
-        """The trained pass with this number in the same step."""
+        """Return the trained pass with this number in the same step."""
         return SequenceId(self.first(sequence_id) + self.probes + number)
 
     def first(self, sequence_id: int) -> SequenceId:
-        """The first pass of the same step, which may be a probe."""
+        """Return the first pass of the same step, which may be a probe."""
         return SequenceId(sequence_id - sequence_id % self.passes)
 
     def end(self, sequence_id: int) -> SequenceId:
-        """The first pass of the next step."""
+        """Return the first pass of the next step."""
         return SequenceId(self.first(sequence_id) + self.passes)
 
     def group(self, sequence_id: int, num_groups: int) -> int:
-        """The group that computes a pass: each has consecutive passes of every step."""
+        """Return the group that computes a pass: each has consecutive passes of every step."""
         return sequence_id % self.passes * num_groups // self.passes
 
     def batch(self, sequence_id: int) -> int:
-        """The batch of a pass; all passes of a sandwich or a fair round have the same.
+        """Return the batch of a pass; all passes of a sandwich or a fair round have the same one.
 
-        A probe takes the batch of the first pass that it is for.
+        A probe has the batch of the first pass that may train its subnet.
         """
         step = self.step(sequence_id)
         if self.shares_batch:
@@ -137,7 +132,7 @@ class Steps:
         return self.reduction == "tree"
 
     def handed_on(self, passes: Sequence[int]) -> list[tuple[int, int]]:
-        """Which stage sends its sum of a layer's gradients to which, in the order of the senders.
+        """Return pairs of stages that send and receive sums of a layer's gradients, in order.
 
         In a chain, each sends to the next one. In a tree, whose halves are the step's passes, each
         sends to the last one of the smallest half that has a later one: at most log2 hops to the
@@ -163,7 +158,7 @@ class Steps:
 
     @property
     def is_average(self) -> bool:
-        """Whether the loss of a step is the average over its passes."""
+        """True if the loss of a step is the average over its passes."""
         return self.average == "passes" and not self.distills
 
 
@@ -171,7 +166,7 @@ ONE_PASS = Steps()
 
 
 def parse_passes(text: str) -> Steps:
-    """Read ``one``, ``accumulate:N``, ``subnets:N[:AVERAGE]``, ``fair:N`` or ``sandwich:R``."""
+    """Parse ``one``, ``accumulate:N``, ``subnets:N[:AVERAGE]``, ``fair:N`` or ``sandwich:R``."""
     if text == "one":
         return ONE_PASS
     if match := _TEXT.fullmatch(text):
@@ -192,7 +187,7 @@ def parse_passes(text: str) -> Steps:
 
 
 def with_probes(steps: Steps, text: str) -> Steps:
-    """Steps that begin with probes: ``best:K`` or ``worst:K``, K for each subnet that is drawn."""
+    """Return steps that begin with probes: ``best:K`` or ``worst:K``, K for each drawn subnet."""
     if text == NO_PROBES:
         return steps
     match = _PROBES.fullmatch(text)
@@ -206,7 +201,7 @@ def with_probes(steps: Steps, text: str) -> Steps:
 
 
 def recorded_steps(recipe: Mapping[str, Any]) -> Steps:
-    """The steps of a run, from the recipe in its manifest."""
+    """Return the steps of a run, from the recipe in its manifest."""
     steps = parse_passes(str(recipe.get("passes", "one")))
     reduction = str(recipe.get("reduction", "fold")) if steps.passes > 1 else "fold"
     steps = with_probes(steps, str(recipe.get("probes", NO_PROBES)))

@@ -1,4 +1,4 @@
-"""Texts that anybody may have written: JSON, sizes such as ``512MiB`` or ``3x``, and keywords."""
+"""Parsers for untrusted text: JSON, sizes such as ``512MiB`` or ``3x``, and keywords."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from naspipe.config.errors import ConfigError
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ValueError for no JSON, too many digits or too deep nesting."""
+    """Parse JSON; raise ValueError for invalid JSON, too many digits or too deep nesting."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -29,13 +29,13 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from ``512MiB``, ``2GB`` or ``4096``; 0 for anything else."""
+    """Return the bytes in ``512MiB``, ``2GB`` or ``4096``; 0 for anything else."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)", text.strip().lower())
     return int(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
 
 
 def parse_subnets(text: str) -> float:
-    """The number of subnets in ``3x`` or ``1.5x``; 0 for anything else."""
+    """Return the number of subnets in ``3x`` or ``1.5x``; 0 for anything else."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)x", text.strip().lower())
     return float(match[1]) if match else 0.0
 
@@ -45,7 +45,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """A hint at the nearest known word, or an empty text."""
+    """Return a hint at the most similar known word, or an empty text."""
     close = difflib.get_close_matches(text, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -53,7 +53,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
 def check_keywords(
     call: Callable[..., Any], name: str, given: Mapping[str, Any], places: int = 0
 ) -> None:
-    """Refuse keywords that a call does not take, naming the one that was probably meant.
+    """Reject keywords that a call does not take, and suggest the most similar one.
 
     Args:
         call: a function, or a class's ``__init__``.
@@ -81,7 +81,7 @@ def check_keywords(
 
 
 def knows_keywords(kind: type[T]) -> type[T]:
-    """Class decorator: the constructor refuses unknown keywords with a ConfigError."""
+    """Decorate a class so that its constructor rejects unknown keywords with a ConfigError."""
     begin: Callable[..., None] = kind.__init__
 
     @wraps(begin)

@@ -1,4 +1,4 @@
-"""The user's own code: found by name, and its errors as one line that says where they occurred."""
+"""User code: import it by name, and report its errors in one line with their location."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ _TORCH = tuple(f"{folder}/torch/" for folder in _LIBRARIES)
 
 @contextmanager
 def users_code(what: str) -> Iterator[None]:
-    """Turn any exception into a ConfigError about ``what`` with file and line; NaspipeErrors
-    pass.
-    """
+    """Convert exceptions other than NaspipeErrors to a ConfigError with file and line."""
     try:
         yield
     except NaspipeError:
@@ -49,8 +47,7 @@ class called:  # noqa: N801
     def __init__(self, what: Callable[[], str]) -> None:
         self._what = what
 
-    def __enter__(self) -> None:
-        """Nothing to do."""
+    def __enter__(self) -> None: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
@@ -66,10 +63,10 @@ def add_call(error: BaseException, what: Callable[[], str]) -> None:
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback of an error of the user's code, without the frames of naspipe and torch.
+    """Return the traceback of an error of the user's code, without the frames of naspipe and torch.
 
-    Errors of naspipe itself keep all frames. If naspipe reports a fault of the user's code in its
-    own words, these come after the user's frames.
+    Errors of naspipe itself keep all frames. If naspipe raised its own error because of the user's,
+    that error is appended to the user's traceback.
     """
     if isinstance(error, UsersCodeError):
         return f"{error}\n"
@@ -140,7 +137,7 @@ def check_factories(where: str, candidates: Sequence[Any]) -> None:
 
 
 def is_users_module(name: str) -> bool:
-    """Whether a module is the user's own: not naspipe's, a library's or Python's."""
+    """Return True if a module is the user's own, not part of naspipe, a library or Python."""
     if name == "__main__":
         return True
     if name.split(".")[0] in _NOT_THE_USERS:
@@ -151,15 +148,13 @@ def is_users_module(name: str) -> bool:
 
 
 def full_name(thing: object) -> str:
-    """Name of a function, or of an object's class, such as ``mymodule.collate``; without
-    addresses.
-    """
+    """Return the name of a function or object's class, such as ``mymodule.collate``."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{module_of(named)}.{getattr(named, '__qualname__', '')}"
 
 
 def module_of(named: object) -> str:
-    """Module of a function or class; for the started script, its name when imported."""
+    """Return the module of a function or class; for the started script, its name when imported."""
     module: str = getattr(named, "__module__", "") or ""
     if module != "__main__":
         return module
@@ -171,7 +166,7 @@ def module_of(named: object) -> str:
 
 
 def is_same_name(found: Any, recorded: Any) -> bool:
-    """Whether a name of the user's code is the recorded one.
+    """Return True if a name of the user's code is the recorded one.
 
     Code of the started script is named after ``__main__``, and after the script when imported.
     """
@@ -183,7 +178,7 @@ def is_same_name(found: Any, recorded: Any) -> bool:
 
 
 def why_no_source(kind: Any) -> str:
-    """Why the source of a user's class or function cannot be copied; empty if it can."""
+    """Return why the source of a user's class or function cannot be copied; empty if it can."""
     module = kind.__module__
     if not is_users_module(module):
         return ""
@@ -196,7 +191,7 @@ def why_no_source(kind: Any) -> str:
 
 
 def import_attribute(name: str) -> Any:
-    """Import ``module:attribute``, from the working directory or from what is installed."""
+    """Import ``module:attribute``, from the working directory or an installed package."""
     module_name, _, attribute = name.partition(":")
     if not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"{name}: expected module:attribute, as in mymodule:space")
@@ -206,7 +201,7 @@ def import_attribute(name: str) -> Any:
         except (ModuleNotFoundError, AttributeError) as error:
             if isinstance(error, AttributeError):
                 is_missing = error.obj is sys.modules.get(module_name)
-            else:  # the module itself, and not something that it imports
+            else:  # the module itself, not one of its imports
                 missing = error.name
                 is_missing = missing is not None and f"{module_name}.".startswith(f"{missing}.")
             if not is_missing:
@@ -226,9 +221,9 @@ def _import(module_name: str) -> ModuleType:
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the innermost frame of the user, or an empty text."""
+    """Return the file and line of the innermost frame of the user, or an empty text."""
     if isinstance(error, SyntaxError):
-        return ""  # its message ends with them
+        return ""  # its message ends with file and line
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

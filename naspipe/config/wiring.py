@@ -16,7 +16,7 @@ from naspipe.config.ids import StreamId
 from naspipe.config.steps import Steps
 
 InputName = NewType("InputName", str)
-"""What a task waits for, in addition to the versions that it reads."""
+"""The name of an input that a task waits for, in addition to the versions that it reads."""
 
 CHAIN = InputName("chain")
 """The output of the previous block; for a backward, the gradient from the next block."""
@@ -27,12 +27,12 @@ FIELD = "field:"
 
 
 def field_input(name: str) -> InputName:
-    """The input that is a batch field."""
+    """Return the name of the input for a batch field."""
     return InputName(f"{FIELD}{name}")
 
 
 CREDIT = "credit:"
-"""Prefix of the input that returns for a tapped output once its receiver is done."""
+"""Prefix of the credit that returns for a tapped output when its receiver has finished with it."""
 
 
 class TapRole(Enum):
@@ -68,13 +68,13 @@ class Tap:
         return InputName(f"{self.role.value}:{which}>{self.sink[1]}")
 
     def sinks(self, source_pass: int) -> list[int]:
-        """The passes of the sink that take a pass of the source."""
+        """Return the passes of the sink that take a pass of the source."""
         if self.passes is None:
             return [source_pass]
         return [sink for source, sink in self.passes if source == source_pass]
 
     def sources(self, sink_pass: int) -> list[int]:
-        """The passes of the source that a pass of the sink takes."""
+        """Return the passes of the source that a pass of the sink takes."""
         if self.passes is None:
             return [sink_pass]
         return [source for source, sink in self.passes if sink == sink_pass]
@@ -85,26 +85,25 @@ class StreamWiring:
     """How one stream differs from a plain training run."""
 
     is_trained: bool = True
-    """Otherwise its subnets have forwards only, and nothing of it is written."""
+    """Otherwise its subnets have forwards only, and none of its layers are written."""
     rank: int = 0
     """Tasks of streams with a lower rank go first, whatever the dispatch order is."""
     window: int | None = None
     """Maximum number of subnets in flight; None for the execution's."""
     lingers: bool = True
-    """For a stream that is not trained: whether its subnets stay in flight, on every stage, until
-    those that take their outputs are done. Its window then counts from the oldest of them.
-    """
+    """For a stream that is not trained: True if its subnets stay in flight, on every stage, until
+    the passes that take their outputs have finished. Its window then counts from the oldest of
+    them."""
     cut_like: int | None = None
-    """The stream whose cuts this one has, block by block; None for cuts of its own."""
+    """The stream from which the cuts are copied, block by block; None for separate cuts."""
     objectives: tuple[int, ...] = ()
-    """Rising: blocks before the last in which a loss is computed. They get no gradient from later
-    blocks: the backward begins there.
-    """
+    """In rising order: blocks before the last that compute a loss. They get no gradient from later
+    blocks, because the backward begins there."""
     late_fields: tuple[tuple[int, str], ...] = ()
     """Block and name of each batch field that is requested at admission and arrives later."""
 
     def sections(self, num_blocks: int) -> list[range]:
-        """The blocks of each backward; that of the chain's end comes first."""
+        """Return the blocks of each backward; that of the chain's end is the first."""
         bounds = [0, *(block + 1 for block in self.objectives), num_blocks]
         ranges = [range(low, high) for low, high in pairwise(bounds)]
         return ranges[::-1] if self.is_trained else []
@@ -118,14 +117,14 @@ class Wiring:
     """By stream; those not listed are plain."""
     taps: tuple[Tap, ...] = ()
     exchanges: tuple[str, ...] = ()
-    """What the WRITEs of a step wait for, in addition to what the recipes require."""
+    """Names of the exchanges that WRITEs wait for, in addition to those of the recipes."""
 
     def of(self, stream: int) -> StreamWiring:
         return self.streams[stream] if stream < len(self.streams) else _PLAIN_STREAM
 
     @property
     def lingering(self) -> frozenset[int]:
-        """Streams whose subnets stay in flight for those that take their outputs."""
+        """Streams whose subnets stay in flight for the streams that take their outputs."""
         return frozenset(
             number
             for number, stream in enumerate(self.streams)
@@ -133,12 +132,12 @@ class Wiring:
         )
 
     def among(self, streams: Collection[int]) -> Wiring:
-        """The wiring with the taps between these streams only."""
+        """Return the wiring with only the taps between these streams."""
         taps = (tap for tap in self.taps if {tap.source[0], tap.sink[0]} <= set(streams))
         return replace(self, taps=tuple(taps))
 
     def joined(self, num_streams: int) -> list[set[int]]:
-        """Sets of streams that taps connect: they are cut and continue at the same pass."""
+        """Return the sets of streams that taps connect; they share checkpoints."""
         found = [{number} for number in range(num_streams)]
         for tap in self.taps:
             ends = [each for each in found if each & {tap.source[0], tap.sink[0]}]
@@ -146,7 +145,7 @@ class Wiring:
         return found
 
     def completed(self, lengths: Sequence[int], steps: Steps) -> Wiring:
-        """Check, and add the taps of a sandwich step, whose first pass teaches the others."""
+        """Check the wiring; add the taps of a sandwich step, whose first pass is the teacher."""
         taps = self.taps
         if steps.distills:
             passes = tuple((0, number) for number in range(1, steps.trained))

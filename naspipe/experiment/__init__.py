@@ -1,1 +1,1 @@
-"""NNI's experiments by naspipe: what their objects stand for, and the class; no new mechanism."""
+"""NNI experiments in naspipe: the class, and the translation of NNI's objects."""

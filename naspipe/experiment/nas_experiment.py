@@ -1,4 +1,4 @@
-"""``naspipe.nni.NasExperiment``: one of NNI's experiments, with one supernet in place of trials."""
+"""``naspipe.nni.NasExperiment``: an NNI experiment with one supernet instead of trials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from naspipe.search.search_directory import Search
 from naspipe.store.run_directory import RunDirectory
 
 VALIDATE = 8
-"""Number of held-out batches if the data do not state theirs."""
+"""Number of held-out batches if the data do not state their number."""
 
 UNHEEDED = (
     ("accumulate_grad_batches", (None, 1), "passes='accumulate:N'"),
@@ -39,7 +39,7 @@ UNHEEDED = (
 """Options of a Trainer that change what is trained, their usual values, and naspipe's options."""
 
 OWN = ("data", "loss", "steps", "held_out", "score")
-"""Settings that an evaluator that is a function needs."""
+"""Settings that an evaluator must have if it is a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Evaluated:
     loss: Loss
     steps: int
     why: str
-    """Reason for the number of steps."""
+    """The reason for the number of steps."""
     score: str
     validate: int
     """Number of held-out batches."""
@@ -132,7 +132,7 @@ def _of_lightning(evaluator: Any, score: str, given: Mapping[str, Any]) -> Evalu
 
 
 def batches_of(loader: Any) -> DatasetBatches:
-    """The data set of a ``DataLoader`` in batches of its size, shuffled as it does."""
+    """Return the data set of a ``DataLoader`` in batches of its size, with the same shuffling."""
     if isinstance(loader, list | tuple) and len(loader) == 1:
         loader = loader[0]
     if not isinstance(loader, DataLoader):
@@ -154,7 +154,7 @@ def batches_of(loader: Any) -> DatasetBatches:
 
 
 def _check_heeded(trainer: Any) -> None:
-    """Refuse Lightning's options that would otherwise be ignored."""
+    """Reject Lightning options that would otherwise be ignored."""
     for name, usual, instead in UNHEEDED:
         if (found := getattr(trainer, name, None)) not in usual:
             raise ConfigError(
@@ -173,7 +173,7 @@ LIGHTNINGS_EPOCHS = 1000
 
 
 def _steps(trainer: Any, data: Any) -> tuple[int, str]:
-    """The number of steps of one of NNI's trials, as Lightning counts them, and the reason."""
+    """Return the number of steps of one NNI trial, as Lightning counts them, and the reason."""
     epochs, most = trainer.max_epochs, trainer.max_steps
     batches = _limited(trainer.limit_train_batches, data.batches_per_epoch)
     why = f"max_epochs={epochs}, {batches} batches each"
@@ -195,7 +195,7 @@ def _steps(trainer: Any, data: Any) -> tuple[int, str]:
 
 
 def _limited(limit: int | float | None, batches: int) -> int:
-    """Apply a limit of Lightning's: a number of batches, or a fraction of them."""
+    """Apply a Lightning limit: a number of batches, or a fraction of them."""
     if limit is None:
         return batches
     return min(batches, limit) if type(limit) is int else max(1, int(batches * limit))
@@ -225,7 +225,7 @@ class NasExperiment:
             evaluator's; ``directory`` (``runs``), ``stages``, and others of :func:`naspipe.train`.
 
     Raises:
-        ConfigError: for what has no counterpart, with an alternative.
+        ConfigError: for a feature without a counterpart; the message has an alternative.
     """
 
     def __init__(
@@ -259,8 +259,7 @@ class NasExperiment:
 
     @says_keywords
     def run(self, port: int = 8080, wait_completion: bool = True, debug: bool = False) -> bool:
-        """Train the supernet, then explore it; the arguments are unused because no server is
-        started.
+        """Train the supernet, then explore it; the arguments are unused, as no server is started.
 
         Raises:
             ConfigError, StageFailedError: see :func:`naspipe.train`.
@@ -275,13 +274,13 @@ class NasExperiment:
         return self._go(resumes=True)
 
     def stop(self) -> None:
-        """Nothing is left running."""
+        """Do nothing, because nothing is left running."""
 
     def export_top_models(self, top_k: int = 1, *, formatter: str | None = None) -> list[Any]:
-        """The best models, each once.
+        """Return the best models, without duplicates.
 
         Args:
-            top_k: how many.
+            top_k: number of models.
             formatter: ``dict`` for samples, ``instance`` for NNI's models with the weights of the
                 supernet, in evaluation mode; None for NNI's own objects.
 

@@ -1,1 +1,1 @@
-"""What users name or hand over, made into what a run needs."""
+"""Convert what users name or pass into the inputs of a run."""

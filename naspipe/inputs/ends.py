@@ -1,4 +1,4 @@
-"""The blocks at the end of a network in which a run computes its loss, and networks as spaces."""
+"""The blocks that compute a run's loss at the end of a network, and networks as spaces."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ END = "joined"
 
 
 def joined_end() -> Shared:
-    """A new block that joins the outputs of all passes of a step."""
+    """Return a new block that joins the outputs of all passes of a step."""
     return Shared(END, nn.Identity)
 
 
 def network_length(space: Space) -> int:
-    """Number of blocks of the network, without a block for the loss."""
+    """Return the number of blocks of the network, without a block for the loss."""
     is_end = space.labels[-1] == END or isinstance(space.blocks[-1], LossBlock)
     return len(space) - is_end
 
 
 def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
-    """A ``torch.nn.Sequential``, or modules in order, as a space with one subnet.
+    """Return a ``torch.nn.Sequential``, or modules in order, as a space with one subnet.
 
-    It trains as any space does: on stages and groups, with any budget, with the bits of the plain
+    It trains like any space: on stages and groups, with any budget, with the bits of the plain
     loop. The layers start as copies of the modules, with their present weights and the hooks of
     their parameters. A digest of the weights is part of the run's definition.
 
     Args:
-        modules: each takes what the previous one returns: a tensor, or a tuple of tensors. The
+        modules: each takes the output of the previous one: a tensor, or a tuple of tensors. The
             first takes the batch field ``input``; the output of the last one goes to the loss.
         name: of the space.
 
     Raises:
-        ConfigError: for anything but modules, for none, and for modules that share a tensor,
-            because copies would not.
+        ConfigError: if there are no modules, if an item is not a module, or if modules share a
+            tensor, because copies would not.
     """
     parts = _parts(modules)
     _check_parts_apart(parts)
@@ -59,7 +59,7 @@ def chain(modules: Iterable[nn.Module], *, name: str = "network") -> Space:
 
 
 def teacher_chain(modules: Iterable[nn.Module]) -> Space:
-    """The same for a network that is not trained, whose modules may therefore share tensors."""
+    """Return the chain of a network that is not trained, so that its modules may share tensors."""
     return _copied(_parts(modules), "teacher")
 
 
@@ -95,7 +95,7 @@ def _check_parts_apart(parts: Sequence[nn.Module]) -> None:
 
 
 def modules_digest(modules: Iterable[nn.Module]) -> str:
-    """Digest of every parameter and buffer of modules in order, by position and name."""
+    """Return a digest of every parameter and buffer of modules in order, by position and name."""
     found = hashlib.blake2b(digest_size=16)
     for position, module in enumerate(modules):
         for name, value in module.state_dict().items():
@@ -107,14 +107,14 @@ def modules_digest(modules: Iterable[nn.Module]) -> str:
 
 
 def with_loss_layer(workload: Workload) -> Workload:
-    """Return the workload with its loss as a layer at the end of the chain, if it must be one.
+    """Return the workload with its loss as a layer at the end of the chain, if necessary.
 
-    That is a loss module with trainable parameters, or with buffers that its forward may change. A
-    joined loss is called once for all passes of a step, so it cannot be a layer. The layer of
-    another loss, as in the space of a run, is removed.
+    It is necessary for a loss module with trainable parameters, or with buffers that its forward
+    may change. A joined loss is called once for all passes of a step, so it cannot be a layer. The
+    layer of another loss, as in the space of a run, is removed.
 
     Raises:
-        ConfigError: if the loss has a parameter or buffer of a module of which the run trains a
+        ConfigError: if the loss has a parameter or buffer of a module that the run trains as a
             copy, or if the space has a layer called ``loss``.
     """
     loss: Any = workload.loss
@@ -138,7 +138,7 @@ def with_loss_layer(workload: Workload) -> Workload:
 
 
 def with_run_loss(run: Run, loss: object) -> Run:
-    """The run with the loss layer that it trained in its space, if there was one."""
+    """Return the run with the loss layer that it trained in its space, if any."""
     is_there = isinstance(run.space.blocks[-1], LossBlock)
     if is_there or loss_layer_of(run.manifest) is None or not isinstance(loss, nn.Module):
         return run
@@ -157,7 +157,7 @@ def _followed_by(space: Space, loss: nn.Module) -> Space:
 
 
 def _state_of(loss: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Trainable parameters, and buffers that a forward may change.
+    """Yield trainable parameters, and buffers that a forward may change.
 
     The buffers of torch's own losses are constants (``weight``, ``pos_weight``), and norms in
     evaluation mode do not change theirs.
@@ -175,7 +175,7 @@ def _state_of(loss: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _check_loss_apart(loss: nn.Module, space: Space) -> None:
-    """Refuse a loss with a tensor of a module that the space copies: the copies are trained."""
+    """Reject a loss with a tensor of a module that the space copies: the copies are trained."""
     owners = {
         tensor.untyped_storage()._cdata: space.label(block, candidate)
         for block, each in enumerate(space.blocks)

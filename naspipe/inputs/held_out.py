@@ -13,7 +13,7 @@ from naspipe.inputs.named import find_data, is_own_data
 from naspipe.jobs.workload import Batches
 
 BATCHES = 8
-"""Default number of batches, if there are as many."""
+"""Default number of batches, if that many are available."""
 
 _OWN = "a function of (seed, number) that returns batches the run was not trained on"
 
@@ -28,16 +28,16 @@ def find_held_out(
     own: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Batches:
-    """The held-out batches that belong to a run's data.
+    """Return the held-out batches that belong to a run's data.
 
     Args:
-        space: what the run trained, by name or as ``module:attribute``.
+        space: the space of the run, by name or as ``module:attribute``.
         scale: of the space.
-        data: what the run was trained on, by name or as ``module:function``.
+        data: the data of the run, by name or as ``module:function``.
         root: directory of prepared data.
         split: of a data set by name.
         own: ``module:function``, which replaces those of the run's data.
-        sizes: ``max_tokens`` or ``batch_size``, if they are not the space's.
+        sizes: ``max_tokens`` or ``batch_size``, if different from the space's.
     """
     if own is not None:
         return find_data(own, root, {})
@@ -53,10 +53,10 @@ def find_held_out(
 def held_out_for(
     execution: Execution, source: Mapping[str, Any], root: Path | None
 ) -> Batches | None:
-    """The held-out batches of a run that is validated; otherwise None.
+    """Return the held-out batches of a run that is validated; otherwise None.
 
     Args:
-        execution: says whether the run is validated.
+        execution: determines whether the run is validated.
         source: names of the run's space and data on the command line.
         root: directory of prepared data.
     """
@@ -71,7 +71,7 @@ def held_out_for(
 
 
 def held_out_of(data: Batches) -> Batches:
-    """The held-out batches that a user's own data name: their attribute ``validation``."""
+    """Return the held-out batches of a user's own data: their attribute ``validation``."""
     validation: Callable[..., Any] | None = getattr(data, "validation", None)
     if not callable(validation):
         raise ConfigError(
@@ -82,12 +82,12 @@ def held_out_of(data: Batches) -> Batches:
 
 
 def judged_by(data: Batches, held_out: Batches | None, count: int | None) -> tuple[Batches, int]:
-    """The batches to evaluate subnets on, and how many; by default those that the data name.
+    """Return the batches to evaluate subnets on, and their number.
 
     Args:
-        data: what a run was trained on.
+        data: the training data of a run, whose attribute ``validation`` is the default.
         held_out: batches to evaluate on.
-        count: of them; None for 8, or all if there are fewer; 0 for all.
+        count: number of batches; None for 8, or all if there are fewer; 0 for all.
     """
     chosen = held_out_of(data) if held_out is None else held_out
     there = batches_there(chosen, BATCHES if count is None else count)
@@ -99,7 +99,7 @@ def judged_by(data: Batches, held_out: Batches | None, count: int | None) -> tup
 
 
 def batches_there(held_out: Batches, count: int) -> int:
-    """This many batches, or as many different ones as the data say there are; 0 for all."""
+    """Return ``count``, or the number of different batches if the data state fewer; 0 for all."""
     there: int | None = getattr(held_out, "batches_per_epoch", None)
     if there is None and not count:
         raise ConfigError(
@@ -110,7 +110,7 @@ def batches_there(held_out: Batches, count: int) -> int:
 
 
 def part_of(held_out: Batches, count: int) -> str:
-    """As in ``8 of 38 held-out batches``; the total is omitted if the data do not state it."""
+    """Return text such as ``8 of 38 held-out batches``, without the total if unknown."""
     there = getattr(held_out, "batches_per_epoch", count)
     part = f"{count} of {there}" if there > count else str(count)
     return f"{part} held-out batch{'es' * (there > 1)}"

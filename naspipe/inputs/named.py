@@ -1,4 +1,4 @@
-"""Spaces, data, losses, students and runs by their names on the command line."""
+"""Find spaces, data, losses, students and runs by their names on the command line."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def find_workload(
     data_root: Path | None,
     sizes: Mapping[str, int] | None = None,
 ) -> Workload:
-    """One of naspipe's spaces by name, or a user's own as ``module:attribute``.
+    """Return one of naspipe's spaces by name, or a user's own as ``module:attribute``.
 
     A user's :class:`Space` has no scale; its data are ``module:function`` or a data set by name;
-    its loss is the ``loss`` of the space's module, or else of the data's. ``sizes`` are the
-    ``max_tokens`` or the ``batch_size`` of a data set's batches, if they are not the space's. The
+    its loss is the ``loss`` of the space's module, or otherwise of the data's. ``sizes`` are the
+    ``max_tokens`` or the ``batch_size`` of a data set's batches, if different from the space's. The
     workload is defined for one step with the recipe that goes with the space: see
     :meth:`Workload.redefined`.
     """
@@ -75,10 +75,10 @@ def find_workload(
 
 
 def as_trained(workload: Workload, manifest: Mapping[str, Any]) -> Workload:
-    """A workload with the space that a run of it trained, by the run's manifest.
+    """Return a workload with the space that a run trained, according to the run's manifest.
 
     A joined loss adds a block after the last one, and so does a loss with parameters or buffers; a
-    teacher may lack the student's last blocks, and has rules of its own.
+    teacher may lack the student's last blocks, and has its own rules.
     """
     if loss_layer_of(manifest) is not None:
         workload = with_loss_layer(workload)
@@ -101,7 +101,7 @@ def find_measurable(
     execution: Execution,
     assignments: Sequence[str],
 ) -> tuple[Workload, Execution]:
-    """A workload to measure, checked as far as costs depend on it, and the execution."""
+    """Return a workload to measure, checked as far as costs depend on it, and the execution."""
     workload = find_workload(name, scale, data_name, data_root)
     settings = apply_settings(Settings(recipe=workload.recipe, execution=execution), assignments)
     workload = replace(
@@ -115,7 +115,7 @@ def find_measurable(
 
 
 def find_space(name: str) -> Space:
-    """A user's own space by ``module:attribute``."""
+    """Import a user's own space by ``module:attribute``."""
     space = import_attribute(name)
     if not isinstance(space, Space):
         module, _, attribute = name.partition(":")
@@ -159,7 +159,7 @@ def _own_workload(
 def find_data(
     name: str, root: Path | None, sizes: Mapping[str, int | None], split: str = "train"
 ) -> Batches:
-    """A data set's split by name, or a user's own as ``module:function``, which has one split."""
+    """Return a data set's split by name, or a user's ``module:function`` with one split."""
     if is_own_data(name):
         function: Callable[..., Any] = import_attribute(name)
         check_is_data(function, name)
@@ -175,22 +175,22 @@ def find_data(
 
 
 def is_own_data(data_name: str) -> bool:
-    """Whether the name is a ``module:function`` of the user's, and not a data set's."""
+    """Return True if the name is a user's ``module:function``, not the name of a data set."""
     return ":" in data_name and not has_known_prefix(data_name)
 
 
 def run_loss(workload: Workload, directory: RunDirectory, names: Sequence[str | None]) -> Loss:
-    """The loss that a run was trained with.
+    """Return the loss that a run was trained with.
 
     Args:
-        workload: what the run trained, with the loss that a new run would have.
+        workload: the workload of the run, with the loss that a new run would have.
         directory: the run's.
         names: ``MODULE:ATTRIBUTE`` of data and space: their modules are searched, in this order,
-            before what the run recorded is imported. Other names are ignored.
+            before the recorded name is imported. Other names are ignored.
     """
     manifest, modules = directory.read_manifest(), _modules(names)
     recorded, loss = str(manifest["definition"]["loss"]), workload.loss
-    if described(loss) != recorded and not recorded.startswith("naspipe."):  # those want teachers
+    if described(loss) != recorded and not recorded.startswith("naspipe."):  # those need teachers
         command = manifest.get("provenance", {}).get("command") or [""]
         started = Path(command[0]).stem
         loss = _found(recorded, loss, modules, directory, started)
@@ -203,7 +203,7 @@ def run_loss(workload: Workload, directory: RunDirectory, names: Sequence[str | 
 
 
 def _modules(names: Sequence[str | None]) -> list[ModuleType]:
-    """Those that are loaded, each once."""
+    """Return the modules that are loaded, without duplicates."""
     found = (sys.modules.get(name.partition(":")[0]) for name in names if name and ":" in name)
     return list(dict.fromkeys(each for each in found if each is not None))
 
@@ -211,7 +211,7 @@ def _modules(names: Sequence[str | None]) -> list[ModuleType]:
 def _found(
     recorded: str, loss: Loss, modules: Sequence[ModuleType], directory: RunDirectory, started: str
 ) -> Loss:
-    """The loss of this name, or ``loss`` if there is none."""
+    """Return the loss of this name, or ``loss`` if none is found."""
     held = [value for module in modules for value in vars(module).values()]
     fitting: dict[str, Loss] = {
         said: value for value in [*held, loss] if (said := _said_if(recorded, value))
@@ -227,19 +227,19 @@ def _found(
 
 
 def _said_if(recorded: str, value: Any) -> str:
-    """The description of a loss if the recorded name may mean it; otherwise an empty text."""
+    """Return the description of a loss if the recorded name may mean it; otherwise empty."""
     if not callable(value) or isinstance(value, type):
         return ""
-    with suppress(Exception):  # what cannot be described is no loss
+    with suppress(Exception):  # an object without a description is not a loss
         said = described(value)
         return said if is_same_name(said, recorded) else ""
     return ""
 
 
 def _imported(recorded: str, started: str) -> Iterator[Loss]:
-    """The function, or instance of a class without values, that a recorded name means.
+    """Yield the function, or instance of a class without values, that a recorded name means.
 
-    The script that started the run is not imported, because it might start another run.
+    The script that started the run is not imported, because that might start another run.
     """
     module, _, name = recorded.rpartition(".")
     if not module or "(" in recorded or module == started:
@@ -257,11 +257,11 @@ class Students:
 
     blocks: Sequence[Space | nn.Module]
     loss: Any = None
-    """Of every block but the last."""
+    """The loss of every block except the last."""
     last_loss: Any = None
 
     def with_rules(self, rules: Mapping[str, Rule]) -> Students:
-        """The same with other rules for shared layers, by name."""
+        """Return the students with other rules for shared layers, by name."""
         known = [each.shared_rules if isinstance(each, Space) else {} for each in self.blocks]
         names = sorted({name for each in known for name in each})
         for name in rules:
@@ -280,7 +280,7 @@ class Students:
 
 
 def find_students(name: str, teacher: str | None, scale: str, info: Mapping[str, int]) -> Students:
-    """The students that a name stands for.
+    """Return the students with a name.
 
     ``module:attribute`` is a user's own list of spaces or modules, one for each block of the
     teacher, or a function without arguments that returns one. Its module may have a ``loss`` and a
@@ -290,7 +290,7 @@ def find_students(name: str, teacher: str | None, scale: str, info: Mapping[str,
         name: of one of naspipe's students, or as above.
         teacher: the name of the teacher's network, if it is one of naspipe's.
         scale: of both.
-        info: what the data state about themselves.
+        info: the properties that the data state.
     """
     if ":" in name:
         return _own_students(name)
@@ -329,14 +329,14 @@ def open_run(path: str | Path, space: Space | None = None) -> Run:
 
     Losses, metrics, validations and the manifest need nothing else. The space, and with it
     :meth:`naspipe.Run.layer`, is found by its name at first use, as when a run is resumed from the
-    command line; a space of your own that was trained from Python has to be given.
+    command line; a space of your own that was trained from Python must be passed.
 
     Args:
         path: the run directory.
-        space: what the run trained.
+        space: the space of the run.
 
     Raises:
-        ConfigError: for a path that is no run directory, or another space than the one it trained.
+        ConfigError: if the path is not a run directory, or the run trained another space.
     """
     place = Path(path)
     inside = sorted(each.parent for each in place.glob("*/manifest.json"))

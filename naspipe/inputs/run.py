@@ -29,7 +29,7 @@ class Run:
     """The results of a run.
 
     Args:
-        space: the space it trained, or a function that finds it at first use; its factories make
+        space: the space it trained, or a function that returns it at first use; its factories make
             the modules that :meth:`layer` fills.
         path: its run directory.
     """
@@ -58,7 +58,7 @@ class Run:
         """The space it trained.
 
         Raises:
-            ConfigError: if the run was opened without it, and its manifest does not lead to it.
+            ConfigError: if the run was opened without it, and it cannot be found from the manifest.
         """
         if not isinstance(self._space, Space):
             self._space = self._space()
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The definition of the run, what it ran on and what was measured."""
+        """The definition of the run, its environment and its measurements."""
         return self.directory.read_manifest()
 
     @property
@@ -95,7 +95,7 @@ class Run:
 
     @says_keywords
     def layer(self, block: int, candidate: int, *, ema: bool = False) -> nn.Module:
-        """A trained candidate of a choice block; with ``ema``, the moving average of its weights.
+        """Return a trained candidate; with ``ema``, with the moving average of its weights.
 
         Raises:
             ConfigError: if the space has no such layer, the run never used it, or it kept no
@@ -105,13 +105,11 @@ class Run:
 
     @says_keywords
     def shared(self, name: str, *, ema: bool = False) -> nn.Module:
-        """A trained shared layer; with ``ema``, the moving average of its weights."""
+        """Return a trained shared layer; with ``ema``, the moving average of its weights."""
         return self._load(self.space.layer(name), ema)
 
     def chosen(self, position: int, option: int, *, ema: bool = False) -> nn.Module:
-        """The module of an option of a block of the chain; an elastic layer is cut for its
-        setting.
-        """
+        """Return the module of an option of a block; an elastic layer is cut for its setting."""
         block = self.space.blocks[position]
         layer = LayerId(FIRST_STREAM, position, block.candidate(option))
         module: nn.Module = block.cut_of(self._load(layer, ema), option)
@@ -126,10 +124,10 @@ class Run:
             )
 
     def access_order(self, block: int | str, candidate: int | None = None) -> str:
-        """A layer's accesses, as in ``2F-2B-5F-5B``; ``2F[512]`` shows the setting of an elastic
-        layer.
+        """Return a layer's accesses, as in ``2F-2B-5F-5B``.
 
-        For a shared or an elastic layer, ``block`` is the name.
+        The setting of an elastic layer is included, as in ``2F[512]``. For a shared or an elastic
+        layer, ``block`` is the name.
         """
         layer = self.space.layer(str(block) if candidate is None else f"{block}.{candidate}")
         wanted = Wanted(layers=frozenset([layer]), backwards=False)
@@ -147,7 +145,7 @@ class Run:
 
 
 def loss_layer_of(manifest: Mapping[str, Any]) -> str | None:
-    """Label of the layer that is the loss of a run, if there is one, by the run's manifest."""
+    """Return the label of the layer that is the loss of a run, if any, from the run's manifest."""
     label: str | None = manifest["space"].get("loss_layer")
     return label
 

@@ -1,4 +1,4 @@
-"""Strategies that propose a stream, by name or as objects."""
+"""Find strategies that propose a stream, by name or as objects."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from naspipe.streams.samplers import SAMPLERS
 
 
 class OwnDraws:
-    """A strategy with global generators of its own, so that it draws the same on any stages.
+    """A strategy with separate global generators, so that its draws do not depend on the stages.
 
-    A run on one stage computes in the launcher's process, and seeds them before each block.
+    A run on one stage computes in the launcher's process, and seeds the global generators before
+    each block.
 
     Args:
-        make: makes the strategy; it may draw, too.
+        make: makes the strategy; it may also draw.
         seed: initial seed of its draws.
     """
 
@@ -40,7 +41,7 @@ class OwnDraws:
             self._strategy.observe(sequence_id, score)
 
     def finish(self) -> None:
-        """The stream is complete."""
+        """Notify the strategy that the stream is complete."""
         if finish := getattr(self._strategy, "finish", None):
             finish()
 
@@ -55,27 +56,27 @@ StrategyMaker = Callable[[], ExplorationStrategy]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is required of a strategy."""
+    """Requirements on a strategy."""
 
     seed: int
-    """For strategies by name."""
+    """Seed of strategies that are given by name."""
     delay: int
-    """Number of subnets from one to the first that is proposed with its score known."""
+    """Number of subnets between a subnet and the first that is proposed with its score known."""
     subnets: int
-    """Total number."""
+    """Total number of subnets."""
     allows: Callable[[Sequence[int]], bool] | None = None
-    """Whether the decisions of a subnet satisfy the limits."""
+    """Returns True if the decisions of a subnet satisfy the limits."""
     limits: str = ""
     """The limits as text."""
 
 
 def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMaker | None:
-    """Makes the strategy that ``sampler`` means; None for a sampler, which needs no scores.
+    """Return a maker of the strategy ``sampler``; None for a sampler, which needs no scores.
 
     A text is one of naspipe's strategies (``random``, ``evolution``, ...), ``nni:NAME`` for one of
     NNI's, or ``MODULE:FUNCTION``: a function of (numbers of candidates, seed) that makes one.
-    Otherwise it is a strategy itself, of NNI or with ``propose`` and ``observe``; if the stream
-    begins anew, it is told nothing twice.
+    Anything else is a strategy object, of NNI or with ``propose`` and ``observe``; if the stream is
+    restarted, it does not receive any score twice.
     """
     seed, counts = asked.seed, space.drawn_counts
     if not isinstance(sampler, str):
@@ -91,7 +92,7 @@ def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMak
         def named() -> Any:
             return named_strategy(attribute, seed, asked.delay, asked.subnets)
 
-        named()  # refused now, if at all
+        named()  # raises an error now if the name is wrong
         return lambda: adopt(named(), space, seed, asked.allows)
     make = import_attribute(sampler)
     if not callable(make):
@@ -103,7 +104,7 @@ def find_strategy_maker(sampler: Any, space: Space, asked: Asked) -> StrategyMak
 
 
 def check_draws(sampler: Any) -> None:
-    """Refuse a search's random strategy as a sampler: it would wait for scores that it ignores."""
+    """Reject a search's random strategy as a sampler: it would wait for scores that it ignores."""
     if sampler == "random":
         raise ConfigError(
             "sampler 'random': expected one of uniform, fair, spaced:W, ..., found the name of a "
@@ -112,19 +113,19 @@ def check_draws(sampler: Any) -> None:
 
 
 def name_of(strategy: Any) -> str:
-    """The name of a strategy in a definition."""
+    """Return the name of a strategy in a definition."""
     return strategy if isinstance(strategy, str) else type(strategy).__qualname__
 
 
 def is_nnis(strategy: Any) -> bool:
-    """Whether it is, or names, one of NNI's strategies."""
+    """Return True if it is, or names, one of NNI's strategies."""
     from naspipe.nni.strategies import is_strategy
 
     return strategy.startswith("nni:") if isinstance(strategy, str) else is_strategy(strategy)
 
 
 def check_is_object(strategy: Any) -> None:
-    """Refuse a strategy's class, and None."""
+    """Reject a strategy's class, and None."""
     if strategy is None:
         raise ConfigError(
             "strategy: expected a name, as in 'evolution', or an object with propose and observe, "

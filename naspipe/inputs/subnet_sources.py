@@ -40,7 +40,7 @@ class _RecordedSource:
         self._stream, self._cut, self._record = stream, cut, record
 
     def close(self) -> None:
-        """The attempt is over."""
+        """End the attempt; the base class has nothing to release."""
 
     def _resume_record(self, done: int, choices: Iterable[Choices], expected: str) -> None:
         """Keep the lines of the ``done`` subnets, which must have these choices, and no others.
@@ -88,8 +88,8 @@ class StrategySource(_RecordedSource):
         stream: see the base class, as for ``cut`` and ``record``.
         delay: number of subnets from a score to the first proposal that can depend on it.
         num_subnets: total number.
-        decides: whether proposals are over the space's decisions, if it has any, or else over its
-            choice blocks.
+        decides: True if proposals are over the space's decisions, if it has any; otherwise they are
+            over its choice blocks.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class StrategySource(_RecordedSource):
         """See :class:`naspipe.jobs.ports.SubnetSource`.
 
         Raises:
-            ConfigError: if the strategy fails, proposes what is no subnet, or other subnets than in
-                an earlier attempt of the run.
+            ConfigError: if the strategy fails, or its proposals are not subnets or differ from
+                those of an earlier attempt of the run.
         """
         self.close()
         self.subnets = []
@@ -160,7 +160,7 @@ class StrategySource(_RecordedSource):
             close()
 
     def _admit(self, drawn: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-        """Add proposed subnets; returns their choices."""
+        """Add proposed subnets; return their choices."""
         decisions = self._decisions
         found = [decisions.choices(each) if decisions else tuple(each) for each in drawn]
         for choices in found:
@@ -176,7 +176,7 @@ class StrategySource(_RecordedSource):
 
 
 def sample_stream(space: Space) -> list[tuple[int, ...]]:
-    """Choices with every candidate of every block and every setting, for subnets not known yet."""
+    """Return choices that cover every candidate and setting, to represent subnets not known yet."""
     settings = space.decisions if isinstance(space.decisions, SettingDecisions) else None
     counts = space.candidate_counts if settings is None else settings.counts
     found = [tuple(number % count for count in counts) for number in range(max(counts, default=1))]
@@ -187,7 +187,7 @@ _STEPS = 16
 
 
 def draw_passes(workload: Workload) -> list[Choices]:
-    """The choices of every pass of a stream, in sequence order."""
+    """Return the choices of every pass of a stream, in sequence order."""
     space, definition = workload.space, workload.definition
     count = num_draws(definition.recipe.steps, definition.steps)
     drawn = draw_subnets(definition.sampler, space, definition.seed, count)
@@ -195,7 +195,7 @@ def draw_passes(workload: Workload) -> list[Choices]:
 
 
 def iterate_passes(workload: Workload) -> Iterator[Choices]:
-    """The same, a few steps at a time and without an end."""
+    """Yield the choices of passes without end; a few steps are drawn at a time."""
     space, definition = workload.space, workload.definition
     drawn = iterate_subnets(definition.sampler, space, definition.seed)
     count, expanded = num_draws(definition.recipe.steps, _STEPS), _expanded(workload)
@@ -204,13 +204,13 @@ def iterate_passes(workload: Workload) -> Iterator[Choices]:
 
 
 def in_whole_steps(workload: Workload, drawn: Sequence[Choices]) -> list[Choices]:
-    """Passes of whole steps with these subnets; the last one is repeated to complete its step."""
+    """Return whole steps of passes with these subnets; the last one is repeated as needed."""
     lacking = -len(drawn) % num_draws(workload.recipe.steps, 1)
     return _expanded(workload)([*drawn, *repeat(drawn[-1], lacking)])
 
 
 def strategy_maker(workload: Workload) -> Callable[[], ExplorationStrategy] | None:
-    """Makes the strategy that proposes a stream from losses; None if there is none."""
+    """Return a maker of the strategy that proposes a stream from losses; None if there is none."""
     space, definition, steps = workload.space, workload.definition, workload.recipe.steps
     if not steps.probes:
         return workload.make_strategy
@@ -223,7 +223,7 @@ def strategy_maker(workload: Workload) -> Callable[[], ExplorationStrategy] | No
 def filled(
     workload: Workload, stream: StreamId, first: int, passes: Iterable[Choices]
 ) -> Iterator[Subnet]:
-    """The subnets of passes from sequence ID ``first`` on; a pass that nobody needs is empty."""
+    """Yield the subnets of passes from sequence ID ``first`` on; unneeded passes are empty."""
     steps, left_out, space = workload.recipe.steps, workload.left_out, workload.space
     for y, choices in enumerate(passes, first):
         is_empty = steps.pass_of(y) in left_out
@@ -234,7 +234,7 @@ def filled(
 def _expanded(
     workload: Workload, expand: Callable[..., list[Choices]] = in_passes
 ) -> Callable[[Sequence[Choices]], list[Choices]]:
-    """Makes the passes of whole steps from what was drawn for them."""
+    """Return a function that makes the passes of whole steps from the drawn choices."""
     space, steps = workload.space, workload.recipe.steps
     if steps.distills:
         distilling(workload.loss)
@@ -243,7 +243,7 @@ def _expanded(
 
 
 def parameter_counts(space: Space) -> Callable[[int, int], int]:
-    """The number of parameters by block of the chain and candidate, computed on demand."""
+    """Return the number of parameters by block of the chain and candidate, computed on demand."""
     twins = first_of_kind(space)
 
     @cache
@@ -254,16 +254,16 @@ def parameter_counts(space: Space) -> Callable[[int, int], int]:
 
 
 LONG = 4096
-"""Streams with more subnets than this are drawn during the training."""
+"""Streams with more subnets than this are drawn during training."""
 SHOWN = 1024
-"""Number of subnets that are drawn before it, for planning."""
+"""Number of their subnets that are drawn before training, for planning."""
 _AHEAD = 512
 """Minimum number of subnets known beyond the last loss; the window is far smaller."""
 _AT_ONCE = 64
 
 
 def is_drawn_beside(workload: Workload) -> bool:
-    """Whether a stream is too long to draw before its run; a file is always read before it."""
+    """Return True if a stream is too long to draw before its run; files are always read first."""
     definition = workload.definition
     return (
         definition.num_passes > LONG
@@ -273,7 +273,7 @@ def is_drawn_beside(workload: Workload) -> bool:
 
 
 def why_known(workload: Workload, order: str) -> str:
-    """Note about a long stream that is planned as a whole before its run; empty for any other."""
+    """Return a note if a long stream is planned as a whole before its run; otherwise empty."""
     definition = workload.definition
     if definition.num_passes <= LONG or workload.is_proposed:
         return ""
@@ -286,7 +286,7 @@ def why_known(workload: Workload, order: str) -> str:
 
 
 def first_choices(workload: Workload) -> list[Choices]:
-    """Choices that stand for a long stream in planning: its first steps, then every layer."""
+    """Return choices that represent a long stream: its first steps, then every layer."""
     passes = workload.recipe.steps.passes
     shown = -(-SHOWN // passes) * passes
     return [
@@ -298,7 +298,7 @@ def first_choices(workload: Workload) -> list[Choices]:
 def draw_stream(
     number: StreamId, workload: Workload, is_drawn_beside: bool = False
 ) -> tuple[Subnet, ...]:
-    """The subnets of a stream, or those that stand for it if they become known during the run."""
+    """Return the subnets of a stream, or a sample if they become known during the run."""
     is_listed = workload.definition.sampler.partition(":")[0] in FILES
     if workload.is_proposed and (workload.make_strategy or not is_listed):
         stream = in_whole_steps(workload, sample_stream(workload.space))
@@ -315,7 +315,7 @@ class DrawnSource(_RecordedSource):
     Args:
         workload: whose sampler it is.
         stream: see the base class, as for ``cut``, which gets whole steps, and ``record``.
-        unit: sequence IDs that become known together: those of a step, or of a bulk.
+        unit: number of sequence IDs that become known together: those of a step, or of a bulk.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class DrawnSource(_RecordedSource):
 
     @property
     def subnets(self) -> Iterable[Subnet]:
-        """Every subnet so far, drawn again: none is kept."""
+        """All subnets so far, drawn again because none is kept."""
         choices = islice(iterate_passes(self._workload), self.count)
         return filled(self._workload, self._stream, 0, choices)
 
