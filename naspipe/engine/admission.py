@@ -1,7 +1,7 @@
-"""Admission: which subnets may be under way on a stage, and in which order it is handed them.
+"""Admission: which subnets may be under way on a stage, and in which order the stage gets them.
 
 The admission of a stream is a window over sequence IDs or steps, or a bulk; ``Intake`` turns it
-into the subnets that a stage admits, also while the stream is still growing.
+into the subnets that a stage admits, even while the stream is still growing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from naspipe.engine.events import Planned
 
 
 class AdmissionWindow:
-    """Admits sequence ID y when y < (oldest unfinished here) + ``window``, in order, no gaps.
+    """Admits sequence ID y if y < (oldest unfinished here) + ``window``, in order and without gaps.
 
-    The window is a range of sequence IDs, not a count of subnets, so the oldest unfinished
-    subnet is always inside it and nothing younger can take its place.
+    The window is a range of sequence IDs, not a count of subnets, so the oldest unfinished subnet
+    is always inside it and cannot be displaced by a younger one.
 
-    The stream begins with ``first``; what is below is done. Only subnets that are known
-    (:meth:`learn`) are admitted; without a word all are.
+    The stream begins with ``first``; subnets below it are done. Only known subnets are admitted;
+    all are known unless :meth:`learn` is called.
     """
 
     def __init__(self, window: int, num_subnets: int, first: int = 0) -> None:
@@ -32,50 +32,48 @@ class AdmissionWindow:
         self._num_subnets = num_subnets
         self._num_known = num_subnets
         self.next = first
-        """The first sequence ID that was not admitted."""
+        """The first sequence ID that has not been admitted."""
         self.oldest = first
-        """The oldest sequence ID that is not retired."""
+        """The oldest sequence ID that has not been retired."""
         self._retired: set[int] = set()
         self._is_held = self._is_stopped = False
 
     @property
     def is_finished(self) -> bool:
-        """Whether every subnet of the stream is retired."""
+        """True if every subnet of the stream is retired."""
         return self.oldest == self._num_subnets
 
     def hold(self) -> int:
-        """Admit nothing more of its own accord, because the stream is about to be cut short.
+        """Stop admitting subnets by itself, because the stream is about to be cut short.
 
-        Returns the first sequence ID that was not admitted.
+        Returns the first sequence ID that has not been admitted.
         """
         self._is_held = True
         return self.next
 
     def stop(self, num_subnets: int) -> range:
-        """Cut the stream short; returns what is left to admit. Nothing beyond the cut was
-        admitted."""
+        """Cut the stream short, at or after ``next``; returns what is left to admit."""
         self._num_subnets, self._is_stopped = num_subnets, True
         return self.reach(num_subnets - 1)
 
     def learn(self, num_known: int) -> range:
-        """``num_known`` subnets are known so far; returns the sequence IDs to admit now."""
+        """Record that ``num_known`` subnets are known; returns the sequence IDs to admit now."""
         self._num_known = num_known
         return self.reach(self._num_subnets - 1) if self._is_stopped else self.open()
 
     def open(self) -> range:
-        """Sequence IDs to admit now, in order and without gaps."""
+        """Return the sequence IDs to admit now, in order and without gaps."""
         last = self.next if self._is_held else self.oldest + self._window
         return self.reach(last - 1)
 
     def reach(self, sequence_id: int) -> range:
-        """Sequence IDs to admit so that this one is: a peer whose view is older sent work for
-        it."""
+        """Return what to admit up to a subnet for which a peer has already sent work."""
         limit = min(self._num_known, self._num_subnets)
         first, self.next = self.next, max(self.next, min(sequence_id + 1, limit))
         return range(first, self.next)
 
     def retire(self, sequence_id: int) -> range:
-        """A subnet is done here; returns the sequence IDs to admit now."""
+        """Record that a subnet is done here; returns the sequence IDs to admit now."""
         self._retired.add(sequence_id)
         while self.oldest in self._retired:
             self._retired.remove(self.oldest)
@@ -84,7 +82,7 @@ class AdmissionWindow:
 
 
 class BulkAdmission(AdmissionWindow):
-    """Admits a whole bulk of subnets at once, when the one before is finished here (GPipe)."""
+    """Admits a whole bulk of subnets at once, when the previous one has finished here (GPipe)."""
 
     def open(self) -> range:
         return self.reach(self.next - 1 if self._is_held else self.oldest)
@@ -94,14 +92,15 @@ class BulkAdmission(AdmissionWindow):
 
 
 class StepAdmission(AdmissionWindow):
-    """The passes of a step are admitted together, so that each knows what the others use.
+    """Admits the passes of a step together, so that each knows what the others use.
 
-    Where a step begins with probes, the others may become known later, and come together then.
+    If a step begins with probes, the other passes may become known later and are then admitted
+    together.
 
     Args:
-        steps: what a step is made of.
-        window: trained passes that may be under way; as many whole steps as fit, one at least.
-        num_subnets: of the stream, a number of whole steps.
+        steps: how passes form steps.
+        window: trained passes that may be under way; as many whole steps as fit, at least one.
+        num_subnets: number of subnets of the stream, a multiple of the passes of a step.
         first: the sequence ID to begin with, which begins a step.
     """
 
@@ -128,7 +127,7 @@ class Absence(AdmissionWindow):
         super().__init__(1, num_subnets, num_subnets)
 
     def hold(self) -> int:
-        return 0  # where the stream is cut short is for others to say
+        return 0  # other stages determine where the stream is cut short
 
     def stop(self, num_subnets: int) -> range:
         return self.open()
@@ -137,8 +136,8 @@ class Absence(AdmissionWindow):
 class Intake:
     """Hands a stage its subnets, in sequence order and without gaps.
 
-    A stream may be known from the beginning, or grow while it runs (:meth:`learn`): its subnets
-    are then proposed by a strategy that waits for scores. What was admitted is not kept.
+    A stream may be known from the beginning, or grow while it runs (:meth:`learn`): its subnets are
+    then proposed by a strategy that waits for scores. Admitted subnets are not kept.
     """
 
     def __init__(
@@ -172,11 +171,11 @@ class Intake:
         return self._admission.next - self._done
 
     def knows(self, sequence_id: int) -> bool:
-        """Whether this stage was told what a subnet is."""
+        """Return True if this stage knows the definition of a subnet."""
         return sequence_id < self._num_known
 
     def learn(self, first: int, planned: Sequence[Planned]) -> list[Planned]:
-        """The next subnets are known, from sequence ID ``first`` on; returns those to admit now."""
+        """Add the next known subnets, from sequence ID ``first`` on; returns those to admit now."""
         if first != self._num_known:
             raise InvariantError(
                 f"subnets from {first} on were told, expected from {self._num_known} on"
@@ -203,14 +202,14 @@ class Intake:
         return self._take(self._admission.stop(cut))
 
     def take_end(self) -> int | None:
-        """Where the stream was cut short, returned once, when everything before it is admitted."""
+        """Return where the stream was cut, once, when all before it is admitted; else None."""
         if self._end is None or self._admission.next < self._end:
             return None
         end, self._end = self._end, None
         return end
 
     def reach(self, sequence_id: int) -> list[Planned]:
-        """What to admit so that a known subnet is: a peer with an older view sent work for it."""
+        """Return what to admit up to a known subnet for which a peer has already sent work."""
         return self._take(self._admission.reach(sequence_id))
 
     def retire(self, sequence_id: int) -> list[Planned]:

@@ -1,4 +1,4 @@
-"""The only place where names become classes: policies, their admission, and dispatch orders."""
+"""The only place that maps names to classes: policies, their admission, and dispatch orders."""
 
 from __future__ import annotations
 
@@ -48,30 +48,31 @@ ORDERS: dict[str, Callable[[int], DispatchOrder]] = {
     ),
     "latest-start": lambda streams: LatestStartOrder(),
 }
-"""Dispatch orders; they are given how many streams share the pipeline."""
+"""Dispatch orders; they are given the number of streams that share the pipeline."""
 
 MakesReadyTasks = Callable[[DispatchOrder, Sequence[int], Wiring, Steps], ReadyTasks]
-"""Makes the ready tasks of a stage, given the order, the blocks of each stream's chain, how the
-streams that the stage takes part in are joined, and how passes form steps."""
+"""Makes the ready tasks of a stage, given the order, the number of blocks of each stream's chain,
+how the streams that the stage takes part in are connected, and how passes form steps."""
 
 READY_TASKS: dict[str, MakesReadyTasks] = {}
-"""Ready tasks of the orders that hold back tasks that could run, by the order's name."""
+"""Ready tasks of dispatch orders that hold back runnable tasks, by the order's name."""
 
 GATES: dict[str, Callable[[Steps], WriteGate]] = {NORMS: StepGate}
-"""What WRITEs can be made to wait for, by the exchange that a gate is named after."""
+"""Gates that WRITEs can be made to wait for, by the exchange that a gate is named after."""
 
 LAUNCHES: dict[str, tuple[Callable[[Steps], WriteGate], ...]] = {
     "layer": (),
     "partition": (PartitionLaunch,),
     "end": (EndLaunch,),
 }
-"""What the sums of a step wait for beside their layer's last pass, by ``reduction_launch``."""
+"""What the sums of a step wait for in addition to their layer's last pass, by
+``reduction_launch``."""
 
 
 def register_order(
     name: str, make: Callable[[int], DispatchOrder], ready: MakesReadyTasks | None = None
 ) -> None:
-    """Let a dispatch order be chosen by a name; see :data:`ORDERS`."""
+    """Make a dispatch order selectable by name; see :data:`ORDERS`."""
     ORDERS[name] = make
     READY_TASKS.pop(name, None)
     if ready is not None:
@@ -111,24 +112,24 @@ def build_controller(
     """Make a stage's controller from names; without a ``residency`` every layer is on the device.
 
     Args:
-        stage: which one.
-        rules: of each stream, the rule of each block of its chain.
-        residency: what is on the device.
+        stage: the stage's number.
+        rules: for each stream, the rule of each block of its chain.
+        residency: which layers are on the device.
         history: shared by the stages of one process; by default one for this stage alone.
         policy: one of :data:`POLICIES`.
-        bulk: subnets that ``bsp`` trains at the same versions.
+        bulk: number of subnets that ``bsp`` trains at the same versions.
         order: one of :data:`ORDERS`.
         starts_partly_clear: begin a forward before all of the stage's blocks are clear.
         steps: how passes form steps, in every stream.
-        wiring: how the streams are joined.
-        buffered: layers whose forwards leave something for the next one; None for all.
-        streams: those that the stage takes part in; None for all.
-        reduction_launch: when sums of gradients leave for the next group; see :data:`LAUNCHES`.
+        wiring: how the streams are connected.
+        buffered: layers whose forwards leave buffers for the next one; None for all.
+        streams: the streams that the stage takes part in; None for all.
+        reduction_launch: when sums of gradients are sent to the next group; see :data:`LAUNCHES`.
         splits: backwards may be split, so that a WRITE first computes the gradients that one has
             left.
 
     Raises:
-        ConfigError: for a name that is not registered, or blocks that a stream does not have.
+        ConfigError: if a name is not registered, or a stream does not have the given blocks.
     """
     if order not in ORDERS:
         raise ConfigError(f"unknown order {order!r}: expected {' or '.join(ORDERS)}")
@@ -166,10 +167,10 @@ def new_history(
     steps: Steps = ONE_PASS,
     buffered: Collection[LayerId] | None = None,
 ) -> History:
-    """What stages share of streams of these rules; ``asking`` as of ``Whereabouts``.
+    """Make the history that stages share; ``asking`` as in ``Whereabouts``.
 
-    Of a stream that is not trained, nothing changes but layers that follow others. ``buffered``
-    holds the layers whose forwards leave something for the next one; None for all.
+    In an untrained stream only layers that follow others change. ``buffered`` holds the layers
+    whose forwards leave buffers for the next one; None for all.
     """
     own = [
         [rule if wiring.of(stream).is_trained else untrained(rule) for rule in chain]
@@ -191,12 +192,12 @@ def build_admission(
     steps: Steps = ONE_PASS,
     takes_part: bool = True,
 ) -> AdmissionWindow:
-    """Which subnets of a stream may be under way on a stage.
+    """Make a stage's admission of a stream: which of its subnets may be under way.
 
-    ``asp`` has as many under way as there are stages, which is what its one-forward-
-    one-backward schedule needs (PipeDream, section 3.2); ``sequential`` has one. ``first`` is the
-    sequence ID to begin with. Steps of several passes are admitted whole; their probes, which keep
-    nothing, do not count. A stage that does not take part hears of none.
+    ``asp`` has as many under way as there are stages, which is what its one-forward-one-backward
+    schedule needs (PipeDream, section 3.2); ``sequential`` has one. ``first`` is the sequence ID to
+    begin with. Steps of several passes are admitted whole; their probes, which keep nothing, do not
+    count. A stage that does not take part admits none.
     """
     if not takes_part:
         return Absence(num_subnets)

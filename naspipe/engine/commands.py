@@ -1,4 +1,4 @@
-"""What a stage's controller asks its driver to do, to be carried out in the order given."""
+"""The commands that a stage's controller gives its driver, to be carried out in the given order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from naspipe.engine.events import LAYER, Parcel, Task
 
 @dataclass(frozen=True, slots=True)
 class RunTask:
-    """Compute a run of blocks of one task; each block is told as ``BlockFinished``.
+    """Compute several consecutive blocks of one task; each block is reported as ``BlockFinished``.
 
-    ``reads`` names the layer and the version of each block in execution order: rising
-    blocks in a forward, falling blocks in a backward. A stage has one run at a time.
-    ``options`` says of each by which option the subnet uses the layer, where layers have several.
+    ``reads`` names the layer and the version of each block in execution order: ascending blocks in
+    a forward, descending blocks in a backward. A stage has one run at a time. ``options`` gives the
+    option that the subnet uses for each layer, if layers have several.
     """
 
     task: Task
@@ -24,7 +24,7 @@ class RunTask:
     options: tuple[int, ...] = ()
 
     def accesses(self) -> Iterator[tuple[LayerId, Version, int]]:
-        """Layer, version and option of each block; an only option is the layer's candidate."""
+        """Yield the layer, version and option (by default the candidate) of each block."""
         options = self.options or (layer.candidate for layer, _ in self.reads)
         return ((*read, option) for read, option in zip(self.reads, options, strict=True))
 
@@ -33,9 +33,9 @@ class RunTask:
 class WriteLayer:
     """Apply the gradient of ``sequence_id`` to version ``base``, making version ``sequence_id``.
 
-    ``keeps_base`` says that version ``base`` will still be read afterwards. Unless it
-    ``ends_step``, a later pass of the same step writes the layer too: the gradient is added to the
-    step's, and the layer stays as it is.
+    If ``keeps_base`` is set, version ``base`` will still be read afterwards. If ``ends_step`` is
+    not set, a later pass of the same step writes the layer too: the gradient is only accumulated,
+    and the layer does not change.
     """
 
     layer: LayerId
@@ -47,11 +47,11 @@ class WriteLayer:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """Hand this stage's contribution to an exchange to each of ``receivers``.
+    """Send this stage's contribution to an exchange to each of ``receivers``.
 
-    ``sequence_id`` is the first of a step whose gradients are all there on this stage. Each
-    receiver, this stage too if it is one, is told ``ContributionArrived``. Others contribute what
-    concerns the layers that are ``lent`` to this stage.
+    ``sequence_id`` is the first of a step whose gradients are complete on this stage. Each
+    receiver, which may include this stage, gets ``ContributionArrived``. Other stages contribute
+    the part that concerns the layers ``lent`` to this stage.
     """
 
     exchange: str
@@ -63,7 +63,7 @@ class Contribute:
 
 @dataclass(frozen=True, slots=True)
 class DropVersion:
-    """Nobody will read this version again."""
+    """Discard a version that will not be read again."""
 
     layer: LayerId
     version: Version
@@ -71,11 +71,11 @@ class DropVersion:
 
 @dataclass(frozen=True, slots=True)
 class SendOutput:
-    """Hand what a task computed to ``receiver`` as its input ``name``.
+    """Send the output of a task to ``receiver`` as its input ``name``.
 
-    ``upcoming`` names the tasks of the receiving stage whose input this stage expects to
-    finish next: a hint for its predictor. ``source`` is the task whose output it is, where it is
-    not the receiver's own on this stage. A receiver on this very stage has its input at once.
+    ``upcoming`` names the tasks of the receiving stage whose input this stage expects to finish
+    next, as a hint for its predictor. ``source`` is the task that computed the output, if it is not
+    the receiver's own task on this stage. A receiver on the same stage has its input immediately.
     """
 
     receiver: Task
@@ -86,7 +86,7 @@ class SendOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestField:
-    """Ask for a batch field that comes later; told back as an ``InputArrived`` of ``task``."""
+    """Request a batch field that arrives later; reported as an ``InputArrived`` of ``task``."""
 
     task: Task
     field: str
@@ -94,10 +94,11 @@ class RequestField:
 
 @dataclass(frozen=True, slots=True)
 class PushVersion:
-    """Hand what a user of a layer needs to its stage; told there as ``VersionArrived``.
+    """Send what a user of a layer needs to its stage, where it is reported as ``VersionArrived``.
 
-    ``version`` is the newest here. Of :data:`~naspipe.engine.events.SUM` and ``BUFFERS`` it is the
-    last pass on this stage. ``skips_buffers`` where others bring the receiver newer ones.
+    ``version`` is the newest here. For :data:`~naspipe.engine.events.SUM` and ``BUFFERS`` it is the
+    last pass on this stage. ``skips_buffers`` is set if other stages send the receiver newer
+    buffers.
     """
 
     layer: LayerId
@@ -109,10 +110,11 @@ class PushVersion:
 
 @dataclass(frozen=True, slots=True)
 class JoinSum:
-    """Add the gradients of this stage to those that came as ``version``'s sum.
+    """Add the gradients of this stage to those that arrived as ``version``'s sum.
 
-    They follow it: ``base`` is the version from before the step, which may still be read
-    (``keeps_base``). In a tree there is none; some of them may have been added up before.
+    This stage's gradients are added after the sum: ``base`` is the version from before the step,
+    which may still be read (``keeps_base``). In a tree ``base`` is None, and some of this stage's
+    gradients may have been accumulated before.
     """
 
     layer: LayerId
@@ -123,14 +125,14 @@ class JoinSum:
 
 @dataclass(frozen=True, slots=True)
 class LoadLayer:
-    """Start copying a layer from host memory to the device; told back as ``LayerLoaded``."""
+    """Start copying a layer from host memory to the device; reported as ``LayerLoaded``."""
 
     layer: LayerId
 
 
 @dataclass(frozen=True, slots=True)
 class SaveLayer:
-    """Start copying a layer from the device to host memory; told back as ``LayerSaved``.
+    """Start copying a layer from the device to host memory; reported as ``LayerSaved``.
 
     The layer stays on the device.
     """
@@ -140,7 +142,7 @@ class SaveLayer:
 
 @dataclass(frozen=True, slots=True)
 class EvictLayer:
-    """Free a layer's memory on the device at once; its bytes are in host memory."""
+    """Free a layer's device memory immediately; its bytes are in host memory."""
 
     layer: LayerId
 
@@ -154,7 +156,7 @@ class RecordAccess:
 
 @dataclass(frozen=True, slots=True)
 class RetireSubnet:
-    """This stage has nothing left to do for a subnet."""
+    """Report that this stage has no work left for a subnet."""
 
     stream: StreamId
     sequence_id: SequenceId
@@ -162,11 +164,11 @@ class RetireSubnet:
 
 @dataclass(frozen=True, slots=True)
 class CaptureLayer:
-    """Keep a layer as it is now for the checkpoint at ``cut``.
+    """Capture the current state of a layer for the checkpoint at ``cut``.
 
-    ``versions`` rise: everything of the last one, and the parameters of the earlier ones, which
-    lagging readers may still ask for. A layer that nobody has used since the run was resumed is
-    taken from the checkpoint that it was resumed from.
+    ``versions`` are in ascending order: the last one is captured completely; of the earlier ones,
+    which lagging readers may still request, only the parameters. A layer that has not been used
+    since the run was resumed is taken from the checkpoint that the run was resumed from.
     """
 
     layer: LayerId
@@ -176,7 +178,7 @@ class CaptureLayer:
 
 @dataclass(frozen=True, slots=True)
 class FinishCut:
-    """This stage's part of a checkpoint is captured, and every earlier subnet is retired here."""
+    """Report that this stage's part of a checkpoint is captured and earlier subnets are retired."""
 
     stream: StreamId
     cut: SequenceId

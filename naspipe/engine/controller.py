@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 
-The controller reads no clock, starts no thread, touches no tensor and opens no file. Whatever it
-knows came in an event, in the order in which the events came. The worker process and the simulator
-drive the same class, so the simulator does not model the schedule: it runs it. Replaying the events
-of a run yields the same commands.
+The controller reads no clock, starts no thread, touches no tensor and opens no file. Everything it
+knows arrived in an event, in the order of the events. The worker process and the simulator drive
+the same class, so the simulator runs the real schedule instead of a model of it. Replaying the
+events of a run yields the same commands.
 
 **States of a subnet on a stage.** A subnet is *admitted* (``SubnetAdmitted``; in the order of
 sequence IDs, on all stages alike). Each of its layers then has a ticket: the version that it reads
@@ -15,31 +15,32 @@ versions that its blocks read exist here; a backward is ready when its gradient 
 tasks are ordered by the dispatch order, and one task *runs* at a time. A task runs block by block,
 because a version may exist for the first blocks only, and layers may not all be on the device. A
 finished backward of a block makes its update *owed*; the update is *due* when it is next in the
-order of the layer's updates and no gate holds it back. The subnet *retires* when nothing is left to
-be done for it: ``Progress.unsettled`` counts that down.
+order of the layer's updates and no gate holds it back. The subnet *retires* when no work is left
+for it; ``Progress.unsettled`` counts the remaining items.
 
 **Invariants.**
 
 - Results depend on tickets alone. Tickets depend on the order of admission, never on the order of
-  arrival, so timing decides when something runs and never what it computes.
-- Updates of a layer follow each other in sequence order. Everything else may overtake.
-- A layer is pinned on the device from the command that uses it to the event that says so.
-- Every choice is made by a complete key that ends in a sequence ID, so that ties have one outcome.
+  arrival, so timing affects when something runs but not what it computes.
+- Updates of a layer are applied in sequence order. Anything else may be reordered.
+- A layer is pinned on the device from the command that uses it until the event that reports
+  completion.
+- Every choice is made by a complete key that ends in a sequence ID, so that ties are deterministic.
 
-**Why this way.** What can be decided from a stage's own events is decided there. No stage asks
-another one, and there is no central scheduler that every decision would have to travel to: stages
-agree because each derives where layers and gradients go from the same admissions (``History``,
+**Why this way.** Each stage decides from its own events whatever it can. Stages do not query each
+other, and there is no central scheduler that every decision would have to travel to: stages agree
+because each derives where layers and gradients go from the same admissions (``History``,
 ``Transfers``). Each concern is a part with one owner: versions (``VersionBook``), what a task waits
-for (``Clearance``, ``Taps``), order (``ReadyTasks``), updates (``Writes``, ``Gates``),
-layers that move (``Transfers``), checkpoints (``Cuts``), the device (``Residency``). The controller
-passes each event to the parts that it concerns, and then decides in this order: due updates, the
-next blocks, what to load and save.
+for (``Clearance``, ``Taps``), order (``ReadyTasks``), updates (``Writes``, ``Gates``), layers that
+move (``Transfers``), checkpoints (``Cuts``), the device (``Residency``). The controller passes each
+event to the parts that it concerns, and then decides in this order: due updates, the next blocks,
+what to load and save.
 
 **What was tried and rejected.** Comparing each subnet with all earlier ones that are under way (as
-the paper does) costs time that grows with the window; tickets cost the same for every subnet. Whole
-tasks instead of blocks wait for the last of their layers. Telling the controller of each block at
-once costs a call per block, so the worker does so only where a block leads to something
-(``follows_blocks``).
+the paper does) costs time that grows with the window; tickets cost the same for every subnet.
+Running whole tasks instead of blocks makes each task wait for the last of its layers. Reporting
+each block to the controller immediately costs a call per block, so the worker does so only if a
+finished block can cause further commands (``follows_blocks``).
 """
 
 from __future__ import annotations
@@ -90,14 +91,14 @@ from naspipe.engine.work import Progress, Work, begin_subnet
 from naspipe.engine.writes import Writes
 
 _ANNOUNCED = 2
-"""Number of its next tasks that a stage announces to another one with each output."""
+"""Number of upcoming tasks that a stage announces to another one with each output."""
 
 
 def hand_on(work: Work, queue: Sequence[tuple[tuple[Any, ...], Work]]) -> SendOutput | None:
-    """Hand a finished task's output on along the chain, to the stage of the next block.
+    """Send a finished task's output along the chain, to the stage of the next block.
 
-    None where there is none: the chain, or the part that a backward goes through, ends on this
-    stage. ``queue`` says what comes after it.
+    Return None if the chain, or the part that a backward goes through, ends on this stage.
+    ``queue`` holds the tasks that run after it.
     """
     receiver = work.receiver
     if receiver is None:
@@ -113,7 +114,7 @@ def hand_on(work: Work, queue: Sequence[tuple[tuple[Any, ...], Work]]) -> SendOu
 
 
 class Stalls:
-    """Measures the time from when a stage wants to begin until it can."""
+    """Measures how long a stage waits between wanting to begin and being able to."""
 
     def __init__(self) -> None:
         self._since_ns: int | None = None
@@ -133,7 +134,7 @@ class Stalls:
             self._since_ns = None
 
     def take(self) -> int:
-        """Duration of the last wait, returned once; 0 if there was none."""
+        """Return the duration of the last wait in nanoseconds and reset it; 0 if there was none."""
         last_ns, self._last_ns = self._last_ns, 0
         return last_ns
 
@@ -143,12 +144,12 @@ class StageController:
 
     Args:
         stage: which stage of every subnet's partition this is.
-        history: of the subnets that are admitted; the stages of one process share it.
+        history: the history of the admitted subnets; shared by the stages of one process.
         policy: see :mod:`naspipe.engine`.
         ready: the tasks that could run now, in dispatch order.
         residency: see :mod:`naspipe.engine`.
-        gates: what the WRITEs of a step wait for, beside the order of WRITEs.
-        wiring: completed.
+        gates: what the WRITEs of a step wait for, in addition to the order of WRITEs.
+        wiring: the completed wiring.
         splits: whether backwards may be split, so that a WRITE first computes the gradients that
             one has left.
     """
@@ -190,17 +191,18 @@ class StageController:
         self._predictor = Predictor(history.rules, ready.order)
         self._joins = bool(wiring.taps) or policy.steps.passes > 1  # whether others wait for blocks
         self.follows_blocks = self._joins or residency.limits_memory
-        """Whether a block leads to something before its run is over. WRITEs come behind it, else:
-        others wait for what a run hands on."""
+        """True if a finished block can cause commands before its run is over, so that each block
+        has to be reported immediately. Otherwise other tasks wait only for the output of the whole
+        run, and WRITEs begin after it."""
         self._run: deque[tuple[LayerId, Version]] = deque()
-        """The rest of the run, from the first block that was not commanded yet."""
+        """The rest of the run, from the first block that has not been commanded yet."""
         self._commanded = 0  # blocks commanded and not finished
         self._changes = 0  # counts what may change the forecast
-        self._last: Work | None = None  # the one that ran last
+        self._last: Work | None = None  # the task that ran last
         self._stalls = Stalls()
 
     def handle(self, event: Event) -> list[Command]:
-        """Take one event; returns the commands to carry out, in order."""
+        """Process one event; returns the commands to carry out, in order."""
         commands: list[Command] = []
         match event:
             case BlockFinished():
@@ -246,17 +248,17 @@ class StageController:
 
     @property
     def is_idle_work(self) -> bool:
-        """Whether :class:`StageIdle` would have any effect."""
+        """True if :class:`StageIdle` would have any effect."""
         return self._cuts.is_idle_work
 
     @property
     def owes_layers(self) -> bool:
-        """Whether something that another stage needs has not left yet."""
+        """True if something that another stage needs has not been sent yet."""
         return self._transfers.are_pending
 
     @property
     def unfinished(self) -> list[str]:
-        """What is under way and what it waits for, oldest first: for error messages."""
+        """The subnets under way and what each waits for, oldest first; for error messages."""
         return [progress.explain() for _, progress in sorted(self._subnets.items())]
 
     def _look_ahead(self) -> Forecast:
@@ -264,7 +266,7 @@ class StageController:
         return self._predictor.forecast(self._writes.due, subnets, running, self._changes)
 
     def _advance(self, now_ns: int, commands: list[Command]) -> None:
-        """Continue the run, or begin the next one, as far as its layers are on the device."""
+        """Continue the run or begin the next one, as far as the layers are on the device."""
         work = self._ready.running
         if work is None:
             work = self._ready.begin()
@@ -308,11 +310,11 @@ class StageController:
         progress = self._progress(task.stream, task.sequence_id)
         self._changes += 1
         self._wake(self._clearance.arrive_input(progress, task, name))
-        if name.startswith(CREDIT):  # a guest is through on its own stage
+        if name.startswith(CREDIT):  # a guest has finished on its own stage
             self._settle(progress, commands)
 
     def _hand_over(self, outputs: Iterable[Sent], commands: list[Command]) -> None:
-        """Tapped outputs and credits go out; one for this very stage is there at once."""
+        """Send tapped outputs and credits; one for this stage itself arrives immediately."""
         for source, output in outputs:
             if output:
                 commands.append(output)
@@ -329,7 +331,7 @@ class StageController:
         if self._commanded == 0 and not self._run:
             self._ready.running = None
             if work.todo:
-                self._changes += not self._ready.offer(work)  # it mostly goes on
+                self._changes += not self._ready.offer(work)  # the same task usually continues
             elif output := hand_on(work, self._ready.queue):
                 commands.append(output)
         if is_forward := task.kind is TaskKind.FORWARD:
@@ -385,7 +387,7 @@ class StageController:
             self._changes += 1
 
     def _settle(self, progress: Progress, commands: list[Command]) -> None:
-        """Count one thing as done; the last one retires the subnet."""
+        """Count one item as done; the last one retires the subnet."""
         progress.unsettled -= 1
         if progress.unsettled == 0:
             subnet = progress.subnet

@@ -1,10 +1,10 @@
-"""Checkpoints: one more reader of versions, of every layer, at a cut through the stream.
+"""Checkpoints: a checkpoint is an additional reader of every layer, at a cut through the stream.
 
-The checkpoint at cut n holds every WRITE of the subnets below n and none of the others. It takes
-its place in the stream between the subnets n - 1 and n, and asks for the versions that any subnet
-from n on can ask for. The pipeline goes on meanwhile: a layer is captured before the first
+The checkpoint at cut n holds every WRITE of the subnets below n and none of the others. Its
+position in the stream is between the subnets n - 1 and n, and it reads the versions that any subnet
+from n on can request. The pipeline continues meanwhile: a layer is captured before the first
 command that would change it (the forward of a later user, because of its buffers; a WRITE of a
-layer that is read from copies; a push), and otherwise when the stage is idle. Where there was not
+layer that is read from copies; a push), and otherwise when the stage is idle. If there was not
 enough idle time, the rest is captured a few layers at a time.
 """
 
@@ -60,11 +60,11 @@ class Cuts:
     def admit(
         self, event: CutAdmitted, under_way: Iterable[tuple[StreamId, SequenceId]]
     ) -> list[Command]:
-        """A cut takes its place in the stream, behind the subnets that are under way here.
+        """Insert a cut into the stream, after the subnets that are under way here.
 
-        Returns the captures of layers that nobody has used since the run was resumed.
+        Returns the captures of layers that have not been used since the run was resumed.
         """
-        # Another cut begins: everything that is ready is captured, so that nothing piles up.
+        # Another cut begins: capture everything that is ready, so that captures do not accumulate.
         commands = self._capture_first(len(self._ready)) + self._finish()
         stream, cut = event.stream, event.cut
         earlier = {y for its_stream, y in under_way if its_stream == stream}
@@ -87,14 +87,14 @@ class Cuts:
         return self._capture_first(_AT_ONCE)
 
     def wrote(self, layer: LayerId, version: Version) -> None:
-        """A WRITE was applied: whatever waits for this version can be captured."""
+        """Record an applied WRITE: cuts that wait for this version can capture it."""
         waiting = self._waiting.pop(layer, ())
         for cut, versions in waiting:
             place = self._ready if versions[-1] == version else self._waiting
             place.setdefault(layer, []).append((cut, versions))
 
     def guard(self, commands: list[Command]) -> list[Command]:
-        """The commands, each preceded by the captures that would otherwise come too late."""
+        """Return the commands, each preceded by the captures that would otherwise be too late."""
         if not self._open:
             return commands
         guarded: list[Command] = []
@@ -107,7 +107,7 @@ class Cuts:
                         opened.unretired.discard(command.sequence_id)
                         opened.patience -= command.sequence_id >= opened.cut
             guarded.append(command)
-        # Whether nothing but captures is left to be done for a cut, and it is time for them.
+        # True if a cut waits only for captures and its patience is used up.
         is_late = any(not each.unretired and each.patience <= 0 for each in self._open)
         return guarded + self._capture_first(_AT_ONCE if is_late else 0) + self._finish()
 
@@ -133,7 +133,7 @@ class Cuts:
 
 
 def _changed(command: Command) -> list[LayerId]:
-    """The layers whose bytes a command changes, or whose bytes leave with it."""
+    """Return the layers whose bytes a command changes or sends away."""
     match command:
         case RunTask(reads=reads):
             return [layer for layer, _ in reads]

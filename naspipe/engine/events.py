@@ -1,4 +1,4 @@
-"""What a driver tells a stage's controller. Every event carries the driver's time stamp.
+"""Events that a driver reports to a stage's controller, each with the driver's time stamp.
 
 Times are nanoseconds of one monotonic clock per machine (or of the simulator).
 """
@@ -27,7 +27,7 @@ class Task(NamedTuple):
     """One subnet's forward or backward on one stage; prints as ``0.12F@3``, or ``0.12B1@3``.
 
     The numbers are stream and sequence ID; ``@3`` is the stage. A chain in which losses arise
-    before its end has one backward for each; ``B1`` is that of the last one before the end.
+    before its end has one backward for each loss; ``B1`` is that of the last one before the end.
     """
 
     stream: StreamId
@@ -35,10 +35,10 @@ class Task(NamedTuple):
     kind: TaskKind
     stage: StageId
     section: int = 0
-    """Of a backward: the part of the chain that it goes through, counted from the chain's end."""
+    """For a backward: the part of the chain that it goes through, counted from the chain's end."""
 
     def at(self, stage: StageId) -> Task:
-        """The task of the same pass and direction on another stage."""
+        """Return the task of the same pass and direction on another stage."""
         return self._replace(stage=stage)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ _TEXT = re.compile(r"([0-9]{1,99})\.([0-9]{1,99})(F|B(?:[1-9][0-9]{0,8})?)@([0-9
 
 
 def parse_task(text: str) -> Task:
-    """Read a task's text form."""
+    """Parse a task's text form."""
     match = _TEXT.fullmatch(text)
     if match is None:
         raise ConfigError(f"expected a task such as 0.12F@3, found {text!r}")
@@ -65,47 +65,48 @@ def parse_task(text: str) -> Task:
 
 
 Parcel = NewType("Parcel", str)
-"""Plain text, so that logs and messages hold it as it is."""
+"""Plain text, so that logs and messages can hold it unchanged."""
 
 LAYER = Parcel("layer")
-"""All of it: parameters, buffers, optimizer state. The receiver writes it from now on."""
+"""The complete layer: parameters, buffers, optimizer state. From now on the receiver writes it."""
 STATE = Parcel("state")
-"""The same, where the sender's own passes read the layer on: it keeps a copy."""
+"""The same, if the sender's own passes continue to read the layer: it keeps a copy."""
 COPY = Parcel("copy")
 """What a forward needs, for readers in another group. The sender keeps the layer."""
 SUM = Parcel("sum")
-"""The gradients of a step's passes so far. The sender's copy of the layer is used up."""
+"""The gradients of a step's passes so far. The sender's copy of the layer becomes invalid."""
 BUFFERS = Parcel("buffers")
-"""What the forwards of a step left so far, for the next pass of the step."""
+"""The buffers that the forwards of a step left so far, for the next pass of the step."""
 
 PARCELS = (LAYER, STATE, COPY, SUM, BUFFERS)
 
 
 class Priorities(NamedTuple):
-    """How urgent each access of a subnet is, by block of the chain; more is sooner."""
+    """The urgency of each access of a subnet, by block of the chain; higher runs sooner."""
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     write: tuple[int, ...] = ()
-    """Empty where each WRITE goes before all else."""
+    """Empty if every WRITE precedes everything else."""
 
 
 class Planned(NamedTuple):
-    """A subnet with all that every stage is told when it is admitted: what runs, where each block
-    of it runs, and how urgent each of its accesses is."""
+    """A subnet with everything that each stage receives when it is admitted: the subnet, the stage
+    of each of its blocks, and the urgency of each of its accesses.
+    """
 
     subnet: Subnet
     partition: Partition
     priorities: Priorities | None = None
-    """None where the dispatch order asks for none."""
+    """None if the dispatch order uses none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubnetAdmitted:
-    """A subnet may start. Told to every stage, in sequence order without gaps per stream.
+    """A subnet may start. Sent to every stage, in sequence order without gaps per stream.
 
-    ``priorities`` is None where the dispatch order asks for none. A subnet that is not trained
-    has a forward only, and its layers are frozen.
+    ``priorities`` is None if the dispatch order uses none. A subnet that is not trained has a
+    forward only, and its layers are frozen.
     """
 
     time_ns: int
@@ -117,9 +118,9 @@ class SubnetAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class InputArrived:
-    """The input ``name`` of ``task`` (activations, gradients, a field) is on its stage.
+    """The input ``name`` of ``task`` (activations, gradients, a field) has arrived on its stage.
 
-    ``upcoming`` names tasks of this stage whose inputs the sender expects to hand over next.
+    ``upcoming`` names tasks of this stage whose inputs the sender expects to send next.
     """
 
     time_ns: int
@@ -142,7 +143,7 @@ class BlockFinished:
 class WriteFinished:
     """A WRITE was applied, from ``start_ns`` to ``time_ns``: version ``sequence_id`` exists.
 
-    For the first ``owed_ns`` of that time it computed gradients that split backwards had left.
+    The first ``owed_ns`` of that time were spent on gradients that split backwards had left.
     """
 
     time_ns: int
@@ -155,7 +156,7 @@ class WriteFinished:
 
 @dataclass(frozen=True, slots=True)
 class ContributionArrived:
-    """What a stage contributes to an exchange is here; ``sequence_id`` is the step's first."""
+    """A stage's contribution to an exchange has arrived; ``sequence_id`` is the step's first."""
 
     time_ns: int
     exchange: str
@@ -166,9 +167,10 @@ class ContributionArrived:
 
 @dataclass(frozen=True, slots=True)
 class VersionArrived:
-    """Another stage pushed (a part of) a layer; see :class:`naspipe.engine.commands.PushVersion`.
+    """Another stage pushed a layer or a part of it; see
+    :class:`naspipe.engine.commands.PushVersion`.
 
-    With a layer or a copy, ``version`` is the newest and exists here.
+    If the parcel is a layer or a copy, ``version`` is the newest and exists here.
     """
 
     time_ns: int
@@ -179,7 +181,7 @@ class VersionArrived:
 
 @dataclass(frozen=True, slots=True)
 class LayerLoaded:
-    """A layer is on the device now."""
+    """A layer is now on the device."""
 
     time_ns: int
     layer: LayerId
@@ -195,9 +197,10 @@ class LayerSaved:
 
 @dataclass(frozen=True, slots=True)
 class CutAdmitted:
-    """A checkpoint takes its place in a stream: before subnet ``cut``, behind all earlier ones.
+    """A checkpoint is inserted into a stream: before subnet ``cut``, after all earlier ones.
 
-    Once the earlier ones are done, it may wait for idle time until ``patience`` later ones are.
+    Once the earlier ones are done, it may wait for idle time until ``patience`` later ones are
+    done.
     """
 
     time_ns: int
@@ -208,7 +211,7 @@ class CutAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class StageIdle:
-    """Nothing can be computed at present: time for what has to be done some time."""
+    """Nothing can be computed at present, so the stage can run idle work."""
 
     time_ns: int
 
@@ -216,8 +219,9 @@ class StageIdle:
 class KeptLayer(NamedTuple):
     """A layer as a checkpoint holds it.
 
-    ``versions`` are those that may still be read, oldest first. Any stage can read it there;
-    ``keeper`` is the stage that hands it on to the next checkpoints until somebody uses it.
+    ``versions`` are those that may still be read, oldest first. Any stage can read the layer from
+    the checkpoint; ``keeper`` is the stage that carries it over to the next checkpoints until it is
+    used.
     """
 
     layer: LayerId
@@ -227,7 +231,7 @@ class KeptLayer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamResumed:
-    """A stream goes on behind a checkpoint; told before any of its subnets is admitted."""
+    """A stream continues from a checkpoint; sent before any of its subnets is admitted."""
 
     time_ns: int
     stream: StreamId

@@ -1,8 +1,7 @@
-"""Gates: when the WRITEs of a step may begin, and when its sums may leave for the next group.
+"""Gates: when the WRITEs of a step may begin, and when its sums may be sent to the next group.
 
-WRITEs that end a step may have to wait until every stage has contributed what it knows of the
-step. A sum of gradients usually leaves together with its layer; the other launches exist for
-comparison.
+WRITEs that end a step may have to wait until every stage has contributed its part of an exchange. A
+sum of gradients is usually sent together with its layer; the other launches exist for comparison.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ NORMS = "norms"
 """The exchange of ``clip_global_norm``: the norms of a step's gradients, by layer."""
 
 LAUNCH = "launch"
-"""The exchange of sums that leave at the end: stages only report that they are through."""
+"""The exchange of sums that are sent at the end: stages only report that they have finished."""
 
 
 class WriteGate:
-    """Decides when the WRITEs of a step may begin, or its sums leave, beside their own order.
+    """An additional condition for the WRITEs of a step to begin, or for its sums to be sent.
 
-    It waits for the contributions of other stages to an exchange. Several may hold a pass back:
-    each counts once in ``Progress.holds`` and in ``Progress.unsettled``. By default nothing is
-    held back.
+    A gate waits for the contributions of other stages to an exchange. Several gates may hold a pass
+    back: each counts once in ``Progress.holds`` and in ``Progress.unsettled``. By default nothing
+    is held back.
 
     Args:
         steps: how passes form steps.
-        exchange: the name of what stages contribute to.
+        exchange: the name of the exchange that stages contribute to.
     """
 
     def __init__(self, steps: Steps, exchange: str = LAUNCH) -> None:
@@ -43,58 +42,59 @@ class WriteGate:
         self.exchange = exchange
 
     def admit(self, progress: Progress, moves: Moves) -> None:
-        """A pass is under way, also one that has no blocks on this stage.
+        """Register a pass that is under way, even if it has no blocks on this stage.
 
         Args:
-            progress: of the pass.
-            moves: with the last pass of a step: what goes to other stages, and comes from them.
+            progress: the progress of the pass.
+            moves: with the last pass of a step, what is sent to and received from other stages.
         """
 
     def joined(self, layer: LayerId, version: Version) -> list[Command]:
-        """Gradients of another group's passes, up to ``version``, are with this stage's."""
+        """Process the joining of another group's gradients, up to the pass ``version``."""
         return []
 
     def finish(self, progress: Progress) -> list[Command]:
-        """A pass's backwards are through on this stage."""
+        """Process the end of a pass's backwards on this stage."""
         return []
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
-        """A contribution is here; returns the passes that this gate holds back no longer."""
+        """Process a contribution; returns the passes that this gate no longer holds back."""
         raise InvariantError(f"stage {event.sender} told of its end, and nobody waits for it")
 
     def holds_sum(self, layer: LayerId, version: Version) -> bool:
-        """Whether a layer's gradients, added up to the pass ``version``, have to stay here.
+        """Return True if a layer's gradients, summed up to the pass ``version``, have to stay here.
 
-        They are asked for again when a pass is through here, or released.
+        The caller asks again when a pass has finished here or is released.
         """
         return False
 
     def _key(self, stream: StreamId, sequence_id: int) -> tuple[StreamId, SequenceId]:
-        """Of a step: its stream and its first pass."""
+        """Return the key of a step: its stream and its first pass."""
         return stream, self._steps.first(sequence_id)
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step that is not released yet."""
+    """A step that has not been released yet."""
 
     members: list[Progress] = field(default_factory=list)
     """Its passes that have blocks on this stage, in sequence order."""
     stages: set[StageId] = field(default_factory=set)
     """The stages that contribute, because they compute a part of the step, in any group."""
     num_open: int = 0
-    """Passes whose backwards are not through here, and sums that have not joined."""
+    """Number of passes whose backwards have not finished here, plus sums that have not been
+    joined."""
     lent: tuple[LayerId, ...] = ()
-    """Layers that this stage uses and another one writes."""
+    """Layers that this stage uses but another one writes."""
     arrived: set[StageId] = field(default_factory=set)
 
 
 class StepGate(WriteGate):
     """The WRITEs that end a step wait until every stage has contributed to an exchange.
 
-    A stage contributes when the backwards of its own passes are through, and the gradients of
-    earlier groups have joined them. Nothing here waits for a younger step, so the oldest is never
-    held up.
+    A stage contributes when the backwards of its own passes have finished and the gradients of
+    earlier groups have been added to theirs. No step waits for a younger one, so the oldest always
+    makes progress.
     """
 
     def __init__(self, steps: Steps, exchange: str = NORMS) -> None:
@@ -148,10 +148,10 @@ class StepGate(WriteGate):
 
 
 class PartitionLaunch(WriteGate):
-    """A sum leaves when its last pass's backward is through all blocks of the stage.
+    """A sum is sent when its last pass's backward has finished all blocks of the stage.
 
-    It waits for backwards alone. None of them needs a sum of its step, so nothing waits in a
-    circle. No WRITE is held.
+    It waits for backwards only. No backward needs a sum of its own step, so there is no deadlock.
+    No WRITE is held.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -171,10 +171,11 @@ class PartitionLaunch(WriteGate):
 
 
 class EndLaunch(WriteGate):
-    """The sums of a step leave when all its backwards are through, on every stage of the group.
+    """The sums of a step are sent when all its backwards have finished on every stage of the group.
 
-    Each stage tells the others of its group. It waits for backwards alone, as
-    :class:`PartitionLaunch` does. No WRITE is held, but no pass is retired before.
+    Each stage notifies the others of its group. It waits for backwards only, as
+    :class:`PartitionLaunch` does. No WRITE is held, but no pass retires before its step's sums are
+    released.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -216,17 +217,17 @@ class EndLaunch(WriteGate):
 
 
 class Gates:
-    """All gates of a stage: whatever one of them holds back is held back."""
+    """All gates of a stage: a pass is held back if any of them holds it."""
 
     def __init__(self, gates: Sequence[WriteGate]) -> None:
         self._gates = {gate.exchange: gate for gate in gates}
         self.are_none = not gates
         self._trained: set[StreamId] = set()
-        """Streams with WRITEs of their own. A momentum teacher's sums concern no gate: its layers
-        follow those of the student, whose WRITEs the gates hold back."""
+        """Streams with WRITEs of their own. A momentum teacher's sums need no gate, because its
+        layers follow those of the student, whose WRITEs the gates hold back."""
 
     def admit(self, progress: Progress, moves: Moves, is_trained: bool) -> None:
-        """A subnet is under way; only one that is trained has WRITEs."""
+        """Register a subnet that is under way; only a trained one has WRITEs."""
         if is_trained:
             self._trained.add(progress.subnet.stream)
             for gate in self._gates.values():
@@ -253,6 +254,6 @@ class Gates:
 
 
 def contributors(partition: Partition) -> tuple[StageId, ...]:
-    """The stages that have blocks of a subnet, in their order."""
+    """Return the stages that have blocks of a subnet, in their order."""
     stages = (StageId(number) for number in range(partition.num_stages))
     return tuple(stage for stage in stages if partition.blocks(stage))

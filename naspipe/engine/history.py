@@ -1,7 +1,7 @@
-"""What is known of a pipeline's subnets from their admissions alone, the same for every stage.
+"""What all stages know about the subnets of a pipeline from their admissions alone.
 
 ``Uses`` lists the users of each layer, ``Whereabouts`` derives where layers, copies, sums and
-buffers have to go, and ``participants`` says which stages take part in a stream at all.
+buffers have to go, and ``participants`` returns the stages that take part in a stream.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Uses:
     """The users of every layer of every stream.
 
     Args:
-        is_shared: whether several stages read it. A single one takes users out as it reads them,
-            so that what is kept does not grow with the stream.
+        is_shared: whether several stages read it. A single reader removes the users that it has
+            read, so that memory does not grow with the stream.
     """
 
     __slots__ = ("_is_shared", "_long", "_next", "_users")
@@ -42,9 +42,10 @@ class Uses:
         self._long: list[LayerId] = []
 
     def note(self, subnet: Subnet, writes: bool = True) -> None:
-        """Note a subnet's layers, in sequence order; one that was noted already changes nothing.
+        """Record a subnet's layers, in sequence order; ignore subnets that are already recorded.
 
-        Of one that writes none of them, nothing is noted but that it came.
+        If the subnet does not write its layers (``writes`` is False), only its sequence ID is
+        recorded.
         """
         stream, sequence_id, chain, candidates = subnet
         if sequence_id < self._next.get(stream, 0):
@@ -62,27 +63,28 @@ class Uses:
                     self._long.append(layer)
 
     def of(self, layer: LayerId) -> Sequence[Version]:
-        """The users of a layer, a list that grows; not all of them need be admitted on a stage
-        that asks."""
+        """Return the users of a layer, a list that grows. It may include users that the calling
+        stage has not admitted yet.
+        """
         return self._users.setdefault(layer, [])
 
     def take(self, layer: LayerId, count: int) -> int:
-        """The first users of a layer were read; returns how many of them are still listed."""
+        """Mark the first users of a layer as read; returns how many of them are still listed."""
         if self._is_shared:
             return count
         del self._users[layer][:count]
         return 0
 
     def unread(self) -> list[LayerId]:
-        """Layers that a single reader should read now, because many of their users are unread."""
+        """Return the layers with many unread users, which a single reader should read now."""
         long, self._long = self._long, []
         return long
 
 
 class Departure(NamedTuple):
-    """A user of a layer runs on ``stage``: what it needs leaves from here.
+    """Data that a user of a layer needs on ``stage`` and that this stage has to send.
 
-    Of a sum and of buffers, ``version`` is the last pass that uses the layer here.
+    For a sum or buffers, ``version`` is the last pass that uses the layer here.
     """
 
     layer: LayerId
@@ -93,29 +95,30 @@ class Departure(NamedTuple):
 
 
 class ExpectedSum(NamedTuple):
-    """Gradients of a layer's passes, up to ``version``, come from another stage."""
+    """Gradients of a layer's passes, up to ``version``, that another stage will send."""
 
     layer: LayerId
     version: Version
     base: Version | None
-    """The layer's version from before the step, from where on this stage's own gradients follow
-    the sum. None in a tree: it is added whenever it comes."""
+    """The layer's version from before the step; this stage's own gradients are added to the sum
+    after it. None in a tree, where the sum is added whenever it arrives."""
 
 
 class Preceded(NamedTuple):
-    """Other stages compute a layer's passes of a step up to ``version``, this stage the later
-    ones."""
+    """Other stages compute a layer's passes of a step up to ``version``; this stage computes the
+    later ones.
+    """
 
     layer: LayerId
     version: Version
     base: Version | None
-    """In a tree: what this stage's gradients follow instead, the version from before the step."""
+    """In a tree, the version from before the step, which this stage's gradients follow instead."""
     has_buffers: bool
-    """Whether the buffers that the earlier forwards left are sent here."""
+    """True if the buffers that the earlier forwards left are sent to this stage."""
 
 
 class Moves(NamedTuple):
-    """What leaves a stage and what comes to it, for a step whose passes are all admitted."""
+    """What a stage sends and receives for a step, known once all its passes are admitted."""
 
     departures: list[Departure]
     sums: list[ExpectedSum]
@@ -128,7 +131,7 @@ _NO_MOVES = Moves([], [], [])
 class AtCut(NamedTuple):
     """The layers of one stage at a cut, in chain order.
 
-    ``kept`` are those of a checkpoint that nobody has used since the run was resumed.
+    ``kept`` are the layers of a checkpoint that have not been used since the run was resumed.
     """
 
     held: list[LayerId]
@@ -136,16 +139,16 @@ class AtCut(NamedTuple):
 
 
 class Whereabouts:
-    """Follows every layer over the stages, from the admissions alone.
+    """Tracks on which stage every layer is, from the admissions alone.
 
-    Each subnet is followed once, by the first stage that admits it; stages of one process may
-    share one of these.
+    Each subnet is followed once, by the first stage that admits it; the stages of one process may
+    share an instance.
 
     Args:
         rules: see :mod:`naspipe.engine`.
-        asking: the stages that will ask; nothing is kept for others. None for every stage.
+        asking: the stages that will query it; nothing is kept for others. None for every stage.
         steps: see :mod:`naspipe.engine`.
-        has_buffers: whether forwards through a layer leave something for the next one.
+        has_buffers: whether forwards through a layer leave buffers for the next one.
     """
 
     def __init__(
@@ -162,23 +165,25 @@ class Whereabouts:
         self._newest: dict[LayerId, tuple[Version, StageId]] = {}
         self._next: dict[StreamId, int] = {}
         self._moves: dict[tuple[StreamId, SequenceId, StageId], Moves] = {}
-        """By the last pass of the step that layers move for, and the stage that has to know of it,
-        until it has asked."""
+        """Moves that have not been queried yet, by the last pass of their step and the stage that
+        they concern."""
         self._users: dict[LayerId, dict[StageId, Version]] = {}
-        """Of the step that is being followed: where a layer is used, and the last pass there."""
+        """For the step that is being followed: the stages that use each layer, and the last pass on
+        each."""
         self._frozen: dict[LayerId, StageId] = {}
         self._kept: dict[LayerId, tuple[Version, StageId]] = {}
         self._cuts: dict[tuple[StreamId, SequenceId], dict[StageId, AtCut]] = {}
-        """What belongs to each stage at a cut, until it has asked: where several will."""
+        """The layers of each stage at a cut, until the stage has queried them; used if several
+        stages will."""
 
     def resume(self, layers: Iterable[KeptLayer]) -> None:
         self._kept |= {layer: (versions[-1], keeper) for layer, versions, keeper in layers}
 
     def cut(self, stage: StageId, stream: StreamId, cut: SequenceId) -> AtCut:
-        """The layers that belong to a stage at a cut, before subnet ``cut`` is followed.
+        """Return the layers that belong to a stage at a cut, before subnet ``cut`` is followed.
 
-        A layer belongs to the stage of its last user; a frozen one, which nobody changes, to
-        that of its first. Each stage asks once.
+        A layer belongs to the stage of its last user; a frozen one, which is never changed, to that
+        of its first. Each stage calls this once.
         """
         found = self._cuts.pop((stream, cut), None)
         if found is None:
@@ -201,11 +206,11 @@ class Whereabouts:
         return self._asking is None or stage in self._asking
 
     def admit(self, stage: StageId, subnet: Subnet, partition: Partition) -> Moves:
-        """What moves for a step, told with its last pass; each stage asks once, in sequence order.
+        """Return what moves for a step, given its last pass; called in sequence order.
 
         Raises:
-            InvariantError: when the subnet moves a layer whose rule is not ``exact``; such
-                layers stay on one stage, because readers of several versions share them.
+            InvariantError: if the subnet moves a layer whose rule is not ``exact``; such layers
+                stay on one stage, because readers of several versions share them.
         """
         stream, sequence_id = subnet[:2]
         if sequence_id >= self._next.get(stream, 0):
@@ -225,7 +230,7 @@ class Whereabouts:
             for block in partition.blocks(stage):
                 layer = LayerId(stream, block, chain[block])
                 if is_step and (before := newest.get(layer)) and before[1] == stage:
-                    newest[layer] = here  # most often: it stays
+                    newest[layer] = here  # the most common case: the layer stays
                 elif isinstance(rule_of(rules, layer), Frozen):
                     self._kept.pop(layer, None)
                     self._frozen.setdefault(layer, stage)
@@ -239,7 +244,7 @@ class Whereabouts:
                 self._move(layer, stages, sequence_id)
 
     def _move(self, layer: LayerId, users: dict[StageId, Version], last: SequenceId) -> None:
-        """A step uses a layer on these stages, in the order of its passes."""
+        """Record the moves of a layer for a step; ``users`` are in the order of its passes."""
         stages = list(users)
         owner = stages[-1]
         before = self._newest.get(layer)
@@ -286,7 +291,7 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Noted once per subnet in a process: O(blocks), however many stages ask.
+    """Records each subnet once per process, in O(blocks), however many stages query it.
 
     A stage's own process has one; the simulator's stages share one.
     """
@@ -297,7 +302,7 @@ class History:
 
 
 def check_groups(groups: int, policy: str, steps: Steps) -> None:
-    """Each group must have a pass of every step."""
+    """Raise ConfigError unless each group has a pass of every step."""
     if groups == 1:
         return
     if not traits_of(policy).takes_steps:
@@ -316,9 +321,9 @@ def check_groups(groups: int, policy: str, steps: Steps) -> None:
 def grouped_cuts(
     subnets: Sequence[Subnet], cutter: Callable[[Subnet], Partition], steps: Steps, groups: int
 ) -> tuple[Partition, ...]:
-    """The partition of each pass, over the stages of all groups.
+    """Return the partition of each pass, over the stages of all groups.
 
-    All passes of a step are cut like its first one, so that no layer moves within a group.
+    All passes of a step are partitioned like its first one, so that no layer moves within a group.
     """
     made: dict[Partition, list[Partition]] = {}
     cuts: list[Partition] = []
@@ -336,16 +341,18 @@ def grouped_cuts(
 def participants(
     partitions: Sequence[Iterable[Partition]], wiring: Wiring, num_stages: int
 ) -> list[frozenset[StageId]]:
-    """Of each stream, the stages that take part in it.
+    """Return the stages that take part in each stream.
 
-    They have blocks of some subnet of it, or of one that takes its outputs or hands it some; of one
-    that is not trained and hands it some, any block: what a checkpoint relies on is logged there.
+    A stage takes part if it has blocks of some subnet of the stream. It also takes part if it has
+    the tapped block of a subnet that takes the stream's outputs or sends outputs to it; for an
+    untrained subnet that sends outputs, any block counts, because checkpoints rely on what is
+    logged there.
 
     Args:
-        partitions: of each stream, all that its subnets have; none where they are not known, so
-            that every stage takes part.
-        wiring: how the streams are joined.
-        num_stages: of the pipeline.
+        partitions: for each stream, all partitions of its subnets; empty if unknown, so that every
+            stage takes part.
+        wiring: how the streams are connected.
+        num_stages: number of stages of the pipeline.
     """
     every = frozenset(map(StageId, range(num_stages)))
     known = [frozenset(each) for each in partitions]

@@ -1,7 +1,7 @@
-"""What tasks wait for (versions, passes, named inputs), and outputs that are tapped for others.
+"""What tasks wait for (versions, passes, named inputs), and outputs tapped for other streams.
 
-``Clearance`` keeps track of what each forward on a stage still waits for. ``Taps`` decides when
-the output of a block goes to another stream, and how long both subnets stay under way.
+``Clearance`` tracks what each forward on a stage still waits for. ``Taps`` decides when the output
+of a block is sent to another stream, and how long both subnets stay under way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Input = tuple[Task, InputName]
 
 
 class Clearance:
-    """Follows what the forwards under way on a stage wait for.
+    """Tracks what the forwards under way on a stage wait for.
 
     A block needs the version of its layer, in some steps an earlier pass, and inputs: the chain's,
     tapped outputs, late fields.
@@ -50,9 +50,9 @@ class Clearance:
         self._open: Counter[tuple[Task, int]] = Counter()
 
     def admit(self, progress: Progress) -> None:
-        """Note which versions and passes each block of a forward waits for.
+        """Record which versions and passes each block of a forward waits for.
 
-        A step's passes come together, in order.
+        The passes of a step are admitted together, in order.
         """
         work, stream = progress.forward, progress.subnet.stream
         for block, ticket in progress.tickets.items():
@@ -63,7 +63,7 @@ class Clearance:
                     self._await_read(work, block, (stream, before, block))
 
     def admit_inputs(self, progress: Progress, blocks: range) -> list[RequestField]:
-        """Note which inputs each block of a forward waits for; returns what has to be asked for."""
+        """Record which inputs a forward's blocks wait for; returns the requests for late fields."""
         forward = progress.forward
         for block, name in self._taps.awaited(forward.task, blocks):
             self.await_input(forward, block, name)
@@ -77,7 +77,7 @@ class Clearance:
         return asked
 
     def arrive_input(self, progress: Progress, task: Task, name: InputName) -> Iterable[Work]:
-        """An input is here; returns the tasks that it may make ready. A credit makes none so."""
+        """Process an input; returns the tasks that it may make ready. A credit makes none ready."""
         if name.startswith(CREDIT):
             return ()
         work = progress.work(task)
@@ -90,22 +90,22 @@ class Clearance:
         return (each for each, is_clear in self._arrive((task, name)) if is_clear)
 
     def written(self, layer: LayerId, version: Version) -> Iterator[Work]:
-        """A version exists here now; returns the forwards that it may make ready."""
+        """Process a version that now exists here; returns the forwards that it may make ready."""
         return self._wake_readers((layer, version))
 
     def passed(self, stream: StreamId, sequence_id: int, block: int) -> Iterator[Work]:
-        """A forward is through a block; returns the forwards that it may make ready."""
+        """Process the end of a block's forward; returns the forwards that it may make ready."""
         return self._wake_readers((stream, SequenceId(sequence_id), block))
 
     def _before(self, ticket: Ticket, sequence_id: SequenceId) -> set[SequenceId]:
-        """The passes of the same step whose forward through this block comes first."""
+        """Return the passes of the same step that must run this block's forward first."""
         layer, base = ticket.layer, ticket.base
         if base < self._steps.first(sequence_id) or not self._has_buffers(layer):
             return set()
         return {SequenceId(base)} if isinstance(self._book.rule(layer), Exact) else set()
 
     def await_input(self, work: Work, block: int, name: InputName) -> None:
-        """A block of a forward needs an input that is not here yet."""
+        """Record that a block of a forward needs an input that has not arrived."""
         work.missing.add(name)
         self._wait(work, block, (work.task, name))
 
@@ -125,7 +125,7 @@ class Clearance:
         self._waiting.setdefault(what, []).append((work, block))
 
     def _arrive(self, what: _Written | _Passed | _Input) -> Iterator[tuple[Work, bool]]:
-        """Something is there: each forward that waited for it, and whether a block became clear."""
+        """Yield each forward that waited for ``what``, and whether its block became clear."""
         for work, block in self._waiting.pop(what, ()):
             self._open[work.task, block] -= 1
             is_clear = not self._open[work.task, block]
@@ -137,31 +137,31 @@ class Clearance:
 
 @dataclass(slots=True)
 class _Pair:
-    """A tapped output and the pass that takes it, as far as they are known on this stage."""
+    """A tapped output and the pass that takes it, as far as this stage knows them."""
 
     source: Progress | None = None
     sink: Progress | None = None
     is_through: bool = False
-    """Whether the source is through the tapped block, on this stage."""
+    """True if the source has finished the tapped block on this stage."""
 
 
 _Key = tuple[int, SequenceId, SequenceId]
 
 Sent = tuple[Progress | None, SendOutput | None]
-"""A subnet with one thing less to settle, if any, and what is sent, if anything."""
+"""A subnet with one item less to settle, if any, and the output that is sent, if any."""
 
 
 class Taps:
     """One stage's part of all taps.
 
-    An output waits on its stage until the subnet that takes it is admitted there: only then is its
-    partition known.
+    An output waits on its stage until the subnet that takes it is admitted there, because only then
+    is the partition of that subnet known.
 
-    A subnet is a *guest* on a stage where it has no block. One that takes an output from there
-    stays under way there until its own stage says that it is through (a credit). So its window
-    bounds how many outputs are on their way to it. One that hands an output to a stage where it is
-    a guest stays under way there until the taker is through; so does any subnet of a stream that
-    lingers, on every stage. A taker is not through before it knows whom it takes from.
+    A subnet is a *guest* on a stage where it has no block. A guest that takes an output from a
+    stage stays under way there until its own stage reports that it has finished (a credit), so its
+    window bounds the number of outputs being sent to it. A guest that sends an output to a stage
+    stays under way there until the taker has finished; so does any subnet of a lingering stream, on
+    every stage. A taker cannot finish before it knows the source of its input.
     """
 
     def __init__(self, stage: StageId, wiring: Wiring, steps: Steps) -> None:
@@ -179,7 +179,7 @@ class Taps:
                 yield block, tap.name
 
     def admit(self, progress: Progress) -> list[Sent]:
-        """A subnet is under way; returns what waited for it, and who need not wait for it."""
+        """Register a subnet under way; returns outputs and subnets that waited for it."""
         sent: list[Sent] = []
         blocks = progress.partition.blocks(self._stage)
         for key in self._keys_of_source(progress):
@@ -194,7 +194,7 @@ class Taps:
         return sent
 
     def passed(self, progress: Progress, block: int) -> list[Sent]:
-        """A forward is through a block; returns what goes out now."""
+        """Process the end of a block's forward; returns what is sent now."""
         sent: list[Sent] = []
         for key in self._keys_of_source(progress):
             if self._taps[key[0]].source[1] == block:
@@ -203,11 +203,11 @@ class Taps:
         return sent
 
     def retired(self, progress: Progress) -> list[Sent]:
-        """A subnet is through here; returns the credits for what it took."""
+        """Process a subnet that has finished here; returns the credits for its tapped inputs."""
         sent: list[Sent] = []
         for key in self._keys_of_sink(progress):
             pair = self._pairs.pop(key, None)
-            if pair is None or pair.source is None:  # sent, and nobody waits for it
+            if pair is None or pair.source is None:  # sent, and no source waits for it
                 continue
             source, (here, there) = pair.source, self._ends(key, pair.source, progress)
             holds = self._lingers(key) or not source.partition.blocks(self._stage)
@@ -219,8 +219,7 @@ class Taps:
         return sent
 
     def _meet(self, key: _Key) -> list[Sent]:
-        """If both subnets are known by now, send what can be sent, and release who is not
-        concerned."""
+        """If both subnets are known, send the available output and release unaffected subnets."""
         pair = self._pairs[key]
         source, sink = pair.source, pair.sink
         if source is None or sink is None:

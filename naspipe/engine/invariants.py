@@ -1,7 +1,7 @@
-"""What every access log must satisfy, worked out from the stream alone.
+"""The conditions that every access log must satisfy, derived from the stream alone.
 
-Nothing here knows the version book: the expected versions come from the definition of the
-policy, so a fault in the scheduler cannot hide itself.
+Nothing here uses the version book: the expected versions follow from the definition of the policy,
+so a bug in the scheduler cannot hide itself.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def layer_violations(
     steps: Steps,
     is_ordered: bool,
 ) -> Iterator[str]:
-    """:func:`violations` of one layer of a stream that is trained, but for what concerns whole
-    steps.
-    """
+    """Yield the :func:`violations` of one layer of a trained stream, except for whole steps."""
     found: dict[tuple[int, AccessKind], Access] = {}
     for access in accesses:
         if (access.sequence_id, access.kind) in found:
@@ -86,7 +84,7 @@ class _Layer:
             yield from self._step_violations(is_ordered)
 
     def _probe_violations(self) -> Iterator[str]:
-        """Forwards of probes read what was there before their step, while it was there."""
+        """Forwards of probes read the version from before their step, while it exists."""
         for probe in self._probes:
             forward = self._found[probe, AccessKind.FORWARD]
             place = bisect_left(self._users, probe)
@@ -101,7 +99,7 @@ class _Layer:
                 yield f"{forward}: a later WRITE began before it was over"
 
     def _step_violations(self, is_ordered: bool) -> Iterator[str]:
-        """Passes of one step that went through the layer out of order, or read it as it changed."""
+        """Passes of one step that used the layer out of order, or read it while it changed."""
         for _, users in groupby(self._users, self._steps.step):
             passes = list(users)
             forwards = [self._found[user, AccessKind.FORWARD] for user in passes]
@@ -118,7 +116,7 @@ class _Layer:
                 yield f"{write}: ended its step before every group was done with the layer"
 
     def _write_violations(self) -> Iterator[str]:
-        """WRITEs never overlap, and come in sequence order where the policy says so."""
+        """WRITEs never overlap, and are applied in sequence order if the policy requires it."""
         writes = [self._found[user, AccessKind.WRITE] for user in self._users]
         if not self._traits.waits_for_versions:
             writes.sort(key=lambda write: (write.start_ns, write.end_ns))
@@ -127,8 +125,7 @@ class _Layer:
                 yield f"{write}: began before {before} had ended"
 
     def _in_halves(self, writes: Sequence[Access]) -> Iterator[tuple[Access, Access]]:
-        """Consecutive WRITEs where stages add gradients up separately: pairs, the earlier one
-        first."""
+        """Yield pairs of consecutive WRITEs if stages accumulate gradients separately."""
         ended: Access | None = None
         for _, of_step in groupby(writes, lambda write: self._steps.step(write.sequence_id)):
             *others, last = of_step
@@ -167,17 +164,17 @@ def violations(
     is_trained: bool = True,
     buffered: Collection[LayerId] | None = None,
 ) -> Iterator[str]:
-    """Every way in which a log of one stream differs from what the policy allows, a line each.
+    """Yield a line for every way in which a log of one stream violates the policy.
 
-    Each user of a layer reads one version, forward and backward: the plain loop's, or with
-    ``bsp`` the one from before its bulk, or with ``asp`` any that was there. WRITEs follow one
+    Each user of a layer reads one version in forward and backward: that of the sequential loop, or
+    with ``bsp`` the one from before its bulk, or with ``asp`` any existing one. WRITEs follow one
     another, in sequence order unless ``asp``; a READ begins after the WRITE of its version has
-    ended; and under ``csp`` and ``sequential`` the accesses of an ``exact`` layer never overlap.
-    Where steps have several passes, those of one step read what was there before it, and the last
-    of them WRITEs an ``exact`` layer when all are done with it. In a tree of passes only WRITEs of
-    one stage follow one another within a step, and the last one those of all stages. Passes go
-    through a layer in their order where it is one of ``buffered`` (None for every layer), also from
-    stage to stage. Of probes, and of a stream that is not trained, there are forwards only.
+    ended; and under ``csp`` and ``sequential`` the accesses of an ``exact`` layer never overlap. If
+    steps have several passes, those of one step read the version from before it, and the last of
+    them WRITEs an ``exact`` layer when all have finished with it. In a tree of passes, within a
+    step only WRITEs of the same stage follow one another, and the last one follows those of all
+    stages. Passes use a layer in their order, also across stages, if it is one of ``buffered``
+    (None for every layer). Probes and untrained streams have forwards only.
     """
     if not is_trained:
         yield from _not_forward(accesses, rules, subnets, steps)
@@ -206,7 +203,7 @@ def violations(
 def _not_forward(
     accesses: Iterable[Access], rules: Sequence[BlockRule], subnets: Sequence[Subnet], steps: Steps
 ) -> Iterator[str]:
-    """READs of another version than the stream says, WRITEs of what follows nothing, and gaps."""
+    """Yield wrong or missing accesses of a stream that is not trained."""
     expected: dict[tuple[LayerId, int, AccessKind], int] = {}
     users: dict[LayerId, list[int]] = defaultdict(list)
     forward_only = tuple(map(untrained, rules))
@@ -240,12 +237,12 @@ def _not_forward(
 def led(
     source: Iterable[Access], follower: Iterable[Access], rules: Sequence[BlockRule], steps: Steps
 ) -> Iterator[str]:
-    """Ways in which layers did not follow their sources: WRITEs of both alternate, source first.
+    """Yield violations of the rule that WRITEs of source and follower alternate, source first.
 
     Args:
         source: the log of the stream that is followed, as in its own files.
-        follower: that of the one that follows.
-        rules: of the follower's chain.
+        follower: the log of the stream that follows.
+        rules: the rules of the follower's chain.
         steps: how passes form steps, in both.
     """
     sources, followers = _step_writes(source, steps), _step_writes(follower, steps)
@@ -267,7 +264,7 @@ def led(
 
 
 def _step_writes(accesses: Iterable[Access], steps: Steps) -> dict[LayerId, list[Access]]:
-    """Of each layer, the WRITEs that ended a step, in their order."""
+    """Return, for each layer, the WRITEs that ended a step, in their order."""
     last = {
         (access.layer, steps.step(access.sequence_id)): access
         for access in sorted(accesses, key=lambda each: each.sequence_id)
@@ -280,7 +277,7 @@ def _step_writes(accesses: Iterable[Access], steps: Steps) -> dict[LayerId, list
 
 
 def _untaught(accesses: Iterable[Access], last: int, steps: Steps) -> Iterator[str]:
-    """Passes that reached the end of the chain before the one that teaches them."""
+    """Yield passes that reached the end of the chain before their soft targets existed."""
     ends = {
         access.sequence_id: access
         for access in accesses
@@ -295,7 +292,7 @@ def _untaught(accesses: Iterable[Access], last: int, steps: Steps) -> Iterator[s
 
 
 def _written_early(accesses: Sequence[Access], steps: Steps) -> Iterator[str]:
-    """WRITEs that ended a step and began before all gradients of it were there."""
+    """Yield WRITEs that ended a step and began before all gradients of it were available."""
     known: dict[int, int] = {}
     ending: dict[tuple[LayerId, int], Access] = {}
     for access in accesses:

@@ -1,7 +1,7 @@
-"""The ledger of one device's memory: what is on it, how large, in use, dirty or on its way.
+"""The ledger of one device's memory: the size and state of each layer.
 
-It decides nothing. It refuses every move that would break a rule, so whatever is decided
-above it, the budget holds and no byte is lost.
+It makes no decisions but rejects every move that would break a rule, so that the budget holds and
+no bytes are lost whatever its callers decide.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Candidate(NamedTuple):
 def eviction_order(
     candidates: Iterable[Candidate], next_uses: Mapping[LayerId, int]
 ) -> list[Candidate]:
-    """The candidates, the best to evict first.
+    """Return the candidates in eviction order, the best to evict first.
 
-    Layers that the forecast does not mention come first, the least recently used of them
-    before the others; then those whose next use (its place in the forecast) is furthest.
+    Layers that the forecast does not mention come first, the least recently used of them before the
+    others; then those whose next use (position in the forecast) is furthest.
     """
 
     def key(candidate: Candidate) -> tuple[int, int, LayerId]:
@@ -46,16 +46,16 @@ def eviction_order(
 def choose_victims(
     candidates: Iterable[Candidate], next_uses: Mapping[LayerId, int], needed_bytes: int
 ) -> list[LayerId]:
-    """The layers to evict so that at least ``needed_bytes`` become free, in eviction order.
+    """Return the layers to evict so that at least ``needed_bytes`` become free, in eviction order.
 
-    Those that turn out not to be needed, because a later one is large enough, are spared,
-    the soonest used first. Empty when all candidates together are too small.
+    Layers that turn out to be unnecessary, because a later one is large enough, are spared,
+    starting with those used soonest. Empty if all candidates together are too small.
     """
     return enough_of(eviction_order(candidates, next_uses), needed_bytes)
 
 
 def enough_of(candidates: Iterable[Candidate], needed_bytes: int) -> list[LayerId]:
-    """As ``choose_victims``, for candidates in order; only as many are drawn as are enough."""
+    """Like ``choose_victims``, for ordered candidates; draws only as many as needed."""
     chosen: list[Candidate] = []
     missing = needed_bytes
     for candidate in candidates:
@@ -76,24 +76,24 @@ def enough_of(candidates: Iterable[Candidate], needed_bytes: int) -> list[LayerI
 
 
 class LayerState(Enum):
-    """Where a layer's device copy is."""
+    """State of a layer's device copy."""
 
     ABSENT = "absent"
     LOADING = "loading"
-    """Commanded and not yet told: its bytes count from here on."""
+    """Commanded but not yet reported as loaded; its bytes already count."""
     RESIDENT = "resident"
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One layer that is on the device or on its way."""
+    """A layer that is on the device or being loaded."""
 
     size_bytes: int
     is_permanent: bool
     state: LayerState = LayerState.LOADING
     pins: int = 0
     is_dirty: bool = False
-    """Whether the device copy is newer than what was last saved, or is being saved."""
+    """True if the device copy is newer than the copy that was last saved or is being saved."""
     is_saving: bool = False
     last_used: int = 0
 
@@ -121,13 +121,13 @@ _ABSENT = _Entry(0, False, LayerState.ABSENT)
 class Ledger:
     """Layers on one device under a byte budget.
 
-    A layer of no bytes is always resident, and never loaded, saved or evicted. Permanent
-    layers are loaded once and never saved or evicted.
+    A layer of no bytes is always resident, and never loaded, saved or evicted. Permanent layers are
+    loaded once and never saved or evicted.
 
     Args:
-        budget_bytes: a hard limit; loads count from their command until the eviction.
-        size_of: bytes of a layer on the device.
-        is_permanent: whether a layer stays once it is loaded.
+        budget_bytes: a hard limit; layers count from the load command until the eviction.
+        size_of: returns the bytes of a layer on the device.
+        is_permanent: returns True if a layer stays once it is loaded.
     """
 
     def __init__(
@@ -140,9 +140,10 @@ class Ledger:
         self.used_bytes = 0
         self.peak_bytes = 0
         self.evictable_bytes = 0
-        """Bytes of clean layers that nothing holds."""
+        """Bytes of clean layers that are not in use."""
         self.gains = 0
-        """Rises whenever the room (free or evictable bytes) may have grown, or a use is over."""
+        """Incremented whenever the room (free or evictable bytes) may have grown, or a use has
+        finished."""
         self.uses_over = 0
         self.num_loading = 0
         self.num_saving = 0
@@ -162,7 +163,7 @@ class Ledger:
 
     @property
     def resident(self) -> tuple[LayerId, ...]:
-        """The layers on the device, in order of their IDs; layers of no bytes left out."""
+        """The layers on the device, in order of their IDs, without layers of no bytes."""
         return tuple(
             sorted(
                 layer
@@ -185,22 +186,22 @@ class Ledger:
         return self._find(layer).state is LayerState.RESIDENT
 
     def needs_save(self, layer: LayerId) -> bool:
-        """Whether the host copy differs, or may still differ, from that of the device."""
+        """Return True if the host copy differs, or may still differ, from the device copy."""
         entry = self._find(layer)
         return entry.is_dirty or entry.is_saving
 
     def evictable_size(self, layer: LayerId) -> int:
-        """Bytes that evicting the layer would free now; 0 if it may not be evicted."""
+        """Return the bytes that evicting the layer would free now; 0 if it may not be evicted."""
         entry = self._evictable.get(layer)
         return entry.size_bytes if entry else 0
 
     def evictable(self) -> Iterator[Candidate]:
-        """Clean layers that nothing holds, the least recently used first."""
+        """Yield the clean layers that are not in use, the least recently used first."""
         for last_used, layer in self._by_age:
             yield Candidate(layer, self._evictable[layer].size_bytes, last_used)
 
     def unsaved(self) -> list[Candidate]:
-        """Dirty layers that nothing holds and that are not being saved, oldest first."""
+        """Return the dirty layers that are neither in use nor being saved, oldest first."""
         unsaved = self._unsaved.items()
         return [Candidate(layer, row.size_bytes, row.last_used) for layer, row in unsaved]
 
@@ -226,17 +227,17 @@ class Ledger:
         self._settle(layer, entry)
 
     def pin(self, layer: LayerId) -> None:
-        """Hold a layer on the device; pins are counted."""
+        """Pin a layer on the device; pins are counted."""
         entry = self._find(layer)
         self._expect(layer, entry.state is LayerState.RESIDENT, "pinned", "resident")
         self.num_pinned += entry.pins == 0
         entry.pins += 1
-        if entry.pins == 1:  # by its age so far it is found among the evictable ones
+        if entry.pins == 1:  # before `_use`: it is found among the evictable by its old age
             self._settle(layer, entry)
         self._use(entry)
 
     def unpin(self, layer: LayerId, wrote: bool) -> None:
-        """Remove one pin; ``wrote`` says that the device copy was changed meanwhile."""
+        """Remove one pin; ``wrote`` is True if the device copy was changed while pinned."""
         entry = self._find(layer)
         is_held = entry.state is LayerState.RESIDENT and entry.pins > 0
         self._expect(layer, is_held, "written" if wrote else "released", "resident and pinned")
@@ -258,7 +259,7 @@ class Ledger:
         self._settle(layer, entry)
 
     def saved(self, layer: LayerId) -> None:
-        """A save has finished; the layer is still dirty if it was written meanwhile."""
+        """Record that a save has finished; the layer is still dirty if it was written meanwhile."""
         entry = self._find(layer)
         self._expect(layer, entry.is_saving, "told as saved", "being saved")
         entry.is_saving = False
@@ -287,7 +288,7 @@ class Ledger:
         entry.last_used = self._uses
 
     def _settle(self, layer: LayerId, entry: _Entry) -> None:
-        """Move an entry that changed to where it belongs: evictable, unsaved, or neither."""
+        """Move a changed entry to its collection: evictable, unsaved, or neither."""
         is_idle = entry.is_idle
         if is_idle and entry.is_dirty:
             self._unsaved[layer] = entry

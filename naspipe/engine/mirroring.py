@@ -1,7 +1,7 @@
-"""Layer mirroring (NASPipe, section 3.3), and the copies and sums of groups: who is sent what.
+"""Layer mirroring (NASPipe, section 3.3), and the copies and sums exchanged between groups.
 
-A layer leaves for the stage of its next user; copies of it go to readers in other groups, and the
-gradients of their passes come back as sums.
+A layer is sent to the stage of its next user; copies of it are sent to readers in other groups, and
+the gradients of their passes are returned as sums.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from naspipe.engine.writes import Writes
 class Transfers:
     """One stage's part in the moves of layers, copies, sums and buffers.
 
-    A parcel leaves when its version is there and saved: it is pushed when its version is written
-    (buffers: when the forward is through), or when the users are admitted, whichever is later.
+    A parcel is sent once its version exists and is saved: it is pushed when its version is written
+    (buffers: when the forward has finished), or when the users are admitted, whichever is later.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Transfers:
         self._waiting: dict[LayerId, dict[Version, list[Departure]]] = {}
         self._buffers: dict[tuple[LayerId, Version], Departure] = {}
         self._early: set[tuple[LayerId, Version]] = set()
-        """Buffers that came before the step was admitted here."""
+        """Buffers that arrived before the step was admitted here."""
 
     def admit(self, progress: Progress, is_trained: bool) -> tuple[list[Command], Iterator[Work]]:
-        """A subnet is under way; with the last pass of a step it is known what its passes move.
+        """Register a subnet under way; the last pass of a step determines the moves of the step.
 
-        Returns the pushes that can go now, and the forwards of which a block became clear.
+        Returns the pushes that can be sent now, and the forwards in which a block became clear.
         """
         moves = self._whereabouts.admit(self._stage, progress.subnet, progress.partition)
         self._gates.admit(progress, moves, is_trained)
@@ -72,7 +72,7 @@ class Transfers:
         return is_here
 
     def arrive(self, event: VersionArrived) -> tuple[Sequence[Command], Iterator[Work]]:
-        """A parcel is here; returns what it leads to, and whose blocks it makes clear."""
+        """Process a parcel; returns commands, and the forwards with new clear blocks."""
         layer, version = event.layer, event.version
         if event.parcel == SUM:
             self._writes.arrive(layer, version)
@@ -91,7 +91,7 @@ class Transfers:
         return bool(self._waiting)
 
     def depart(self, departures: Iterable[Departure]) -> list[Command]:
-        """Note what users need on other stages; returns the pushes that can go now."""
+        """Record what users need on other stages; returns the pushes that can be sent now."""
         commands: list[Command] = []
         for departure in departures:
             layer, version = departure.layer, departure.version
@@ -103,7 +103,7 @@ class Transfers:
         return commands
 
     def ready(self, layer: LayerId) -> list[Command]:
-        """The pushes of a layer whose newest version is there, in host memory where it leaves."""
+        """Return the pushes of a layer's newest version; a layer that moves is saved first."""
         by_version = self._waiting.get(layer)
         if by_version is None:
             return []
@@ -128,13 +128,13 @@ class Transfers:
         return commands
 
     def through(self, progress: Progress) -> list[Command]:
-        """A block's backward is over; behind the last one of the pass, gates may let sums leave."""
+        """Process the end of a block's backward; after the last one, gates may release sums."""
         if self._gates.are_none or any(work.todo for work in progress.backwards.values()):
             return []
         return [*self._gates.passed(progress), *self._leave(progress)]
 
     def release(self, progress: Progress) -> list[Command]:
-        """A gate holds a pass back no longer; returns the WRITEs and pushes that can go now."""
+        """Release a pass that a gate held back; returns the resulting WRITEs and pushes."""
         return [*self._writes.release(progress), *self._leave(progress)]
 
     def _leave(self, progress: Progress) -> list[Command]:
@@ -142,7 +142,7 @@ class Transfers:
         return [push for layer in layers for push in self.ready(layer)]
 
     def passed(self, progress: Progress, block: int) -> list[Command]:
-        """A forward is through a block; returns the push of what it left."""
+        """Process the end of a block's forward; returns the push of the buffers that it left."""
         if not self._buffers:
             return []
         key = (progress.tickets[block].layer, Version(progress.subnet.sequence_id))

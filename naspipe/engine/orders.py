@@ -1,4 +1,4 @@
-"""Dispatch orders, with every tie-break spelled out, and the queue of tasks that could run now."""
+"""Dispatch orders, with every tie-break defined, and the queue of tasks that could run now."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class PaperOrder:
 
 
 class CriticalPathOrder:
-    """The access with the longest causal chain behind it first, then as the paper's order.
+    """The access with the longest causal chain after it first, then as in the paper's order.
 
     The chain leads through later subnets that wait for this one's WRITEs
-    (:mod:`naspipe.plan.bounds`), and the stage chooses anew at every block.
+    (:mod:`naspipe.plan.bounds`), and the stage chooses again at every block.
     """
 
     max_run = 1
@@ -37,17 +37,18 @@ class CriticalPathOrder:
 
 
 class LatestStartOrder(CriticalPathOrder):
-    """The access that has to begin first, of one stream or several, chosen anew at every block.
+    """The access with the earliest latest start first, in one or more streams, block by block.
 
-    That is worked out in a schedule that runs backwards (:mod:`naspipe.plan.latest_start`).
+    The latest starts are computed with a schedule that runs backwards in time
+    (:mod:`naspipe.plan.latest_start`).
     """
 
 
 class StreamsCriticalPathOrder:
-    """The critical-path order for several streams: a task once begun runs as far as it is clear.
+    """The critical-path order for several streams: a started task runs as far as it is clear.
 
-    Another stream's tasks fill the bubbles, so it pays to hand outputs on early, and of paths that
-    count as equal the older subnet's goes first, so that no stream falls behind.
+    Another stream's tasks fill the bubbles, so it pays to send outputs early. Among paths of equal
+    length the older subnet's goes first, so that no stream falls behind.
     """
 
     max_run = None
@@ -73,9 +74,10 @@ class ReadyTasks:
     """A queue in dispatch order.
 
     Args:
-        order: which of several runs first.
-        starts_partly_clear: a forward is ready as soon as its next block is clear. Otherwise it
-            also waits until every version is there that its blocks on the stage will read.
+        order: decides which of several tasks runs first.
+        starts_partly_clear: if True, a forward is ready as soon as its next block is clear.
+            Otherwise it also waits until every version that its blocks on the stage will read
+            exists.
     """
 
     def __init__(self, order: DispatchOrder, starts_partly_clear: bool) -> None:
@@ -88,8 +90,7 @@ class ReadyTasks:
         pass
 
     def offer(self, work: Work) -> bool:
-        """Queue a task if it has its input and its next blocks are clear; returns whether it was
-        queued."""
+        """Queue a task if it is ready; returns True if it was queued."""
         if not self._is_ready(work):
             return False
         self._queue(work)
@@ -108,7 +109,7 @@ class ReadyTasks:
         heapq.heappush(self.queue, (self.order.key(work.task, work.priority), work))
 
     def finish(self, task: Task, block: int) -> Work:
-        """A block of the running task is over; returns the task."""
+        """Record that a block of the running task has finished; returns the task."""
         work = self.running
         if work is None or work.task != task or not work.todo or work.todo[-1] != block:
             raise InvariantError(f"{task}: block {block} finished, but it was not running")

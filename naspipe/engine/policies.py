@@ -1,7 +1,7 @@
 """Synchronisation policies: which version of a layer each subnet reads.
 
-Causal synchronous parallelism (NASPipe, section 3) lets every READ see the sequential order; the
-others are baselines.
+With causal synchronous parallelism (NASPipe, section 3), every READ sees the same version as in
+sequential training; the other policies are baselines.
 """
 
 from __future__ import annotations
@@ -20,57 +20,58 @@ class SyncPolicy:
     """Which version of a layer a subnet reads: the base of all synchronisation policies."""
 
     steps: Steps = ONE_PASS
-    """How subnets form steps. Of one step's users of a layer, only the last one's WRITE makes a
-    version that others read."""
+    """How subnets form steps. Among one step's users of a layer, only the WRITE of the last one
+    makes a version that others read."""
     binds_late = False
-    """Whether a subnet reads what is newest when its forward begins on a stage, and WRITEs follow
-    one another as they come; otherwise its place in the stream decides both."""
+    """If True, a subnet reads the newest version when its forward begins on a stage, and WRITEs are
+    applied in the order of their arrival. Otherwise the subnet's position in the stream decides
+    both."""
 
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
-        """The version that ``reader`` asks for.
+        """Return the version that ``reader`` requests.
 
-        ``users`` holds, in rising order, the sequence IDs of the layer's earlier users, from the
-        oldest that any later reader can ask for, of each step the last one only; INITIAL stands
-        for "none yet".
+        ``users`` holds, in ascending order, the sequence IDs of the layer's earlier users, starting
+        with the oldest that any later reader can request, and only the last one of each step;
+        INITIAL stands for "none yet".
         """
         raise NotImplementedError
 
     def own_step(self, rule: Rule) -> OwnStep:
-        """How the optimizer of a layer steps, and what its readers foresee.
+        """Return how the optimizer of a layer steps, and how many steps ahead its readers predict.
 
-        By default nothing is foreseen, because nobody knows how far behind readers are.
+        By default nothing is predicted, because the staleness of readers is unknown.
         """
         return replace(own_step(rule), predicts=0)
 
     def makes_version(self, rule: Rule, version: Version) -> bool:
-        """Whether a version differs from the one before, and subnets that are not yet admitted may
-        ask for it."""
+        """Return True if a version is a new one that later subnets may request."""
         return True
 
     def is_writer(self, rule: Rule) -> bool:
-        """Whether the users of a layer with this rule WRITE it."""
+        """Return True if the users of a layer with this rule WRITE it."""
         return not isinstance(rule, Frozen)
 
     def keeps_versions(self, rule: Rule) -> bool:
-        """Whether a layer is written while an older version of it is still read: from a copy.
+        """Return True if a layer is written while an older version is still read from a copy.
 
-        Otherwise its WRITE waits until nobody reads the version that it replaces.
+        Otherwise its WRITE waits until the version that it replaces has no readers.
         """
         return False
 
 
 class CausalPolicy(SyncPolicy):
-    """The versions that the plain one-at-a-time loop would read.
+    """The versions that a sequential training loop would read.
 
-    The order is that of steps; the passes of one read what was there before it.
+    The order is that of steps; all passes of a step read the version from before it.
     """
 
     def __init__(self, steps: Steps = ONE_PASS) -> None:
         self.steps = steps
 
     def version_to_read(self, rule: Rule, users: Sequence[Version], reader: SequenceId) -> Version:
-        """Exact: that of the last step that used it. Where readers are behind: of the last one
-        that the rule lets them see."""
+        """Exact: the version of the last earlier step that used the layer. Bounded staleness: the
+        version of the last step that the rule permits.
+        """
         match rule:
             case Exact():
                 first = self.steps.first(reader)
@@ -87,7 +88,7 @@ class CausalPolicy(SyncPolicy):
         return own_step(rule)
 
     def makes_version(self, rule: Rule, version: Version) -> bool:
-        """Steps that only gather gradients leave the layer as it was."""
+        """Steps that only accumulate gradients do not change the layer."""
         return own_step(rule).applies(self.steps.step(version))
 
     def keeps_versions(self, rule: Rule) -> bool:
@@ -96,10 +97,10 @@ class CausalPolicy(SyncPolicy):
 
 
 class BulkPolicy(SyncPolicy):
-    """Subnets ``bulk * i`` to ``bulk * (i + 1) - 1`` form a bulk; the rule lag is not looked at.
+    """Subnets ``bulk * i`` to ``bulk * (i + 1) - 1`` form a bulk; the rule ``lag`` is ignored.
 
     They read the newest version that a subnet of an earlier bulk wrote. WRITEs are applied in
-    sequence order once every reader of the version before the bulk is done: at the flush.
+    sequence order once every reader of the version before the bulk has finished (the flush).
     """
 
     def __init__(self, bulk: int) -> None:
@@ -115,7 +116,7 @@ class BulkPolicy(SyncPolicy):
 
 
 class AsynchronousPolicy(SyncPolicy):
-    """Nothing ever waits for a WRITE; the rule lag is not looked at."""
+    """Nothing waits for a WRITE; the rule ``lag`` is ignored."""
 
     binds_late = True
 
@@ -129,18 +130,20 @@ class AsynchronousPolicy(SyncPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTraits:
-    """What the rest of the program asks about a policy, instead of comparing its name."""
+    """Properties of a policy, queried by the rest of the program instead of comparing names."""
 
     is_causal: bool = False
-    """Results do not depend on how a run is carried out. So a cut through the stream means
-    something, each subnet may have a partition of its own, and a strategy may learn from losses."""
+    """True if results do not depend on how a run is carried out. Only then are checkpoints of
+    the stream meaningful, may each subnet have its own partition, and can a strategy learn from
+    losses."""
     takes_steps: bool = False
-    """Several passes may form a step, and a step's WRITEs may wait for one another."""
+    """True if several passes may form a step, and a step's WRITEs may wait for one another."""
     has_bulks: bool = False
-    """Subnets are admitted, and read what was there, a bulk at a time."""
+    """True if subnets are admitted in bulks, and all subnets of a bulk read the versions from
+    before it."""
     waits_for_versions: bool = True
-    """A READ waits for the WRITE before it, and WRITEs come in sequence order. Otherwise nothing
-    waits, and older weights are stashed for backwards."""
+    """True if a READ waits for the WRITE before it, and WRITEs are applied in sequence order.
+    Otherwise nothing waits, and older weights are stashed for backwards."""
     window: int | None = None
     """Number of subnets under way if the policy fixes it; 0 for the number of stages."""
 
@@ -156,11 +159,12 @@ TRAITS: dict[str, PolicyTraits] = {
     "asp": PolicyTraits(waits_for_versions=False, window=0),
     "sequential": PolicyTraits(is_causal=True, takes_steps=True, window=1),
 }
-"""By the name of the policy. PipeDream (section 3.2) has as many subnets under way as stages."""
+"""Traits by the name of the policy. PipeDream (section 3.2) has as many subnets under way as
+stages."""
 
 
 def traits_of(policy: str) -> PolicyTraits:
-    """The traits of a policy; raises ConfigError for a name that is not registered."""
+    """Return the traits of a policy; raises ConfigError if the name is not registered."""
     if policy not in TRAITS:
         raise ConfigError(f"unknown policy {policy!r:.80}: expected {' or '.join(TRAITS)}")
     return TRAITS[policy]

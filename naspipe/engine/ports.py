@@ -17,14 +17,14 @@ from naspipe.engine.events import Task
 
 
 class DispatchOrder(Protocol):
-    """Which of several clear tasks a stage runs first; a matter of time, never of results."""
+    """Decides which of several clear tasks runs first; affects only timing, never results."""
 
     @property
     def max_run(self) -> int | None:
-        """Blocks to run before the stage chooses anew; None for as many as are clear."""
+        """Number of blocks to run before the stage chooses again; None for as many as are clear."""
 
     def key(self, task: Task, priority: int) -> tuple[Any, ...]:
-        """A complete sort key: no two tasks of a stage share it; the least runs first.
+        """Return a complete sort key: no two tasks of a stage share it; the smallest runs first.
 
         ``priority`` is that of the task's next block, from the subnet's admission.
         """
@@ -39,7 +39,7 @@ class Ahead(Protocol):
         """Return False if no subnet has a block left to run on the layer."""
 
     def next_uses(self, layers: Collection[LayerId], reach: int) -> Mapping[LayerId, int]:
-        """How far ahead each of these layers is used, as far as that is less than ``reach``."""
+        """Return how far ahead each of these layers is used, if that is less than ``reach``."""
 
 
 class Size(Protocol):
@@ -47,11 +47,11 @@ class Size(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Parameters, buffers and optimizer state."""
+        """Bytes of parameters, buffers and optimizer state."""
 
     @property
     def writes_forward(self) -> bool:
-        """Whether a forward may change the layer's buffers."""
+        """True if a forward may change the layer's buffers."""
 
 
 class Sizes(Protocol):

@@ -1,9 +1,9 @@
 """The predictor: which layers a stage will use next, the most urgent first.
 
-It runs the scheduler ahead (NASPipe, section 3.2, Algorithm 3): on the work that is queued, on what
-the running task will hand on, and on what the neighbours will hand over, as they announced or as
-the causal order tells (``Conflicts``). It never changes the schedule, only what is loaded before it
-is needed. The result is a ``Forecast``, which is computed only as far as it is looked at.
+It runs the scheduler ahead (NASPipe, section 3.2, Algorithm 3): on the queued work, on what the
+running task will pass on, and on what the neighbours will send, according to their announcements or
+to the causal order (``Conflicts``). It never changes the schedule, only what is loaded ahead of its
+use. The result is a ``Forecast``, which is computed lazily.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _Key = tuple[StreamId, SequenceId]
 
 
 class Conflicts:
-    """The subnets under way on a stage, and those that they wait for elsewhere.
+    """The subnets under way on a stage, and those that they wait for on other stages.
 
     Args:
-        rules: of each stream, the rule of each block of its chain; only ``exact`` layers make
-            anyone wait here.
+        rules: for each stream, the rule of each block of its chain; only ``exact`` layers make
+            subnets wait here.
     """
 
     def __init__(self, rules: Sequence[Sequence[BlockRule]]) -> None:
         self._rules = rules
         self._users: dict[LayerId, _Key] = {}
         self.before, self.behind = _Waits(), _Waits()
-        """Who waits for whom on the stages before this one, and on those after it."""
+        """Which subnets wait for which on the stages before this one, and on those after it."""
 
     def admit(self, subnet: Subnet, here: range) -> None:
-        """Note whom a subnet waits for outside of the blocks that it has on this stage.
+        """Record which subnets this one waits for outside of the blocks that it has on this stage.
 
-        Told in sequence order without gaps.
+        Must be called in sequence order without gaps.
         """
         before: set[_Key] = set()
         behind: set[_Key] = set()
@@ -68,11 +68,11 @@ class Conflicts:
         self.behind.admit(key, behind)
 
     def come_back(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """A subnet's backward arrived: the later stages are done with it."""
+        """Record that a subnet's backward arrived: the later stages have finished with it."""
         self.behind.end((stream, sequence_id))
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """This stage is done with a subnet; the earlier stages are assumed to be done soon."""
+        """Record that this stage has finished a subnet; earlier stages should follow soon."""
         self.behind.end((stream, sequence_id))
         self.before.end((stream, sequence_id))
 
@@ -83,7 +83,8 @@ class _Waits:
     def __init__(self) -> None:
         self._followers: dict[_Key, list[_Key]] = {}
         self._counts: dict[_Key, int] = {}
-        """How many others a subnet waits for; subnets that wait for none are not listed."""
+        """The number of others that a subnet waits for; subnets that wait for none are not
+        listed."""
 
     def admit(self, subnet: _Key, others: Iterable[_Key]) -> None:
         pending = [other for other in others if other in self._followers]
@@ -94,7 +95,7 @@ class _Waits:
         self._followers[subnet] = []
 
     def end(self, subnet: _Key) -> None:
-        """Nobody waits for this subnet any longer; calling it again has no effect."""
+        """Release the subnets that wait for this one; calling it again has no effect."""
         for follower in self._followers.pop(subnet, ()):
             self._counts[follower] -= 1
             if not self._counts[follower]:
@@ -105,10 +106,10 @@ class _Waits:
 
 
 class Drawn:
-    """The distinct layers of an iterator's lists, kept for all who look.
+    """The distinct layers of an iterator's lists, cached for all readers.
 
     Args:
-        source: lists, each without repeats; may repeat others', may be lazy, may be endless.
+        source: lists without repeats within each; may be lazy or endless, and lists may overlap.
     """
 
     __slots__ = ("_layers", "_places", "_source")
@@ -119,14 +120,14 @@ class Drawn:
         self._places: dict[LayerId, int] = {}
 
     def __iter__(self) -> Iterator[LayerId]:
-        """All layers from the first one on, whatever else was drawn meanwhile."""
+        """Yield all layers from the first one on, whatever else was drawn meanwhile."""
         layers, place = self._layers, 0
         while place < len(layers) or self._draw(place + 1):
             yield layers[place]
             place += 1
 
     def places(self, wanted: Set[LayerId], reach: int) -> Mapping[LayerId, int]:
-        """Where layers are: at least those wanted that are among the first ``reach``."""
+        """Return the positions of layers, including all wanted ones among the first ``reach``."""
         if wanted - self._places.keys():
             self._draw(reach)
         return self._places
@@ -147,8 +148,8 @@ class Forecast:
     """Layers in the order of their next use.
 
     Args:
-        first: what is used first; drawn at once.
-        then: what follows; drawn as far as it is looked at, and kept by whoever made it.
+        first: the layers that are used first; drawn immediately.
+        then: the layers that follow; drawn lazily and kept by the caller.
         needed: all layers that may follow.
     """
 
@@ -160,7 +161,7 @@ class Forecast:
         self._needed = needed
 
     def __iter__(self) -> Iterator[LayerId]:
-        """Each layer once, at its first place."""
+        """Yield each layer once, at its first position."""
         first = self._first
         yield from first
         for layer in self._then:
@@ -168,13 +169,13 @@ class Forecast:
                 yield layer
 
     def may_use(self, layer: LayerId) -> bool:
-        """Whether the layer is used first or may follow; nothing is drawn to find out."""
+        """Return True if the layer is used first or may follow; nothing is drawn to find out."""
         return layer in self._needed or layer in self._first
 
     def next_uses(self, layers: Collection[LayerId], reach: int) -> dict[LayerId, int]:
-        """How far ahead each of these layers is used: 0 is the very next.
+        """Return how far ahead each of these layers is used; 0 is the very next.
 
-        What lies ``reach`` or more ahead, or is not mentioned, is left out.
+        Layers that are ``reach`` or more ahead, or not mentioned, are left out.
         """
         first = {layer: place for place, layer in enumerate(self._first)}
         found = {layer: first[layer] for layer in layers if layer in first}
@@ -188,12 +189,12 @@ class Forecast:
 
 
 _HEAD = 3
-"""Number of a task's layers that should be there when it begins; the others load while it runs."""
+"""Number of a task's layers that should be loaded when it begins; the others load while it runs."""
 _LIKELY = 2
-"""Tasks of each direction of which one's input is very likely to arrive next: all but 1 in 100
-backwards and 1 in 20 forwards, simulated for ``nlp.c1`` on 4 stages."""
+"""Number of tasks of each direction among which the next input is very likely to be: all but 1 in
+100 backwards and 1 in 20 forwards, simulated for ``nlp.c1`` on 4 stages."""
 _REMEMBERED = 64
-"""Number of announcements that are kept; what is announced usually comes soon."""
+"""Number of announcements that are kept; an announced task usually arrives soon."""
 
 _Ranked = list[tuple[tuple[Any, ...], Work]]
 
@@ -204,14 +205,15 @@ class Predictor:
     def __init__(self, rules: Sequence[Sequence[BlockRule]], order: DispatchOrder) -> None:
         self._order = order
         self._announced: dict[Task, None] = {}
-        """In order. A task may be announced after its input came, so the oldest are forgotten."""
+        """Announced tasks, in order. A task may be announced after its input arrived, so the oldest
+        are discarded."""
         self._conflicts = Conflicts(rules)
         self._others = Drawn()
-        """The layers of all tasks but the running one."""
+        """The layers of all tasks except the running one."""
         self._known: tuple[Hashable, Work | None] = (None, None)
-        """The token and the running task for which ``_others`` holds."""
+        """The token and the running task for which ``_others`` is valid."""
         self._needed: dict[LayerId, int] = {}
-        """How many of the subnets under way still have a block to run on each layer."""
+        """The number of subnets under way that still have a block to run on each layer."""
 
     def admit(self, progress: Progress) -> None:
         here = progress.partition.blocks(progress.forward.task.stage)
@@ -220,7 +222,7 @@ class Predictor:
             self._needed[ticket.layer] = self._needed.get(ticket.layer, 0) + 1
 
     def arrive(self, task: Task, upcoming: Iterable[Task]) -> None:
-        """The input of a task is here; its sender expects to hand over ``upcoming`` next."""
+        """Record that the input of a task arrived; its sender expects to send ``upcoming`` next."""
         self._announced.pop(task, None)
         self._announced.update(dict.fromkeys(upcoming))
         while len(self._announced) > _REMEMBERED:
@@ -229,7 +231,7 @@ class Predictor:
             self._conflicts.come_back(task.stream, task.sequence_id)
 
     def used(self, layer: LayerId) -> None:
-        """A subnet ran its last block on the layer."""
+        """Record that a subnet ran its last block on the layer."""
         self._needed[layer] -= 1
         if not self._needed[layer]:
             del self._needed[layer]
@@ -244,13 +246,13 @@ class Predictor:
         running: Work | None,
         token: Hashable = None,
     ) -> Forecast:
-        """Layers in the order in which they are likely to be used: first those that are ``due``.
+        """Return layers in the likely order of their use, beginning with those that are ``due``.
 
-        Only versions that exist here are named: others cannot be loaded yet. What runs now and
-        what runs next, as far as the stage knows, come whole. Which input arrives first is not
-        known, so the likely tasks follow with their first layers, and only then whole. The
-        subnets come in the order of their admission. The ``token`` differs whenever any task
-        was queued, handed over, begun or done since; None when that is not known.
+        Only versions that exist here are named: others cannot be loaded yet. The running task and
+        the next task, as far as the stage knows it, are listed completely. Which input arrives
+        first is not known, so the likely tasks follow with their first layers, and only then
+        completely. The subnets must be in the order of their admission. The ``token`` differs
+        whenever any task was queued, sent, begun or finished since; None if that is not known.
         """
         token_before, running_before = self._known
         if token is None or token != token_before or running is not running_before:
@@ -271,12 +273,13 @@ class Predictor:
             yield work.clear_layers()
 
     def _rank(self, subnets: Iterable[Progress], running: Work | None) -> list[list[Work]]:
-        """The other tasks, the soonest of each kind first.
+        """Return the other tasks in four groups, the soonest of each group first.
 
-        Those that are queued, or will be when the running task ends; backwards and forwards
-        whose input has not arrived; those that wait for a WRITE. Of the second and third kind, what
-        a neighbour announced comes first, then what waits for no other subnet; of those the oldest.
-        A pipeline hands subnets on in sequence order, but for those that have to wait.
+        The groups are: tasks that are queued, or will be when the running task ends; backwards
+        whose input has not arrived; forwards whose input has not arrived; and tasks that wait for a
+        WRITE. In the second and third group, tasks announced by a neighbour come first, then
+        subnets that wait for no other one, oldest first, because a pipeline passes subnets on in
+        sequence order except for those that have to wait.
         """
         queued: _Ranked = []
         unclear: _Ranked = []
@@ -308,7 +311,7 @@ class Predictor:
 
 
 def _in_turn(*groups: Sequence[Work]) -> Iterator[Work]:
-    """The first of each group, then the second of each, and so on."""
+    """Yield the first of each group, then the second of each, and so on."""
     for rank in zip_longest(*groups):
         for work in rank:
             if work is not None:

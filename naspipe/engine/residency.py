@@ -4,34 +4,34 @@ Theory of operation
 -------------------
 
 Layers live in host memory. A layer must be *resident* on the device while one of its blocks is
-computed or its update is applied. The manager is the context manager of NASPipe (ASPLOS 2022) as
-decisions only: it returns ``LoadLayer``, ``SaveLayer`` and ``EvictLayer``, and the worker or the
+computed or its update is applied. The manager implements the decisions of NASPipe's context manager
+(ASPLOS 2022): it returns ``LoadLayer``, ``SaveLayer`` and ``EvictLayer``, and the worker or the
 simulator carries them out.
 
 **States of a layer** (kept by ``Ledger``). *Absent*, *loading* (its bytes count from the command
 on) and *resident*. A resident layer may be *pinned* by the blocks and the update that use it,
 *dirty* if its device copy is newer than the host copy, and *being saved*. Only a layer that is
-resident, clean and held by nothing may be evicted. Shared layers may be *permanent*: once loaded,
-they stay. A layer that lives on another stage is *away* and is never loaded.
+resident, clean and not in use may be evicted. Shared layers may be *permanent*: once loaded, they
+stay. A layer that lives on another stage is *away* and is never loaded.
 
 **Invariants.**
 
-- The bytes of all layers that are loading or resident never exceed the budget, at no moment.
-- No update is lost: a dirty layer is saved before it is evicted or handed over.
+- The bytes of all layers that are loading or resident never exceed the budget.
+- No update is lost: a dirty layer is saved before it is evicted or sent to another stage.
 - Loads finish in the order of their commands, and so do saves.
-- If the stage stands still for a layer, something is under way that will make room for it.
-  Otherwise the budget is below the least one that works, and ``plan`` raises ``InvariantError``.
+- If the stage is stalled on a layer, something is under way that will make room for it. Otherwise
+  the budget is below the minimum that works, and ``plan`` raises ``InvariantError``.
 
-**Why this way.** The scheduler knows the future better than a cache can guess it. The predictor
-(``engine/predictor``) lists the layers of the tasks that will run next, in order. Loads follow
-that list, and the victim is the layer whose next use is furthest ahead (Belady's rule), which is
-optimal if the list is right. The list changes with each event, so only the next few layers are
-loaded ahead (``Prefetcher``), and fewer if the stage has not waited lately.
+**Why this way.** The scheduler knows future accesses, which a cache could only guess. The predictor
+(``engine/predictor``) lists the layers of the tasks that will run next, in order. Loads follow that
+list, and the victim is the layer whose next use is furthest ahead (Belady's rule), which is optimal
+if the list is right. The list changes with each event, so only the next few layers are loaded ahead
+(``Prefetcher``), and fewer if the stage has not stalled recently.
 
 **What was tried and rejected.** Least-recently-used eviction (still used with ``prefetch=false``)
 evicts what the next subnet needs, because subnets do not repeat. Loading as far ahead as room
-allows evicts layers before their use. More than two saves at a time keep a layer waiting until it
-is written again before its bytes are read.
+allows evicts layers before their use. With more than two concurrent saves, a layer may be written
+again before its bytes are read.
 """
 
 from __future__ import annotations
@@ -48,27 +48,26 @@ from naspipe.engine.ledger import LayerState, Ledger, choose_victims, enough_of,
 from naspipe.engine.ports import Ahead, Size, Sizes
 
 REACH = 128
-"""Layers of a forecast that are looked at; what lies beyond counts as not mentioned. Twice as many
-save three loads in a thousand, simulated for ``nlp.c2`` with 1.5 subnets of memory."""
+"""Number of layers of a forecast that are considered; layers beyond count as not mentioned.
+Doubling it saves three loads in a thousand, simulated for ``nlp.c2`` with 1.5 subnets of memory."""
 
 LEAST_AHEAD, MOST_AHEAD = 4, 10
-"""How many of the next layers are loaded ahead of their use. A forecast changes with every message,
-so what is loaded further ahead is mostly evicted unused."""
+"""Number of upcoming layers that are loaded ahead of their use. A forecast changes with every
+message, so layers loaded further ahead are mostly evicted unused."""
 
 FAR = 8
-"""Number of layers beyond those that are looked at, to know for how long nothing has to be
-loaded."""
+"""Number of layers inspected beyond those, to find out for how long nothing has to be loaded."""
 
 CALM_LOADS = 64
-"""Whenever the stage stands still for a layer, :data:`MOST_AHEAD` are loaded ahead from then on,
-and one less with every so many loads. Simulated beside always 8, with memory for 1.5 subnets:
-``nlp.c1``, ``nlp.c2``, ``cv.c1`` and ``cv.c3`` at tiny scale, whose loads are short, have 2 to 25 %
-fewer loads and as many hits; ``cv.c1`` at the paper's costs, whose loads are long, has 0.05 % more
-hits."""
+"""Whenever the stage stalls on a layer, :data:`MOST_AHEAD` layers are loaded ahead from then on,
+and one less after each ``CALM_LOADS`` loads. Simulated and compared with a constant 8, with memory
+for 1.5 subnets: ``nlp.c1``, ``nlp.c2``, ``cv.c1`` and ``cv.c3`` at tiny scale, whose loads are
+short, have 2 to 25 % fewer loads and as many hits; ``cv.c1`` at the paper's costs, whose loads are
+long, has 0.05 % more hits."""
 
 
 class _Settled(NamedTuple):
-    """Nothing can be loaded while the token and the counts are these."""
+    """Nothing can be loaded as long as the token and the counts have these values."""
 
     token: Hashable
     gains: int | None = None
@@ -80,9 +79,9 @@ class _Settled(NamedTuple):
 class Prefetcher:
     """Chooses loads, and the evictions that make room for them.
 
-    The next layers of a forecast are taken in order. One that has no room ends the round, so that
-    none needed later takes the room it waits for. Room is what is free and what layers occupy
-    that are clean, held by nothing and not needed sooner.
+    The next layers of a forecast are taken in order. The round ends at the first one that has no
+    room, so that layers needed later do not take the room it waits for. Room consists of free bytes
+    and the bytes of layers that are clean, not in use and not needed sooner.
     """
 
     def __init__(
@@ -106,9 +105,9 @@ class Prefetcher:
         self._settled = None
 
     def is_settled(self, token: Hashable) -> bool:
-        """Whether it is known, without a look at the forecast, that nothing can be loaded.
+        """Return True if it is known, without a look at the forecast, that nothing can be loaded.
 
-        Without a token (None) that is known only while the loads under way are enough.
+        Without a token (None) that is known only while the maximum number of loads is under way.
         """
         if self._ledger.num_loading >= self._max_loads:
             return True
@@ -124,10 +123,10 @@ class Prefetcher:
     def plan(
         self, ahead: Ahead, is_demanded: bool, token: Hashable
     ) -> tuple[list[LoadLayer | EvictLayer], list[LayerId] | None]:
-        """The commands to give, and None; or, while a demanded layer has no room, a list.
+        """Return the commands to issue and None, or a list if a demanded layer has no room.
 
-        It holds the dirty layers that would make room once saved, the best to evict first.
-        At least one more load must be allowed, as :meth:`is_settled` tells.
+        The list holds the dirty layers that would make room once saved, the best to evict first. At
+        least one more load must be allowed, see :meth:`is_settled`.
         """
         ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
         room = ledger.free_bytes + ledger.evictable_bytes
@@ -162,9 +161,10 @@ class Prefetcher:
         return commands, None
 
     def _next_look(self, beyond: Iterator[LayerId]) -> int | None:
-        """All that is near is there: how many uses will be over when one comes near that is not.
+        """Return the number of finished uses at which an absent layer comes near.
 
-        None when there is none. A use that is over brings what follows nearer by one place.
+        None if there is no such layer. Each finished use moves the following layers nearer by one
+        place.
         """
         ledger, away = self._ledger, self._away
         for place, layer in enumerate(islice(beyond, FAR)):
@@ -173,9 +173,9 @@ class Prefetcher:
         return None if next(beyond, None) is None else ledger.uses_over + FAR + 1
 
     def _load(self, layer: LayerId, size_bytes: int, ahead: Ahead) -> list[LoadLayer | EvictLayer]:
-        """Load a layer, after the eviction of what has to give way.
+        """Load a layer, after evicting the layers that have to make room.
 
-        None of that is needed sooner than the layer: there is room enough without.
+        None of these is needed sooner than the layer, because there is room enough without them.
         """
         ledger, commands = self._ledger, list[LoadLayer | EvictLayer]()
         if size_bytes > ledger.free_bytes:
@@ -190,9 +190,9 @@ class Prefetcher:
         return commands
 
     def _victims(self, ahead: Ahead, missing_bytes: int) -> list[LayerId]:
-        """What to evict: where that is enough, only what nobody will use.
+        """Return what to evict: only layers that will not be used, if these are enough.
 
-        Who does not look ahead does not know that either.
+        That is unknown if the prefetcher does not look ahead.
         """
         if self._reach > 1:
             unused = (row for row in self._ledger.evictable() if not ahead.may_use(row.layer))
@@ -211,18 +211,18 @@ class Prefetcher:
 MemoryCommand = LoadLayer | SaveLayer | EvictLayer
 
 MAX_SAVES = 2
-"""Saves under way at a time: the next is at hand when one ends, and none waits so long that
+"""Maximum number of concurrent saves: the next is queued when one ends, and none waits so long that
 the layer is written again before its bytes are read."""
 
 
 class Residency:
     """Which of a stage's layers are on its device: the paper's context manager.
 
-    Without a memory budget, which is what this class stands for, every layer is always there.
+    This base class stands for no memory budget: every layer is always on the device.
     """
 
     limits_memory = False
-    """Whether there is a budget. If so, a gradient is used up before the next one is made;
+    """True if there is a budget. If so, a gradient is consumed before the next one is made;
     otherwise gradients may wait for their WRITEs until a run is over."""
 
     def acquire(self, layers: Sequence[LayerId]) -> int:
@@ -233,44 +233,44 @@ class Residency:
         """Unpin a layer once, after an access of this kind."""
 
     def needs_save(self, layer: LayerId) -> bool:
-        """Whether the layer cannot leave yet: host memory does not hold its newest version."""
+        """Return True if the newest version must be saved before the layer is sent."""
         return False
 
     def save_first(self, layer: LayerId) -> None:
         """Save this layer before others, because another stage waits for it."""
 
     def on_loaded(self, layer: LayerId) -> None:
-        """The oldest load under way has finished."""
+        """Record that the oldest load under way has finished."""
 
     def on_saved(self, layer: LayerId) -> None:
-        """The oldest save under way has finished."""
+        """Record that the oldest save under way has finished."""
 
     def forget(self, layer: LayerId) -> Sequence[MemoryCommand]:
-        """The layer lives on another stage now; returns the commands to carry out at once."""
+        """Record that the layer lives on another stage now; returns the immediate commands."""
         return ()
 
     def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
-        """The layer came from another stage into host memory; anything older goes.
+        """Record that the layer arrived in host memory; older copies are discarded.
 
-        Returns the commands to carry out at once.
+        Returns the commands to carry out immediately.
         """
         return ()
 
     def plan(
         self, look_ahead: Callable[[], Ahead], is_demanded: bool = False, token: Hashable = None
     ) -> Sequence[MemoryCommand]:
-        """What to start now, in order; asked again without news, nothing.
+        """Return what to start now, in order; nothing if called again without news.
 
         Args:
-            look_ahead: makes the forecast; called only where it can matter. Layers that are away
-                are passed over.
-            is_demanded: the stage is idle and waits for the first of them.
-            token: differs whenever the forecast does, except for uses that are over by now;
-                None when that is not known.
+            look_ahead: makes the forecast; called only if it can matter. Layers that are away are
+                skipped.
+            is_demanded: the stage is idle and waits for the first layer of the forecast.
+            token: differs whenever the forecast does, except for uses that have finished by now;
+                None if that is not known.
 
         Raises:
-            InvariantError: when the demanded layer is away, or when nothing is under way that
-                could make room for it: the budget is below the least one.
+            InvariantError: if the demanded layer is away, or if nothing is under way that could
+                make room for it, because the budget is too small.
         """
         return ()
 
@@ -278,17 +278,17 @@ class Residency:
 class ResidencyManager(Residency):
     """Keeps the layers in use on the device, and those that will be used soon.
 
-    Loads are reported back in the order given, and so are saves. A layer of no bytes is always
-    resident, and never loaded, saved or evicted. Every method raises :class:`InvariantError`
-    when what it is told does not fit the state.
+    Loads must be reported back in the given order, and so must saves. A layer of no bytes is always
+    resident, and never loaded, saved or evicted. Every method raises :class:`InvariantError` if its
+    input is inconsistent with the state.
 
     Args:
         budget_bytes: a hard limit; see :func:`check_budget`.
-        sizes: what each layer takes.
+        sizes: the size of each layer.
         permanent: streams and blocks whose layers stay once loaded (shared layers).
-        prefetches: load ahead of need; without, only what the stage waits for is loaded, and
-            the least recently used layers are evicted.
-        max_loads: loads that may be under way at a time.
+        prefetches: load ahead of need; if False, only what the stage waits for is loaded, and the
+            least recently used layers are evicted.
+        max_loads: maximum number of concurrent loads.
     """
 
     limits_memory = True
@@ -317,9 +317,9 @@ class ResidencyManager(Residency):
         self._prefetches = prefetches
         self._away: set[LayerId] = set()
         self._overtaken: set[LayerId] = set()
-        """Layers being loaded whose bytes were out of date before they were there."""
+        """Layers being loaded whose bytes became outdated before the load finished."""
         self._evicted: list[EvictLayer] = []
-        """Evictions that the ledger knows of and that are not commanded yet."""
+        """Evictions that the ledger has recorded but that are not commanded yet."""
         self._first_to_save: set[LayerId] = set()
         self.ledger = Ledger(budget_bytes, size_of, lambda layer: layer[:2] in self._permanent)
         self._prefetcher = Prefetcher(
@@ -334,9 +334,10 @@ class ResidencyManager(Residency):
         return len(layers)
 
     def release(self, layer: LayerId, kind: AccessKind) -> None:
-        """A WRITE makes a layer dirty. So do both passes of a layer whose forward writes: a
-        recompute changes the buffers and puts them back, and a save under way may have seen them
-        between."""
+        """A WRITE makes a layer dirty. So do the forward and backward of a layer whose forward
+        writes buffers: a recompute changes the buffers and restores them, and a concurrent save may
+        have seen them in between.
+        """
         wrote = kind is AccessKind.WRITE or self._size(layer).writes_forward
         self.ledger.unpin(layer, wrote)
 
@@ -360,16 +361,17 @@ class ResidencyManager(Residency):
             self._first_to_save.discard(layer)
 
     def forget(self, layer: LayerId) -> Sequence[MemoryCommand]:
-        """It is not loaded again before :meth:`arrive`. A load under way is evicted as soon as
-        it has finished, by the next :meth:`plan`. A permanent layer stays: its next version is
-        put in its place."""
+        """The layer is not loaded again before :meth:`arrive`. A load under way is evicted by the
+        first :meth:`plan` after it has finished. A permanent layer stays: its next version replaces
+        it in place.
+        """
         if layer[:2] in self._permanent:
             return ()
         self._away.add(layer)
         return self._discard(layer)
 
     def arrive(self, layer: LayerId) -> Sequence[MemoryCommand]:
-        """A permanent layer has the new version on the device."""
+        """A permanent layer already has the new version on the device."""
         if layer[:2] in self._permanent:
             return ()
         self._away.discard(layer)
@@ -401,7 +403,7 @@ class ResidencyManager(Residency):
         return commands
 
     def _start_saves(self, wanted: list[LayerId] | None) -> list[SaveLayer]:
-        """Save what another stage waits for, then what is wanted, then the oldest first."""
+        """Save what another stage waits for, then the wanted layers, then the oldest first."""
         ledger = self.ledger
         count = MAX_SAVES - ledger.num_saving
         if count <= 0:
@@ -429,19 +431,19 @@ class ResidencyManager(Residency):
 
 
 _LEAST_MEANT, _FEW = 1024, 100
-"""A budget of fewer bytes lacks its unit: a large unit if the number is small."""
+"""A budget of fewer bytes probably lacks its unit: a large unit if the number is small."""
 
 
 def check_budget(budget_bytes: int, permanent_bytes: int, largest_bytes: int) -> None:
-    """Check that every layer of a stage can be made resident, one at a time if need be.
+    """Check that every layer of a stage can be made resident, one at a time if necessary.
 
     Args:
-        budget_bytes: what the stage's layers may occupy on the device.
+        budget_bytes: the bytes that the stage's layers may occupy on the device.
         permanent_bytes: all of the stage's shared layers, with their optimizer state.
         largest_bytes: the largest of its other layers, with its optimizer state.
 
     Raises:
-        ConfigError: when the budget is below the sum of the two.
+        ConfigError: if the budget is below the sum of the two.
     """
     least_bytes = permanent_bytes + largest_bytes
     if budget_bytes < least_bytes:

@@ -1,4 +1,4 @@
-"""The version book of one stage: who reads and who writes which version of each layer.
+"""The version book of one stage: which subnets read and write which version of each layer.
 
 Theory of operation
 -------------------
@@ -6,34 +6,34 @@ Theory of operation
 A *version* of a layer is named by the sequence ID of the subnet whose update made it. When a subnet
 is admitted, each of its layers gets a *ticket*: the version that the subnet reads, and the version
 that its update builds on. Admissions have no gaps, so all earlier users of the layer are known
-then, and the rule of the layer decides the ticket for good: ``exact`` reads the version of the user
-before, ``lag(K)`` that of K steps earlier, ``frozen`` the first one. A ticket is clear when the
+then, and the rule of the layer determines the ticket: ``exact`` reads the version of the previous
+user, ``lag(K)`` that of K steps earlier, ``frozen`` the first one. A ticket is clear when the
 version that it reads exists on this stage.
 
 **States of a version.** It is *promised* when its writer is admitted, it *exists* from the update
 (``write``) or from its arrival from another stage (``arrive``) on, and it is *dropped* when no
-admitted subnet reads it and no later one can ask for it (``_floor``). Readers are counted: a ticket
+admitted subnet reads it and no later one can request it (``_floor``). Readers are counted: a ticket
 is a reader until its last use of the layer is over. With several passes per step, the updates of a
-step's earlier passes only add gradients. These versions (``parts``) are links in the order of
-updates, and nobody reads them.
+step's earlier passes only accumulate gradients. These versions (``parts``) are links in the order
+of updates, and are never read.
 
 **Invariants.**
 
 - An update follows the newest version, which must be the base of its ticket; anything else raises
   ``InvariantError``.
-- The newest version is written over only if nobody reads it, or if readers of older versions have
+- The newest version is overwritten only if it has no readers, or if readers of older versions have
   copies (``may_replace``).
-- A layer has one home. When it moves, the version that arrives is newer than any that is here.
+- A layer has one home. When it moves, the version that arrives is newer than any on this stage.
 
-**Why this way.** Waiting for one version is enough to respect every dependency of the layer: the
-version itself can only exist after all earlier updates. So a subnet never has to be compared with
-the others that are under way, and what it costs to admit one does not depend on how many there are.
+**Why this way.** Waiting for one version is enough to respect every dependency of the layer,
+because the version itself can only exist after all earlier updates. So a subnet never has to be
+compared with the others under way, and the cost of admitting one does not depend on their number.
 Policies that are not causal (``bsp``, ``asp``) use the same book. ``asp`` binds a ticket only when
 the forward begins (``LATEST``).
 
 **What was tried and rejected.** A lock per layer serialises the readers of one version, which may
 run at the same time. A version counter instead of sequence IDs cannot name a version whose writer
-has not been admitted on this stage yet, as with layers that arrive from another one.
+has not been admitted on this stage yet, such as a layer that arrives from another one.
 """
 
 from __future__ import annotations
@@ -58,16 +58,18 @@ class LayerVersions:
 
     known: Sequence[Version]
     users: list[Version] = field(default_factory=lambda: [INITIAL])
-    """Promised WRITEs that later readers may ask for, oldest first, of each step the last one."""
+    """Promised WRITEs that later readers may request, oldest first; only the last one of each
+    step."""
     existing: set[Version] = field(default_factory=lambda: {INITIAL})
     readers: dict[Version, int] = field(default_factory=dict)
     newest: Version = INITIAL
     seen: int = 0
-    """How many of ``known`` were taken over."""
+    """Number of entries of ``known`` that have been processed."""
     parts: set[Version] = field(default_factory=set)
-    """Promised WRITEs that another pass of their step follows: nobody reads them."""
+    """Promised WRITEs that are followed by another pass of their step and are therefore never
+    read."""
     num_owed: int = 0
-    """WRITEs of this stage that are promised and not applied."""
+    """WRITEs of this stage that are promised and not yet applied."""
 
 
 _NEVER = Version(sys.maxsize)
@@ -76,7 +78,7 @@ _NEVER = Version(sys.maxsize)
 class Ticket(NamedTuple):
     """What one subnet may do with one layer: read ``reads``, then write on top of ``base``.
 
-    Either is LATEST until it is known, where the policy binds late.
+    Both are LATEST until they are known if the policy binds late.
     """
 
     layer: LayerId
@@ -107,13 +109,14 @@ class VersionBook:
             )
 
     def admit(self, subnet: Subnet, blocks: Iterable[int]) -> dict[int, Ticket]:
-        """Hand out the tickets of a subnet for this stage's blocks.
+        """Issue the tickets of a subnet for this stage's blocks.
 
-        Its other layers are noted too: one that it writes elsewhere may come here next.
+        Its other layers are recorded too, because a layer that it writes elsewhere may move here
+        next.
 
         Raises:
-            InvariantError: when a sequence ID is missing or comes twice; without it
-                "no earlier writer" could not be known.
+            InvariantError: if a sequence ID is missing or repeated; otherwise "no earlier writer"
+                could not be known.
         """
         expected = self._next.get(subnet.stream, 0)
         if subnet.sequence_id != expected:
@@ -148,7 +151,7 @@ class VersionBook:
         return sequence_id < self._next.get(stream, 0)
 
     def begin(self, tickets: dict[int, Ticket]) -> None:
-        """A forward begins: fill in what it reads, if the policy binds late."""
+        """Fill in what a beginning forward reads, if the policy binds late."""
         if not self._policy.binds_late:
             return
         for block, ticket in tickets.items():
@@ -158,7 +161,7 @@ class VersionBook:
                 tickets[block] = ticket._replace(reads=state.newest)
 
     def queue_write(self, ticket: Ticket, writer: SequenceId) -> Ticket:
-        """A gradient is there: fill in what its WRITE follows, if the policy binds late."""
+        """Fill in which version the WRITE of a new gradient follows, if the policy binds late."""
         if ticket.base != LATEST:
             return ticket
         state = self._state(ticket.layer)
@@ -176,35 +179,34 @@ class VersionBook:
         return self._state(layer).newest
 
     def may_replace(self, layer: LayerId) -> bool:
-        """Whether the newest version may be written over: copied, or read by nobody."""
+        """Return True if the newest version may be overwritten: it is copied or has no readers."""
         state = self._state(layer)
         return self.has_copies(layer) or not state.readers.get(state.newest)
 
     def has_copies(self, layer: LayerId) -> bool:
-        """Whether a layer's older versions are read from copies."""
+        """Return True if a layer's older versions are read from copies."""
         return self._policy.keeps_versions(self.rule(layer))
 
     def ends_step(self, layer: LayerId, version: Version) -> bool:
-        """Whether a WRITE is the last one of its step; it is admitted with all of its step."""
+        """Return True if a WRITE is the last of its step, whose passes must all be admitted."""
         return version not in self._state(layer).parts
 
     def keeps(self, layer: LayerId, version: Version) -> bool:
-        """Whether a version will be read again, by an admitted subnet or by a later one."""
+        """Return True if a version will be read again, by an admitted subnet or by a later one."""
         state = self._state(layer)
         is_known = version >= self._floor(layer, state) and version not in state.parts
         is_made = self._policy.makes_version(self.rule(layer), version)
         return (is_known and is_made) or state.readers.get(version, 0) > 0
 
     def readable(self, layer: LayerId) -> tuple[Version, ...]:
-        """The versions that subnets not yet admitted can ask for, oldest first, and the newest."""
+        """Return the newest version and those that later subnets can request, oldest first."""
         state, rule = self._state(layer), self.rule(layer)
         floor, newest = self._floor(layer, state), state.users[-1]
         known = (version for version in state.users if version >= floor)
         return tuple(v for v in known if v == newest or self._policy.makes_version(rule, v))
 
     def hold(self, layer: LayerId) -> tuple[Version, ...]:
-        """Become a reader of every readable version, until it is released; returns these
-        versions."""
+        """Add a reader to every readable version, until it is released; returns these versions."""
         versions = self.readable(layer)
         readers = self._state(layer).readers
         for version in versions:
@@ -212,7 +214,7 @@ class VersionBook:
         return versions
 
     def release(self, layer: LayerId, version: Version) -> list[Version]:
-        """One reader is done with a version; returns the versions that nobody will read again."""
+        """Remove one reader of a version; returns the versions that will not be read again."""
         state = self._state(layer)
         left = state.readers.get(version, 0) - 1
         if left < 0:
@@ -224,7 +226,7 @@ class VersionBook:
         return self._drop(layer, state)
 
     def write(self, layer: LayerId, ticket: Ticket, version: Version) -> list[Version]:
-        """A WRITE was applied; returns the versions that nobody will read again."""
+        """Record an applied WRITE; returns the versions that will not be read again."""
         state = self._state(layer)
         if state.newest != ticket.base:
             raise InvariantError(
@@ -239,9 +241,9 @@ class VersionBook:
         return self._drop(layer, state)
 
     def arrive(self, layer: LayerId, version: Version) -> None:
-        """Another stage handed its newest version over; what was here before is stale.
+        """Record the newest version, sent by another stage; what was here before is stale.
 
-        Of a layer with copies, older versions are read on.
+        Older versions of a layer with copies can still be read.
         """
         state = self._state(layer)
         if version <= state.newest or not self.may_replace(layer):
@@ -258,10 +260,10 @@ class VersionBook:
         state.parts = {part for part in state.parts if part > version}
 
     def join(self, layer: LayerId, base: Version, version: Version) -> list[Version] | None:
-        """Gradients of other stages' passes, up to ``version``, precede those of this stage.
+        """Put the gradients of other stages' passes, up to ``version``, before those of this stage.
 
-        Returns the versions nobody will read again; None while it is too early, because ``base``,
-        the version from before the step, is not here or still read.
+        Returns the versions that will not be read again; None if it is too early, because ``base``,
+        the version from before the step, is not here or is still read.
         """
         state = self._state(layer)
         if state.newest != base or not self.may_replace(layer):
@@ -277,7 +279,7 @@ class VersionBook:
         if steps.passes == 1:
             users.extend(writers)
         else:
-            if state.parts and not state.num_owed:  # nobody asks for parts of earlier steps
+            if state.parts and not state.num_owed:  # parts of earlier steps are no longer needed
                 first = steps.first(users[-1])
                 state.parts = {p for p in state.parts if p >= first or p == state.newest}
             for writer in writers:
@@ -288,7 +290,7 @@ class VersionBook:
         del users[: min(bisect_left(users, oldest), len(users) - 1)]
 
     def _state(self, layer: LayerId) -> LayerVersions:
-        """A layer's state, which includes every use by a subnet that was admitted here."""
+        """Return a layer's state, which includes every use by a subnet that was admitted here."""
         state = self._layers.get(layer)
         if state is None:
             state = self._layers[layer] = LayerVersions(self._uses.of(layer))
@@ -302,7 +304,7 @@ class VersionBook:
         return state
 
     def _floor(self, layer: LayerId, state: LayerVersions) -> Version:
-        """The oldest version that a subnet not yet admitted can ask for."""
+        """Return the oldest version that a subnet not yet admitted can request."""
         reader = SequenceId(self._next.get(layer.stream, 0))
         version = self._policy.version_to_read(self.rule(layer), state.users, reader)
         return _NEVER if version == LATEST else version

@@ -1,4 +1,4 @@
-"""What a controller keeps of each subnet under way on its stage: its tasks and their progress."""
+"""The tasks of each subnet under way on a stage, and their progress."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from naspipe.engine.versions import Ticket
 
 @dataclass(slots=True)
 class Work:
-    """The progress of one task: blocks not yet run, and what is still missing."""
+    """The progress of one task: blocks that have not run yet, and what is still missing."""
 
     task: Task
     subnet: Subnet
     tickets: dict[int, Ticket]
     todo: list[int]
-    """Blocks not yet finished, the next one last."""
+    """Blocks that have not finished, the next one last."""
     unclear: set[int] = field(default_factory=set)
-    """Blocks whose version, or whose own input, is not there. One set for a subnet's forward and
-    backwards, so that none is loaded too early."""
+    """Blocks whose version or own input is not available. A subnet's forward and backwards share
+    one set, so that no layer is loaded too early."""
     num_unread: int = 0
-    """Versions and earlier passes that blocks of a forward still wait for. Inputs do not count: an
-    input may be made by another pass of the same step, which may in turn need this one's output."""
+    """Number of versions and earlier passes that blocks of a forward still wait for. Inputs do not
+    count, because an input may be made by another pass of the same step, which may in turn need
+    this pass's output."""
     missing: set[InputName] = field(default_factory=lambda: {CHAIN})
-    """Inputs that have not arrived. Without the chain's nothing can begin."""
+    """Inputs that have not arrived. The task cannot begin without the chain's input."""
     begins_here: bool = False
-    """Whether the block where a backward begins is on this stage."""
+    """True if the block where a backward begins is on this stage."""
     receiver: Task | None = None
-    """What takes its output on another stage; None where the chain, or the part that a backward
-    goes through, ends here."""
+    """The task on another stage that takes the output; None if the chain, or the part that a
+    backward goes through, ends here."""
     priorities: tuple[int, ...] = ()
-    """By block of the chain; empty where the order asks for none."""
+    """Priority of each block of the chain; empty if the dispatch order uses none."""
     is_queued: bool = False
 
     @property
@@ -43,7 +44,7 @@ class Work:
         return self.priorities[self.todo[-1]] if self.priorities else 0
 
     def clear_reads(self, limit: int | None) -> list[tuple[LayerId, Version]]:
-        """Layers and versions of the next blocks that are clear, at most ``limit`` of them."""
+        """Return the layers and versions of the next clear blocks, at most ``limit`` of them."""
         reads = []
         for block in self.todo[: -(limit or len(self.todo)) - 1 : -1]:
             if block in self.unclear:
@@ -53,7 +54,7 @@ class Work:
         return reads
 
     def clear_layers(self) -> list[LayerId]:
-        """Layers of all its blocks that are clear, in the order in which they will run."""
+        """Return the layers of all clear blocks, in the order in which they will run."""
         tickets, unclear = self.tickets, self.unclear
         return [tickets[block].layer for block in reversed(self.todo) if block not in unclear]
 
@@ -69,25 +70,25 @@ class Work:
 
 @dataclass(slots=True)
 class Progress:
-    """One subnet on this stage."""
+    """The progress of one subnet on this stage."""
 
     subnet: Subnet
     partition: Partition
     tickets: dict[int, Ticket]
     forward: Work
     backwards: dict[int, Work]
-    """By the section of the chain; empty where the subnet is not trained."""
+    """The backwards by section of the chain; empty if the subnet is not trained."""
     unsettled: int = 0
-    """Tasks whose layers are still needed, WRITEs still owed, gates that hold it, outputs still
-    to be taken: the last of them retires the subnet."""
+    """Number of tasks whose layers are still needed, WRITEs still owed, gates that hold the subnet,
+    and outputs still to be taken. The subnet retires when it reaches 0."""
     holds: int = 0
     write_priorities: tuple[int, ...] = ()
-    """By block of the chain; empty where each WRITE goes before all tasks."""
+    """Priority of the WRITE of each block of the chain; empty if every WRITE precedes all tasks."""
     writing: set[int] = field(default_factory=set)
     """Blocks whose WRITE was commanded and has not finished."""
 
     def work(self, task: Task) -> Work | None:
-        """What is kept of one of the subnet's tasks on this stage; None for any other task."""
+        """Return the progress of one of the subnet's tasks here; None for any other task."""
         is_forward = task.kind is TaskKind.FORWARD
         found = self.forward if is_forward else self.backwards.get(task.section)
         return found if found is not None and found.task == task else None
@@ -107,9 +108,9 @@ class Progress:
 def begin_subnet(
     event: SubnetAdmitted, stage: StageId, tickets: dict[int, Ticket], sections: Sequence[range]
 ) -> Progress:
-    """What a stage keeps of a subnet, which has one thing to settle until its admission is over.
+    """Create a stage's record of a subnet, with one item to settle until its admission is complete.
 
-    ``sections`` are the blocks that each of its backwards goes through.
+    ``sections`` are the ranges of blocks that each of its backwards goes through.
     """
     subnet, partition = event.subnet, event.partition
     blocks = partition.blocks(stage)

@@ -1,7 +1,7 @@
-"""WRITEs that are owed: each follows the one before it, when nothing is in its way.
+"""Owed WRITEs: each is applied after the previous one of its layer, as soon as nothing blocks it.
 
-``Writes`` puts the WRITEs of a stage in order. ``Followers`` makes layers that follow others, as
-those of a momentum teacher do, take turns with their sources.
+``Writes`` orders the WRITEs of a stage. ``Followers`` makes layers that follow others, such as
+those of a momentum teacher, alternate with their sources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Place = tuple[StreamId, int]
 class Followers:
     """The sources and followers among the layers of one stage.
 
-    ``ended`` tells the last step whose WRITEs of a layer are all over on this stage.
+    ``ended`` returns the last step for which all WRITEs of a layer have finished on this stage.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Followers:
                 self._followers.setdefault(source, []).append(place)
 
     def may_end_step(self, layer: LayerId, version: Version) -> bool:
-        """Whether no source or follower is in the way of the WRITE that ends a step."""
+        """Return True if no source or follower blocks the WRITE that ends a step."""
         if not self._sources:
             return True
         place = (layer.stream, layer.block)
@@ -64,7 +64,7 @@ class Followers:
         return all(self._ended(each) >= needed for each in self._of(layer))
 
     def wrote(self, layer: LayerId, version: Version) -> list[LayerId]:
-        """A step was written; returns the layers whose WRITEs may have waited for that."""
+        """Record that a step was written; returns the layers whose WRITEs may be unblocked."""
         if not self._sources:
             return []
         place = (layer.stream, layer.block)
@@ -86,22 +86,23 @@ def _places(rules: Sequence[Sequence[BlockRule]]) -> Iterable[tuple[_Place, Rule
 
 
 MOST_DUE = 64
-"""No more WRITEs wait for their turn, as each keeps a gradient: those of two or three subnets on a
-stage of 26 blocks. More gain nothing there; 32 cost two stages of ``nlp.c3`` 1 % of the time."""
+"""Maximum number of WRITEs that wait for their turn. Each keeps a gradient; 64 are those of two or
+three subnets on a stage of 26 blocks. A higher limit gains nothing there; 32 cost two stages of
+``nlp.c3`` 1 % of the time."""
 MOST_OWED = 256
-"""The same with split backwards. Then a WRITE keeps what autograd saved for a pass that counts as
-under way, so ``window`` bounds it as well. Simulated, two stages of ``nlp.c3``: 64 cost 3 % of the
-time, 128 cost 1 %."""
+"""The same limit with split backwards. Such a WRITE also keeps the tensors that autograd saved for
+a pass that counts as under way, so ``window`` bounds it as well. Simulated, two stages of
+``nlp.c3``: 64 cost 3 % of the time, 128 cost 1 %."""
 
 
 class Writes:
-    """Puts the WRITEs of one stage in order; a layer is pinned only while it is written.
+    """Orders the WRITEs of one stage; a layer is pinned only while it is written.
 
-    Where another stage computes earlier passes of a step, their gradients come first, as a sum. In
-    a tree they are added whenever they come, before the sum leaves or the step ends.
+    If another stage computes earlier passes of a step, their gradients are added first, as a sum.
+    In a tree they are added whenever they arrive, before this stage's sum is sent or the step ends.
 
-    If backwards may be split (``splits``), a WRITE may take as long as a backward, so one begins
-    at a time, and tasks that become ready go before the next one.
+    If backwards may be split (``splits``), a WRITE may take as long as a backward, so only one is
+    begun at a time, and tasks that become ready precede the next one.
     """
 
     def __init__(
@@ -119,16 +120,16 @@ class Writes:
         self._residency = residency
         self._gates = gates
         self._bases: dict[tuple[LayerId, Version], Version | None] = {}
-        """For each sum that will come, the version from before its step; None in a tree."""
+        """For each sum that will arrive, the version from before its step; None in a tree."""
         self._lacking: dict[LayerId, set[Version]] = {}
         self._instead: dict[tuple[LayerId, Version], Version] = {}
-        """What this stage's first WRITE of a step follows, instead of what its ticket says."""
+        """The version that this stage's first WRITE of a step follows, overriding its ticket."""
         self._sums: dict[LayerId, deque[Version]] = {}
-        """Sums that came and were not joined yet, in their order."""
+        """Sums that arrived and were not joined yet, in their order."""
         self._owed: dict[tuple[LayerId, Version], tuple[Progress, int]] = {}
-        """By layer and the version that the WRITE follows."""
+        """Owed WRITEs, by layer and the version that the WRITE follows."""
         self._due: dict[LayerId, tuple[Progress, int]] = {}
-        """They wait only for a run to end, or for their layer to be on the device."""
+        """WRITEs that wait only for a run to end, or for their layer to be on the device."""
         self._queue: list[tuple[tuple[Any, ...], int, LayerId]] = []
         self._order, self._counter = order, count()
         self._splits, self._most_due = splits, MOST_OWED if splits else MOST_DUE
@@ -140,7 +141,7 @@ class Writes:
 
     @property
     def are_due(self) -> bool:
-        """Whether any waits for nothing but its turn, or for its layer to be on the device."""
+        """True if a WRITE waits only for its turn, or for its layer to be on the device."""
         return bool(self._due)
 
     @property
@@ -149,7 +150,7 @@ class Writes:
         return iter(self._due)
 
     def expect(self, moves: Moves) -> list[Command]:
-        """Sums will come, or came already; returns what the latter lead to."""
+        """Register expected sums; returns the commands for those that have already arrived."""
         for before in moves.preceded:
             if before.base is not None:
                 self._instead[before.layer, before.version] = before.base
@@ -161,15 +162,15 @@ class Writes:
         return [command for layer in came for command in self.follow(layer)]
 
     def lacks_sum(self, layer: LayerId, version: Version) -> bool:
-        """Whether gradients of passes before ``version`` have still to be joined."""
+        """Return True if gradients of passes before ``version`` still have to be joined."""
         return any(each < version for each in self._lacking.get(layer, ()))
 
     def arrive(self, layer: LayerId, version: Version) -> None:
-        """A sum of gradients up to a pass is here; :meth:`follow` says what it leads to."""
+        """Record a sum of gradients up to a pass; :meth:`follow` returns the resulting commands."""
         self._sums.setdefault(layer, deque()).append(version)
 
     def owe(self, progress: Progress, block: int) -> list[Command]:
-        """The gradient of a block is there; returns what comes before its WRITE."""
+        """Record that a block's gradient is available; returns the commands before its WRITE."""
         ticket = self._book.queue_write(progress.tickets[block], progress.subnet.sequence_id)
         if (base := self._instead.pop((ticket.layer, ticket.base), None)) is not None:
             ticket = ticket._replace(base=base)
@@ -178,9 +179,9 @@ class Writes:
         return self.follow(ticket.layer)
 
     def follow(self, layer: LayerId) -> list[Command]:
-        """A layer was written, a reader is done with it, or a sum came: its next WRITE may be due.
+        """Check a layer's next WRITE after a WRITE, the end of a read, or the arrival of a sum.
 
-        Returns the joins of sums that come before it.
+        Returns the joins of sums that precede the WRITE.
         """
         joined = self._join(layer) if layer in self._sums else []
         key = (layer, self._book.newest(layer))
@@ -200,13 +201,14 @@ class Writes:
 
     def _key(self, progress: Progress, block: int) -> tuple[Any, ...]:
         if self._residency.limits_memory or not progress.write_priorities:
-            return ()  # with a budget a gradient is used up before the next one is made
+            return ()  # with a memory budget, each gradient is consumed before the next one is made
         task = progress.forward.task._replace(kind=TaskKind.BACKWARD)
         return self._order.key(task, progress.write_priorities[block])
 
     def wrote(self, layer: LayerId, version: Version) -> list[Command]:
-        """A layer was written: the next WRITEs of it and of its kin may be due; returns as
-        ``follow``."""
+        """Process a WRITE that has finished: the next WRITEs of the layer and of its sources or
+        followers may be due. Returns the same as :meth:`follow`.
+        """
         has_ended = self._book.ends_step(layer, version)
         kin = self._followers.wrote(layer, version) if has_ended else []
         # Update the followers first. With bounded staleness, the next WRITE of a source may
@@ -214,15 +216,16 @@ class Writes:
         return [command for each in (layer, *kin) for command in self.follow(each)]
 
     def _ended(self, layer: LayerId) -> int:
-        """The last step of a layer whose WRITEs are all over.
+        """Return the last step of a layer for which all WRITEs have finished.
 
-        A WRITE of one of the step's first passes only adds a gradient, but makes a version, too.
+        A WRITE of one of the step's first passes only accumulates a gradient but still makes a
+        version.
         """
         newest = self._book.newest(layer)
         return self._steps.step(newest) - (not self._book.ends_step(layer, newest))
 
     def _join(self, layer: LayerId) -> list[Command]:
-        """Let sums, the oldest first, be joined by this stage's own gradients, when it is time."""
+        """Join sums with this stage's own gradients, the oldest first, as far as possible now."""
         versions, commands = self._sums[layer], list[Command]()
         while versions and (layer, versions[0]) in self._bases:
             version, book = versions[0], self._book
@@ -249,13 +252,13 @@ class Writes:
         return [command for layer in layers for command in self.follow(layer)]
 
     def begin(self, other: tuple[Any, ...] | None) -> list[Command]:
-        """The WRITEs that are due, whose layers are on the device, and whose turn it is.
+        """Return the WRITEs that are due, have their layers on the device, and are next in order.
 
-        Those without a priority go first, and all at once. Others begin one by one where no task is
-        ready or backwards are split, so that one that comes meanwhile has not long to wait.
+        Those without a priority go first, and all at once. The others begin one by one if no task
+        is ready or backwards are split, so that a task that arrives meanwhile does not wait long.
 
         Args:
-            other: the key of the task that would run next; None where none is ready.
+            other: the key of the task that would run next; None if none is ready.
         """
         commands: list[Command] = []
         absent = []
@@ -286,7 +289,7 @@ class Writes:
 
     def finish(self, event: WriteFinished, progress: Progress) -> Ticket:
         layer = event.layer
-        # Whether the WRITE changed or copied the layer; others only add gradients up.
+        # True if the WRITE changed or copied the layer; other WRITEs only accumulate gradients.
         ends_step = self._book.ends_step(layer, Version(event.sequence_id))
         needs_layer = ends_step or self._book.has_copies(layer)
         ticket = progress.tickets.get(layer.block)

@@ -1,7 +1,7 @@
-"""Why more stages stop helping: what limits a stream on a chain, in words and figures.
+"""Why more stages stop helping: explains with figures what limits a stream on a chain.
 
-``bottlenecks`` explains a simulated run; ``held_back`` warns before a run that hardly anything
-can be done at the same time, and names the least change that would help.
+``bottlenecks`` explains a simulated run; ``held_back`` warns before a run that has hardly any
+parallelism, and names the smallest change that would help.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from naspipe.plan.pipeline import Pipeline, Plan, with_grown_lags
 from naspipe.plan.simulation import Outcome
 
 _MOST = 0.9
-"""Share of a subnet's work that has to be entangled for all of it to count as such."""
+"""Minimum share of a subnet's work that must be entangled for the subnet to count as entangled."""
 
 _NOTABLE = 0.01
 """Smaller losses are not reported."""
@@ -27,7 +27,7 @@ _NOTABLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """One reason, and the number of stages that it allows to be busy at most."""
+    """One reason, and the maximum number of busy stages that it allows."""
 
     busy_stages: float
     text: str
@@ -41,12 +41,12 @@ def bottlenecks(
     outcome: Outcome,
     groups: int = 1,
 ) -> list[Bottleneck]:
-    """What keeps the stages of one simulated run from being busy, the strictest first."""
+    """Return what keeps the stages of a simulated run from being busy, strictest first."""
     stream, count = pipeline.streams[0], len(pipeline.streams)
     costs, subnets = stream.costs, stream.subnets
     if costs is None:
         return []
-    means = [  # of one pass through each block, without the making of layers
+    means = [  # of one pass through each block, without the initialization of layers
         sum(costs.of(block, subnet.chain[block]).total_ns for subnet in subnets) / len(subnets)
         for block in range(len(stream.chain.rules))
     ]
@@ -72,7 +72,7 @@ def bottlenecks(
         f"so at most {busy:.1f} stages are busy"
     )
     found.append(Bottleneck(busy, text))
-    if not probes:  # otherwise the longest chain says it all
+    if not probes:  # otherwise the longest chain already covers these
         found += _shared(stream.chain, labels, means, work_ns, count * passes)
         found += _entangled(stream, labels, means, passes * count, outcome.stages // groups, groups)
     if outcome.stages > groups:
@@ -110,9 +110,9 @@ def bottlenecks(
 def _shared(
     chain: Chain, labels: Sequence[str], means: Sequence[float], work_ns: float, together: int
 ) -> list[Bottleneck]:
-    """From an exact shared layer to the end of the chain and back, steps go one by one.
+    """From an exact shared layer to the end of the chain and back, steps are sequential.
 
-    ``together`` is how many passes read the same version, over all streams.
+    ``together`` is the number of passes that read the same version, over all streams.
     """
     found = []
     for block, (rule, is_shared) in enumerate(zip(chain.rules, chain.is_shared, strict=True)):
@@ -150,9 +150,9 @@ def _entangled(
     stages: int,
     groups: int,
 ) -> list[Bottleneck]:
-    """Where every subnet uses the same exact layers with settings of its own.
+    """Every subnet uses the same exact layers with its own settings.
 
-    Nothing of a step starts there before the last step's WRITEs, so passes alone fill the stages:
+    No access of a step starts there before the last step's WRITEs, so only passes fill the stages:
     S · P / (P + S - 1) of S stages with P passes. Streams count as passes do.
     """
     rules = stream.chain.rules
@@ -181,17 +181,17 @@ def _entangled(
 
 
 NEAR_ONE = 1.5
-"""Fewer stages that can be busy are hardly more than one; half of them all, but 2 at most, are not
-many either."""
+"""Below this number of busy stages, a pipeline counts as held back; so it does below half of all
+stages, but 2 at most."""
 
 NEARER = 1.25
-"""The same if nothing in particular is the reason."""
+"""The same limit if there is no particular reason."""
 
 LIFTS = 1.2
-"""Factor by which a change must raise the number of busy stages to be suggested."""
+"""Minimum factor by which a change must raise the number of busy stages to be suggested."""
 
 MOST_SUBNETS = 400
-"""Number of first subnets that are looked at."""
+"""Number of subnets at the beginning of a stream that are considered."""
 
 LEAST_STEPS = 10
 
@@ -201,25 +201,27 @@ _ALIKE = LayerCost(1, 2, 0)
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Why a pipeline is hardly faster than one stage."""
+    """The reason why a pipeline is hardly faster than one stage."""
 
     busy_stages: float
     lifted: float
-    """Stages that could be busy if everything that holds the pipeline back were changed."""
+    """Number of stages that could be busy if everything that holds the pipeline back were
+    changed."""
     layers: tuple[int, ...] = ()
-    """Blocks whose exact layer every subnet reads after the one before has written it."""
+    """Blocks whose exact layer every subnet reads after the previous one has written it."""
     is_gated: bool = False
-    """Whether every WRITE waits for all gradients of its step."""
+    """True if every WRITE waits for all gradients of its step."""
     is_chosen: bool = True
-    """Whether there is anything to choose; otherwise every step reads all of the one before."""
+    """False if all subnets use the same layers, so that every step reads everything that the
+    previous one wrote."""
 
 
 def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
-    """What holds streams of one space back; None where nothing does, or they are too short.
+    """Return what holds streams of one space back; None if nothing does, or if they are too short.
 
     Args:
-        pipeline: whose first stream stands for all.
-        workers: stages of all groups together.
+        pipeline: its first stream represents all of them.
+        workers: number of stages of all groups together.
     """
     pipeline, steps = with_grown_lags(pipeline), pipeline.steps
     first = pipeline.streams[0]
@@ -251,7 +253,7 @@ def held_back(pipeline: Pipeline, workers: int) -> HeldBack | None:
 def _least(
     layers: Sequence[int], gate: bool, helps: Callable[[Sequence[int], bool], bool]
 ) -> tuple[tuple[int, ...], bool] | None:
-    """A minimal set of changes that help together; the last layers are left out first."""
+    """Return a minimal set of changes that help together; later layers are dropped first."""
     if not helps(layers, gate):
         return None
     kept = tuple(layers)
@@ -263,7 +265,7 @@ def _least(
 
 
 def _busy(pipeline: Pipeline, rules: Sequence[BlockRule], steps: Steps) -> float:
-    """Number of stages that can be busy once the streams flow."""
+    """Return the number of stages that can be busy in the steady state."""
     bounds = []
     for stream in pipeline.streams:
         subnets = stream.subnets[: steps.end(MOST_SUBNETS)]

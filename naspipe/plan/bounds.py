@@ -1,9 +1,10 @@
 """The causal bound: the least bubble ratio that any schedule of a stream can have.
 
-With stages without number, an access runs as soon as what it needs is there: the access before
-it in its subnet, and, for a READ, the WRITE of the version it reads. When the last access ends is
-the length of the longest causal chain, and no number of stages is faster than that. The same
-figure from a finished run's own times: :func:`naspipe.store.metrics.causal_bound`.
+With an unlimited number of stages, an access runs as soon as its dependencies are met: the previous
+access of its subnet and, for a READ, the WRITE of the version that it reads. The end of the last
+access is the length of the longest causal chain, and no number of stages is faster than that.
+:func:`naspipe.store.metrics.causal_bound` computes the same figure from the measured times of a
+finished run.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from naspipe.engine.events import Priorities
 from naspipe.plan.costs import CostTable, LayerCost
 
 WARM_UP_SHARE = 10
-"""The steady form leaves out the first 1 in 10 subnets, as the bubble ratio of a run does."""
+"""The steady figures leave out the first 1 in 10 subnets, as the bubble ratio of a run does."""
 
 
 @dataclass(frozen=True, slots=True)
 class CausalBound:
-    """Work and longest chain of one or several streams; nanoseconds.
+    """Work and longest chain of one or several streams, in nanoseconds.
 
-    ``parallelism`` is how many stages can be kept busy, however many there are. The plain
-    figures hold for the whole stream from its first access to its last. Those called ``steady``
-    are of the stream once it flows: the work of what comes after the warm-up over the growth
-    of the chain, so that neither the first subnet's way in nor the last one's way out counts.
+    ``parallelism`` is the number of stages that can be kept busy, however many there are. The plain
+    figures hold for the whole stream from its first access to its last. The ``steady`` figures
+    describe the stream after the warm-up: the work after the warm-up over the growth of the chain,
+    so that neither the fill by the first subnet nor the drain of the last one counts.
     """
 
     work_ns: int
@@ -43,19 +44,19 @@ class CausalBound:
 
     @property
     def steady_parallelism(self) -> float:
-        """Work after the warm-up over what it adds to the longest chain."""
+        """Work after the warm-up over its addition to the longest chain."""
         return self.steady_work_ns / self.steady_chain_ns if self.steady_chain_ns else float("inf")
 
     def bubble(self, num_stages: int) -> float:
-        """The least bubble ratio on so many stages, fill and drain included."""
+        """Return the least bubble ratio on ``num_stages`` stages, fill and drain included."""
         return 1 - min(1.0, self.parallelism / num_stages)
 
     def steady_bubble(self, num_stages: int) -> float:
-        """The least bubble ratio on so many stages while the stream flows."""
+        """Return the least bubble ratio on ``num_stages`` stages in the steady state."""
         return 1 - min(1.0, self.steady_parallelism / num_stages)
 
     def least_makespan_ns(self, num_stages: int) -> float:
-        """No schedule on so many stages ends sooner."""
+        """Return a lower bound of the makespan of any schedule on ``num_stages`` stages."""
         return max(self.chain_ns, self.work_ns / num_stages)
 
 
@@ -65,12 +66,12 @@ def causal_bound(
     costs: CostTable,
     steps: Steps = ONE_PASS,
 ) -> CausalBound:
-    """The bound of one stream; O(subnets * blocks).
+    """Return the bound of one stream, in O(subnets * blocks).
 
     Args:
         subnets: in sequence order, at least one.
-        rules: the rule of each block of the chain, which says what a READ waits for.
-        costs: of every layer's forward, backward and WRITE; makings are left out.
+        rules: the rule of each block of the chain, which determines what a READ waits for.
+        costs: the forward, backward and WRITE of every layer; initialization is left out.
         steps: how passes form steps; a READ waits for WRITEs of earlier steps.
     """
     chain = StreamChain(rules, costs, steps)
@@ -86,8 +87,7 @@ def causal_bound(
 
 
 def side_by_side(bounds: Sequence[CausalBound]) -> CausalBound:
-    """The bound of streams that share the stages and no layer: the sum of their work and the
-    longest of their chains."""
+    """Return the bound of streams without common layers: the sum of work and the longest chain."""
     return CausalBound(
         sum(bound.work_ns for bound in bounds),
         max(bound.chain_ns for bound in bounds),
@@ -98,7 +98,7 @@ def side_by_side(bounds: Sequence[CausalBound]) -> CausalBound:
 
 @dataclass(slots=True)
 class StreamChain:
-    """The longest causal chain of a stream's first subnets, one subnet at a time."""
+    """The longest causal chain of a stream's first subnets, extended one subnet at a time."""
 
     rules: Sequence[BlockRule]
     costs: CostTable
@@ -106,16 +106,17 @@ class StreamChain:
     num_passes: int = 0
     work_ns: int = 0
     longest_ns: int = 0
-    """When the last access of all subnets so far could end at the earliest."""
+    """The earliest possible end of the last access of all subnets so far."""
     _written: dict[LayerId, deque[tuple[int, int]]] = field(default_factory=dict)
-    """Steps of the layer's last WRITEs, the newest last, and when they could end: as many as a
-    READ looks back."""
+    """Steps of the layer's last WRITEs and their earliest possible ends, the newest last; as many
+    as a READ looks back."""
     _unwritten: dict[LayerId, int] = field(default_factory=dict)
-    """When the gradients of the step so far could be there."""
+    """The earliest time at which each layer's gradients of the step so far are available."""
     _step_ns: int = 0
-    """When the gradients of the step so far could all be there."""
+    """The earliest time at which all gradients of the step so far are available."""
     _probed_ns: int = 0
-    """When the losses of the step's probes so far could be there; its other passes follow."""
+    """The earliest time at which the losses of the step's probes so far are available; its other
+    passes follow."""
 
     def extend(self, subnet: Subnet) -> None:
         layers = list(map(subnet.layer, range(len(subnet.chain))))
@@ -142,8 +143,7 @@ class StreamChain:
             self._end_step()
 
     def _end_step(self) -> None:
-        """Add the step's WRITEs, each after the layer's last backward, or after that of the
-        step."""
+        """Add the step's WRITEs, each after the last backward of the layer (gated: the step)."""
         for layer, known_ns in self._unwritten.items():
             write_ns = self.costs.of(layer.block, layer.candidate).write_ns
             self.work_ns += write_ns
@@ -167,19 +167,19 @@ class StreamChain:
 
 
 GRAIN = 0.3
-"""Of a subnet's mean work: differences below it are left to the paper's order. Chosen on seeds 0 to
-4 with the costs of Table 5: about 0.005 to 0.01 less bubble under uniform sampling at 2 and 4
-stages, 0.003 more at 8."""
+"""Fraction of a subnet's mean work; smaller differences are left to the paper's order. Chosen on
+seeds 0 to 4 with the costs of Table 5: about 0.005 to 0.01 less bubble under uniform sampling at 2
+and 4 stages, 0.003 more at 8."""
 
 STREAMS_GRAIN = 0.1
 """The same for several streams, which share the bubbles evenly only if small differences count."""
 
 
 def coarsened(priorities: Sequence[Priorities], grain_ns: int) -> list[Priorities]:
-    """Priorities in whole grains, so that the order's next rule decides between near ones.
+    """Round priorities down to whole grains, so that the next rule decides between similar ones.
 
-    That rule is the paper's: backward first, then the older subnet. It finishes what was begun,
-    which a small difference between long paths is not worth giving up.
+    That rule is the paper's: backward first, then the older subnet. Finishing started subnets is
+    worth more than a small difference between long paths.
     """
     return [
         Priorities(*(tuple(level // grain_ns for level in row) for row in one))
@@ -193,10 +193,10 @@ def critical_path_priorities(
     costs: CostTable,
     steps: Steps = ONE_PASS,
 ) -> list[Priorities]:
-    """The priorities of every subnet of a stream, in nanoseconds; O(subnets * blocks).
+    """Return the priorities of every subnet of a stream, in nanoseconds; O(subnets * blocks).
 
-    The passes of a step wait for WRITEs of earlier steps alone, and their own end the step. The
-    stream begins with a step.
+    The passes of a step wait only for WRITEs of earlier steps, and their own WRITEs end the step.
+    The stream begins with a step.
     """
     waiting: dict[LayerId, tuple[tuple[int, int], ...]] = {}
     together: dict[LayerId, int] = {}
@@ -221,7 +221,7 @@ def critical_path_priorities(
 
 
 def _levels(chain: Sequence[LayerCost], after_write: Sequence[int]) -> Priorities:
-    """Longest paths through one subnet, given what waits for each of its WRITEs."""
+    """Return the longest paths through one subnet, given what waits for each of its WRITEs."""
     backward: list[int] = []
     write: list[int] = []
     longest = 0
@@ -239,8 +239,8 @@ def _levels(chain: Sequence[LayerCost], after_write: Sequence[int]) -> Prioritie
 
 
 def _next_reader(rule: Rule, step: int, later: tuple[tuple[int, int], ...]) -> int:
-    """The forward level of the first later step that reads the WRITE of ``step``, 0 for none.
+    """Return the forward level of the first later step that reads ``step``'s WRITE, else 0.
 
-    ``later`` holds later steps with the layer and their levels, the next one first.
+    ``later`` holds the later steps that use the layer and their levels, the next one first.
     """
     return next((level for number, level in later if rule.last_read(number) >= step), 0)

@@ -1,4 +1,4 @@
-"""Streams as far as a schedule depends on them, and what places their blocks on stages."""
+"""The properties of streams that a schedule depends on, and the partitions of their subnets."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ class Chain:
 
     rules: tuple[BlockRule, ...]
     is_shared: tuple[bool, ...]
-    """For each block, whether every subnet uses its only layer, which stays where it is."""
+    """For each block, True if every subnet uses its only layer, which therefore stays on its
+    stage."""
     buffered: frozenset[tuple[int, int]] | None = None
-    """Block and candidate of the layers whose forwards leave something; None for all."""
+    """Block and candidate of the layers whose forwards leave buffers for the next one; None for
+    all."""
     stateless: frozenset[tuple[int, int]] = frozenset()
-    """Block and candidate of the layers without parameters and buffers, which the rules know."""
+    """Block and candidate of the layers without parameters and buffers, which the rules take into
+    account."""
     kinds: tuple[int, ...] = ()
-    """For each block, the first block with the same candidates; empty if each has its own."""
+    """For each block, the first block with the same candidates; empty if each block has its own."""
 
     @classmethod
     def of(
@@ -62,22 +65,22 @@ EVERY_OPTION: Container[tuple[int, int]] = _Every()
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream of a pipeline, as far as its schedule depends on it."""
+    """The properties of one stream of a pipeline that its schedule depends on."""
 
     chain: Chain
     subnets: tuple[Subnet, ...]
     """In sequence order; at least one."""
     costs: CostTable | None
-    """None for one stage without a limit of activations."""
+    """None for a single stage without a limit of activations."""
     output_bytes: int = 1
-    """What its last block hands to other streams in a pass, if that matters."""
+    """Bytes that its last block sends to other streams in a pass, if that matters."""
     is_sample: bool = False
-    """Whether the subnets only represent others, which are not known yet."""
+    """True if the subnets only represent others, which are not known yet."""
     split: Container[tuple[int, int]] = frozenset()
     """Pairs of block and option whose backwards are split; ``costs`` take that into account."""
 
     def splitting(self, dearer: float) -> Stream:
-        """The same stream with split backwards; see :meth:`Pipeline.splitting`."""
+        """Return the same stream with split backwards; see :meth:`Pipeline.splitting`."""
         chosen: Container[tuple[int, int]] = EVERY_OPTION
         if not math.isinf(dearer):
             measured = self.costs.costs if self.costs else {}
@@ -110,13 +113,13 @@ def make_cutters(
     wiring: Wiring = PLAIN,
     steps: Steps = ONE_PASS,
 ) -> list[Cutter]:
-    """Of each stream.
+    """Return the functions that cut the subnets of each stream.
 
-    A joint placement gives each pass of a step its stages; by others all are cut alike.
+    A joint placement assigns stages to each pass of a step; other placements cut all passes alike.
 
-    One that follows another is cut where that is: layers and their sources are on one stage. So is
-    one whose wiring says so. Both then have one cut for all subnets, balanced for their costs
-    together.
+    A stream that follows another one has the same cuts, because layers and their sources must be on
+    one stage; so has a stream whose wiring requires it. Both then have one partition for all
+    subnets, balanced for the sum of their costs.
     """
     name, stages = execution.pipeline.partition, execution.pipeline.stages
     if is_joint(execution):
@@ -147,7 +150,7 @@ def make_cutters(
 
 
 def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wiring) -> list[bool]:
-    """For each stream, whether subnets not known yet have the same cuts as the known ones."""
+    """Return, for each stream, whether future subnets have the same cuts as the known ones."""
     partition = execution.pipeline.partition
     if is_joint(execution) or partition == "static" or execution.pipeline.stages == 1:
         return [True] * len(streams)
@@ -156,7 +159,7 @@ def are_cut_alike(streams: Sequence[Stream], execution: Execution, wiring: Wirin
 
 
 def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
-    """For each stream that is cut like another one, the number of that one."""
+    """Return, for each stream that is cut like another one, the number of that one."""
     own = ((number, wiring.of(number).cut_like) for number in range(len(streams)))
     return {number: leader for number, leader in own if leader is not None} | {
         number: rule.stream
@@ -167,7 +170,7 @@ def _leaders(streams: Sequence[Stream], wiring: Wiring) -> dict[int, int]:
 
 
 def is_joint(execution: Execution) -> bool:
-    """Whether streams are placed together, so that the stages of a pass may depend on the pass."""
+    """Return True if streams are placed together, so that the stages may depend on the pass."""
     return execution.pipeline.partition in JOINT_PLACEMENTS
 
 
@@ -184,7 +187,7 @@ def _cutter(stream: Stream, execution: Execution, is_followed: bool) -> Cutter:
 
 
 def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]) -> Stream:
-    """A stream whose layers cost as much as they and those that follow them together."""
+    """Return the stream with the costs of its followers added to its own."""
     stream = streams[number]
     for other, leader in leaders.items():
         follower = streams[other].costs
@@ -199,7 +202,7 @@ def _together(number: int, streams: Sequence[Stream], leaders: Mapping[int, int]
 
 
 def _clipped(cutter: Cutter, num_blocks: int) -> Callable[[Subnet], Partition]:
-    """The same cuts for another chain; beyond the end of a shorter one, a stage has no block."""
+    """Return the same cuts for another chain; stages beyond its end have no blocks."""
     made: dict[Partition, Partition] = {}
 
     def cut(subnet: Subnet) -> Partition:

@@ -1,7 +1,8 @@
-"""Costs and sizes of layers, and what follows from the figures of the machine alone.
+"""Costs and sizes of layers, and quantities derived from the machine's properties alone.
 
-``CostTable`` holds measured times, ``SizeTable`` exact sizes. ``shapes`` lists how many groups of
-how many stages a number of devices admits, and ``plan_window`` how many subnets may be under way.
+``CostTable`` holds measured times, ``SizeTable`` exact sizes. ``shapes`` lists the ways to divide a
+number of devices into groups of stages, and ``plan_window`` returns how many subnets may be under
+way.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from naspipe.config.text import parse_bytes
 
 
 class LayerCost(NamedTuple):
-    """Nanoseconds of one layer's forward, backward (recompute included), WRITE and making.
+    """Nanoseconds of one layer's forward, backward (recompute included), WRITE and initialization.
 
-    And what one pass keeps of it.
+    Also the bytes that one pass keeps of it.
     """
 
     forward_ns: int
@@ -32,26 +33,28 @@ class LayerCost(NamedTuple):
     make_ns: int = 0
     """Spent once, when the layer is first used."""
     activation_bytes: int = 0
-    """Held by one pass from the block's forward to its backward: its inputs and, unless they
-    are computed again, the tensors that autograd saves. What blocks hand on counts in each."""
+    """Held by one pass from the block's forward to its backward: its inputs and, unless they are
+    recomputed, the tensors that autograd saves. A tensor passed between blocks counts in each of
+    them."""
     inputs_ns: int = 0
-    """Of a split backward, the part that computes the gradients that are handed on."""
+    """For a split backward, the part that computes the gradients of the inputs."""
     weights_ns: int = 0
-    """Of a split backward, the part that is left until the WRITE: the gradients of the weights.
-    Both are 0 where the backward cannot be split."""
+    """For a split backward, the part that is deferred to the WRITE: the gradients of the weights.
+    Both are 0 if the backward cannot be split."""
     owed_ns: int = 0
-    """What ``backward_ns`` leaves until the WRITE: ``weights_ns`` where the backward is split."""
+    """The part of the backward deferred to the WRITE: ``weights_ns`` if the backward is split, else
+    0."""
 
     @property
     def total_ns(self) -> int:
-        """The time of one pass, without the making of the layer."""
+        """The time of one pass, without the initialization of the layer."""
         return self.forward_ns + self.backward_ns + self.owed_ns + self.write_ns
 
     @property
     def split_ratio(self) -> float:
-        """How long both parts of a split backward take, over the whole one; 0 for no parts.
+        """Time of a split backward relative to the whole one; 0 if it cannot be split.
 
-        Of a measured cost, whose ``backward_ns`` is that of the whole one.
+        Only meaningful for a measured cost, whose ``backward_ns`` is that of the whole backward.
         """
         return (self.inputs_ns + self.weights_ns) / max(1, self.backward_ns)
 
@@ -75,11 +78,11 @@ class CostTable:
 
     costs: Mapping[tuple[int, int], LayerCost]
     whole: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """Options that were measured and whose backward cannot be split, each with the reason."""
+    """Measured options whose backward cannot be split, each with the reason."""
     _means: dict[int, LayerCost] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, block: int, option: int) -> LayerCost:
-        """An option's cost; the mean of its block's measured options if it was not measured."""
+        """Return an option's cost, or else the mean of its block's measured options."""
         cost = self.costs.get((block, option))
         if cost is not None:
             return cost
@@ -101,11 +104,11 @@ class CostTable:
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
-        """Numbers by :data:`COLUMNS`, in the order of blocks and options."""
+        """The values of :data:`COLUMNS`, in the order of blocks and options."""
         return [(*place, *cost) for place, cost in sorted(self.costs.items())]
 
     def stream_means_ns(self, subnets: Sequence[Subnet]) -> list[float]:
-        """Mean cost of each block over a stream, layers made at their first use included."""
+        """Return each block's mean cost over a stream, including the initialization of layers."""
         uses = Counter(place for subnet in subnets for place in enumerate(subnet.chain))
         layers = {subnet.layer(block) for subnet in subnets for block in range(len(subnet.chain))}
         sums = [0.0] * max(len(subnet.chain) for subnet in subnets)
@@ -117,7 +120,7 @@ class CostTable:
 
 
 def mean_costs(tables: Sequence[CostTable]) -> CostTable:
-    """The mean of several measurements, for the layers that are in each of them."""
+    """Return the mean of several measurements, for the layers that all of them contain."""
     if len(tables) == 1:
         return tables[0]
     common = set.intersection(*(set(table.costs) for table in tables))
@@ -132,10 +135,10 @@ def mean_costs(tables: Sequence[CostTable]) -> CostTable:
 
 
 def first_of_kind(space: Space) -> tuple[int, ...]:
-    """For each block of the chain, the first block with the same candidates.
+    """Return, for each block of the chain, the first block with the same candidates.
 
-    What is measured there holds for all of them. A block that names no kind, and a shared
-    layer, is its own.
+    Measurements of that block hold for all of them. A block without a kind, or with a shared layer,
+    only represents itself.
     """
     seen: dict[tuple[str, int], int] = {}
     return tuple(
@@ -150,11 +153,12 @@ class LayerSize(NamedTuple):
     """The size of one layer on the device; each tensor takes a multiple of 512 bytes."""
 
     state_bytes: int
-    """Parameters, buffers and optimizer state: all that is there while the layer is resident."""
+    """Bytes of parameters, buffers and optimizer state, which are allocated while the layer is
+    resident."""
     parameter_bytes: int
     writes_forward: bool
-    """Whether a forward may change the layer. It has buffers, such as the running statistics of
-    a normalisation; which of them a forward writes is not asked."""
+    """True if a forward may change the layer, because it has buffers, such as the running
+    statistics of a normalisation; which of them a forward writes is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +167,14 @@ class SizeTable:
 
     twins: tuple[int, ...]
     rows: Mapping[int, tuple[LayerSize, ...]]
-    """By the first block of each kind: one size per candidate."""
+    """One size per candidate, by the first block of each kind."""
 
     def of(self, block: int, candidate: int) -> LayerSize:
         return self.rows[self.twins[block]][candidate]
 
 
 AUTO = "auto"
-"""What users write instead of a number of stages, to have it chosen."""
+"""Value of the number of stages that lets naspipe choose it."""
 
 
 class Shape(NamedTuple):
@@ -192,9 +196,10 @@ def counts(devices: int) -> list[int]:
 
 
 def shapes(devices: int, num_blocks: int, passes: int) -> list[Shape]:
-    """Groups and stages on 1, 2, 4, ... devices and on all; each group has a pass of every step.
+    """Return the shapes on 1, 2, 4, ... and all devices; each group has a pass of every step.
 
-    Fewer devices first. A group has a block for each of its stages, so some devices may be idle.
+    Fewer devices come first. Each stage of a group has at least one block, so some devices may be
+    idle.
     """
     found = [
         Shape(groups, min(count // groups, num_blocks))
@@ -206,19 +211,20 @@ def shapes(devices: int, num_blocks: int, passes: int) -> list[Shape]:
 
 
 WIDEST = 16
-"""Sequence IDs under way, unless the user says otherwise."""
+"""Number of sequence IDs under way, unless the user sets it."""
 MORE_THAN_STAGES = 4
-"""With a memory budget, so many steps more than there are stages. Subnets beyond that hardly fill a
-bubble, but each takes room from those before it. Simulated without what copies take, ``nlp.c1``,
-``nlp.c2``, ``cv.c1`` and ``cv.c3`` on 2, 4 and 8 stages, ``uniform`` and ``spaced:8``: at most 1 %
-slower than with 16. ``nlp.c2`` with memory for 1.5 subnets on 2 stages: 8 % fewer loads."""
+"""With a memory budget, the window exceeds the number of stages by this number of steps. More
+subnets hardly fill a bubble, but each takes memory from earlier ones. Simulated without the time of
+copies, ``nlp.c1``, ``nlp.c2``, ``cv.c1`` and ``cv.c3`` on 2, 4 and 8 stages, ``uniform`` and
+``spaced:8``: at most 1 % slower than with 16. ``nlp.c2`` with memory for 1.5 subnets on 2 stages: 8
+% fewer loads."""
 
 
 def plan_window(execution: Execution, steps: Steps, kept_bytes: int) -> int:
-    """The window of a stream's admission.
+    """Return the window of a stream's admission.
 
     Raises:
-        ConfigError: when one step alone does not fit ``activation_memory``.
+        ConfigError: if a single step does not fit ``activation_memory``.
     """
     window = execution.pipeline.window or WIDEST
     if not execution.pipeline.window and execution.memory.budget:

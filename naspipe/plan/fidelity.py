@@ -1,4 +1,4 @@
-"""A real run beside its simulation: the same stream, partitions and order on a virtual clock."""
+"""Compares a real run with the simulation of the same stream, partitions and order."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from naspipe.plan.virtual_costs import TableCosts
 from naspipe.store.metrics import bubble_ratio, makespan_seconds
 
 WAIT = 20
-"""Pauses vary, most with what is handed on or taken in between: seen to be up to ten times the
-median (0.5 ms), while a wait for another stage lasts for a block or more."""
+"""Pauses vary, mainly with what is sent or received in between: up to ten times the median (0.5 ms)
+was observed, while a wait for another stage lasts for a block or more."""
 
 
 class LoggedTask(NamedTuple):
-    """One task as the log has it, without the stage's other tasks between its blocks."""
+    """A task as logged, without the stage's other tasks between its blocks."""
 
     stream: StreamId
     sequence_id: SequenceId
@@ -30,7 +30,7 @@ class LoggedTask(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When a task began and ended, in nanoseconds."""
+    """Begin and end of a task, in nanoseconds."""
 
     start_ns: int
     end_ns: int
@@ -38,14 +38,15 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How close a simulation comes to the run that it imitates."""
+    """How close a simulation is to the run that it imitates."""
 
     tasks: int
-    """Forwards and backwards of all subnets and stages."""
+    """Number of forwards and backwards of all subnets and stages."""
     order_agreement: float
-    """The share of a stage's neighbouring tasks that both begin in the same order."""
+    """Share of consecutive tasks of a stage that begin in the same order in both logs."""
     start_deviation: float
-    """Median distance between a task's two starts, relative to the real makespan."""
+    """Median distance between the real and the simulated start of a task, relative to the real
+    makespan."""
     real_bubble: float
     simulated_bubble: float
     real_seconds: float
@@ -62,7 +63,7 @@ class Fidelity:
 def compare_to_real(
     real: Sequence[Access], simulated: Sequence[Access], num_stages: int
 ) -> Fidelity:
-    """Compare two logs of one stream, task by task; both begin at their first access."""
+    """Compare two logs of one stream, task by task, relative to the first access of each log."""
     spans, twins = task_spans(real), task_spans(simulated)
     makespan_ns = makespan_seconds(real) * 1e9
     zero, twin_zero = (
@@ -92,7 +93,7 @@ def compare_to_real(
 
 
 def task_spans(accesses: Iterable[Access]) -> dict[StageId, dict[LoggedTask, Span]]:
-    """By stage, when each forward and backward began and ended; WRITEs belong to no task."""
+    """Return, by stage, the time span of each forward and backward, without WRITEs."""
     found: dict[StageId, dict[LoggedTask, Span]] = defaultdict(dict)
     for access in accesses:
         if access.kind is AccessKind.WRITE:
@@ -108,10 +109,10 @@ def task_spans(accesses: Iterable[Access]) -> dict[StageId, dict[LoggedTask, Spa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedCosts(TableCosts):
-    """What every access of a recorded run took, one by one.
+    """The duration of every single access of a recorded run.
 
-    An access that the log does not have takes what its layer takes on average. Copies take no time
-    of their own: the log has only what a stage waited for them.
+    An access that is not in the log takes the median time of its layer. Copies take no time of
+    their own, because the log contains only how long a stage waited for them.
     """
 
     durations_ns: Mapping[tuple[LayerId, AccessKind, int], int]
@@ -126,7 +127,7 @@ class LoggedCosts(TableCosts):
 
 
 def logged_costs(accesses: Sequence[Access], steps: Steps = ONE_PASS) -> LoggedCosts:
-    """The costs found in a log whose passes form steps like these."""
+    """Return the costs found in a log whose passes form these steps."""
     durations: dict[tuple[LayerId, AccessKind, int], int] = {
         (access.layer, access.kind, access.sequence_id): access.end_ns - access.start_ns
         for access in accesses
@@ -141,7 +142,7 @@ def logged_costs(accesses: Sequence[Access], steps: Steps = ONE_PASS) -> LoggedC
 
 
 def logged_table(accesses: Sequence[Access], steps: Steps) -> CostTable:
-    """Median costs of every layer that a log has; only those WRITEs count that end a step."""
+    """Return the median costs of every layer in a log; only WRITEs that end a step count."""
     last: dict[tuple[LayerId, int], int] = {}
     for access in accesses:
         use = (access.layer, steps.step(access.sequence_id))
@@ -164,7 +165,7 @@ def logged_table(accesses: Sequence[Access], steps: Steps) -> CostTable:
 
 
 def pause_ns(accesses: Iterable[Access]) -> int:
-    """Mean time between two accesses of a stage, where it had the next one to do.
+    """Return the mean time between two accesses of a stage, if the next one was ready.
 
     A gap of more than :data:`WAIT` times the median within a task is taken to be a wait.
     """
@@ -180,9 +181,9 @@ def pause_ns(accesses: Iterable[Access]) -> int:
 
 
 def link_ns(accesses: Sequence[Access]) -> int:
-    """Median time from the end of a backward to the start of the next stage's, where that waited.
+    """Return the median time from the end of a backward to the start of the next, if that waited.
 
-    Backwards wait for nothing else. The receiver's own pause is in it.
+    Backwards wait for nothing else. The result includes the receiver's own pause.
     """
     stages = _by_stage(accesses)
     free_since: dict[tuple[StageId, int], int] = {}

@@ -1,7 +1,7 @@
-"""Which stage runs which blocks of several streams that belong together.
+"""Which stage runs which blocks of several streams that are placed together.
 
-The pieces are those of a blockwise distillation (Pipe-BD, DATE'23): forward-only streams that teach
-trained ones. A *pair* is a trained stream and those that teach it.
+The pieces are those of a blockwise distillation (Pipe-BD, DATE'23): forward-only teacher streams
+and trained streams. A *pair* is a trained stream and its teachers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from naspipe.config.wiring import TapRole, Wiring
 from naspipe.plan.partitions import balanced_partition
 
 MOST_STEPS = 200_000
-"""Limit of a search; the best placement found by then is used."""
+"""Maximum number of steps of a search; the best placement found by then is used."""
 
 NEAR = 0.002
-"""Share of the least peak that is given up to move fewer bytes."""
+"""Share of the minimal peak that is given up to move fewer bytes."""
 
 
 class Link(NamedTuple):
-    """The bytes that one piece hands to another, if they are on different stages."""
+    """The bytes that one piece sends to another, if they are on different stages."""
 
     source: int
     sink: int
@@ -33,11 +33,11 @@ class Link(NamedTuple):
 
 
 def pack(costs: Sequence[float], links: Sequence[Link], num_stages: int) -> tuple[int, ...]:
-    """The stage of each piece: the dearest stage as cheap as can be, then the fewest bytes moved.
+    """Return the stage of each piece, minimizing the maximum stage cost, then the bytes moved.
 
-    The dearest piece goes to the cheapest stage first; pieces are then moved and exchanged for as
-    long as that makes it better. From there all ways are gone through that may be better yet, up to
-    :data:`MOST_STEPS`; so the answer for some 12 pieces is the best there is.
+    The most expensive piece is placed first, always on the cheapest stage; pieces are then moved
+    and exchanged as long as that improves the placement. A branch-and-bound search continues from
+    there, limited to :data:`MOST_STEPS`, so the result is optimal for up to about 12 pieces.
     """
     problem = _Problem(tuple(costs), tuple(links), num_stages)
     loads, dealt = [0.0] * num_stages, [0] * len(costs)
@@ -66,7 +66,7 @@ class _Problem(NamedTuple):
         return sum(each.num_bytes for each in self.links if dealt[each.source] != dealt[each.sink])
 
     def improved(self, dealt: list[int], limit: float = 0.0) -> list[int]:
-        """Exchange and move single pieces for as long as that improves the placement."""
+        """Exchange and move single pieces as long as that improves the placement."""
 
         def badness(way: Sequence[int]) -> tuple[float, float, float]:
             peak = self.peak(way)
@@ -80,12 +80,11 @@ class _Problem(NamedTuple):
         return dealt
 
     def searched(self, dealt: list[int], limit: float = 0.0) -> list[int]:
-        """The best placement: by its peak or, with a limit of the peak, by the bytes that are
-        moved."""
+        """Return the best placement: by its peak or, if the peak is limited, by the bytes moved."""
         order = sorted(range(len(self.costs)), key=lambda n: n if limit else -self.costs[n])
         best, least = dealt, self.moved(dealt) if limit else self.peak(dealt)
         place = {piece: number for number, piece in enumerate(order)}
-        # Of each piece, those before it in this order that it is linked with, and the bytes.
+        # For each piece, the earlier pieces in this order that it is linked with, and the bytes.
         linked: dict[int, list[tuple[int, int]]] = {piece: [] for piece in order}
         for source, sink, num_bytes in self.links:
             if source != sink:
@@ -128,21 +127,21 @@ def _neighbours(dealt: list[int], num_stages: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Streams, as far as their placement depends on them."""
+    """The properties of streams that their placement depends on."""
 
     costs: tuple[tuple[float, ...], ...]
     """For each stream, the mean nanoseconds of a pass in each block."""
     wiring: Wiring
     output_bytes: tuple[int, ...]
-    """For each stream, what its last block hands to others in a pass."""
+    """For each stream, the bytes that its last block sends to others in a pass."""
     passes: int = 1
 
     @property
     def pairs(self) -> list[list[int]]:
-        """Trained streams in their order, each behind those that teach it.
+        """Trained streams in their order, each after its teachers.
 
         Raises:
-            ConfigError: where there is none, or a stream that teaches nobody.
+            ConfigError: if there is none, or a stream teaches no other.
         """
         trained = [n for n in range(len(self.costs)) if self.wiring.of(n).is_trained]
         lessons = [tap for tap in self.wiring.taps if tap.role is TapRole.LESSON]
@@ -159,11 +158,11 @@ class Pieces:
 
 
 JointPlacement = Callable[[Pieces, int], list[list[Partition]]]
-"""For each stream, the partition of each pass of a step; a single one holds for all."""
+"""Returns, for each stream, the partition of each pass of a step; a single one applies to all."""
 
 
 def pairs(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Consecutive pairs on each stage, as in the paper."""
+    """Place consecutive pairs on each stage, as in the paper."""
     units = pieces.pairs
     cut = balanced_partition([pieces.cost(unit) for unit in units], num_stages)
     return _whole(pieces, units, [cut.stage_of(n) for n in range(len(units))], num_stages)
@@ -190,7 +189,7 @@ def _packed(
 
 
 def layers(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Consecutive blocks on each stage: pair after pair, teachers first, cut anywhere."""
+    """Place consecutive blocks on each stage: pair after pair, teachers first, cut anywhere."""
     cells = [
         (stream, block)
         for pair in pieces.pairs
@@ -205,10 +204,10 @@ def layers(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
 
 
 def hybrid(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Consecutive pairs on each group of stages, which share the passes of a step.
+    """Place consecutive pairs on each group of stages, which share the passes of a step.
 
-    The groups are those whose dearest stage is cheapest (automatic hybrid distribution, section
-    IV-C). A group has no more stages than a step has passes.
+    The groups minimize the maximum stage cost (automatic hybrid distribution, section IV-C). A
+    group has no more stages than a step has passes.
     """
     units, passes = pieces.pairs, pieces.passes
     costs = [pieces.cost(unit) for unit in units]
@@ -243,7 +242,7 @@ def hybrid(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
 
 
 def shared(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
-    """Every pair on all stages, which share the passes of a step (internal relaying)."""
+    """Place every pair on all stages, which share the passes of a step (internal relaying)."""
     if num_stages > pieces.passes:
         raise ConfigError(
             f"partition shared: expected at most {pieces.passes} stages, one for each pass of a "
@@ -254,7 +253,7 @@ def shared(pieces: Pieces, num_stages: int) -> list[list[Partition]]:
 
 
 def _share(size: int, passes: int) -> float:
-    """The share of a step's passes that the busiest stage of a group computes."""
+    """Return the share of a step's passes that the busiest stage of a group computes."""
     bounds = [-(-stage * passes // size) for stage in range(size + 1)]
     return max(high - low for low, high in pairwise(bounds)) / passes
 
@@ -280,7 +279,7 @@ def on_one_stage(stage: int, length: int, num_stages: int) -> Partition:
 
 
 def moved_bytes(partitions: Sequence[Sequence[Partition]], pieces: Pieces) -> int:
-    """Bytes that go from stage to stage in a step: tapped outputs, each once to each stage."""
+    """Return the bytes sent between stages in a step: tapped outputs, each once to each stage."""
     total = 0
     for number in range(pieces.passes):
         own = [each[number % len(each)] for each in partitions]
@@ -300,7 +299,7 @@ JOINT_PLACEMENTS: dict[str, JointPlacement] = {
     "hybrid": hybrid,
     "shared": shared,
 }
-"""Placements of streams that belong together, by the names of the setting ``partition``."""
+"""Placements of streams that are placed together, by the names of the setting ``partition``."""
 
 
 def register_joint_placement(name: str, placement: JointPlacement) -> None:

@@ -1,15 +1,16 @@
-"""Latest starts: how long before the end each access has to begin, where stages are few.
+"""Latest starts: how long before the end each access has to begin, on a given number of stages.
 
-Two subnets share no layer. The critical path says of either that it may begin as late as the other
-one. But a stage runs one access at a time, so one of them has to begin earlier. Here a pipeline is
-carried out backwards: from the last WRITE to the first READ, an access when all that wait for it
-are through, each stage one at a time. When an access begins in that schedule, counted from the
-end, is its priority (`docs/schedule.md`, dispatch orders). Project planners call it a backward
-pass with resources.
+For two subnets without a common layer, the critical path yields the same latest start. But a stage
+runs one access at a time, so one of them has to begin earlier. This module therefore schedules a
+pipeline backwards in time: from the last WRITE to the first READ, each access once all accesses
+that wait for it are done, one at a time on each stage. The priority of an access is its start in
+that schedule, counted from the end (`docs/schedule.md`, dispatch orders). In project planning this
+is called a backward pass with resource constraints.
 
-The first pass follows the paper's order. Then the stream is carried out forwards by what was found,
-and backwards again: what ends last comes first. That is forward-backward improvement (Tormos and
-Lova 2001), as often as it is worth the time. The shortest schedule backwards counts.
+The first backward schedule follows the paper's order. Then the stream is scheduled forwards by
+these priorities, and backwards again, in the order of the latest ends. This is forward-backward
+improvement (Tormos and Lova 2001), repeated as long as it is worth the time. The shortest backward
+schedule is used.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from naspipe.plan.costs import CostTable
 
 @dataclass(slots=True, eq=False)
 class Way:
-    """A subnet's accesses in the order of its chain: forwards, then backwards, each by its place.
+    """A subnet's accesses in order, forwards then backwards, numbered by position.
 
-    A backward has the layer's WRITE with it, unless that is an access of its own: those have the
-    places behind the chain.
+    A backward includes the layer's WRITE, unless that is a separate access; separate WRITEs have
+    the positions after the chain.
     """
 
     stream: int
@@ -43,14 +44,14 @@ class Way:
     stages: Sequence[int]
     durations: list[int]
     written: dict[int, int] = field(default_factory=dict)
-    """For the place of a backward, that of its WRITE, if it is an access of its own."""
+    """For the position of a backward, that of its WRITE, if it is a separate access."""
     earlier: list[tuple[int, Way, int]] = field(default_factory=list)
-    """A place, and the access of another way that has to come before it."""
+    """Positions, and the access (way and position) of another way that has to precede each."""
     first: int = 0
-    """The number of its first access; the others have the next ones."""
+    """The number of its first access; the others are numbered consecutively."""
 
     def ends(self) -> tuple[list[int], list[int]]:
-        """The numbers of the accesses that begin the way, and of those that end it."""
+        """Return the numbers of the accesses that begin the way, and of those that end it."""
         last = len(self.stages) - 1
         if last < 0:
             return [], []
@@ -59,12 +60,12 @@ class Way:
 
 
 class ListSchedule:
-    """Streams that can be carried out again and again, each time in another order.
+    """Streams that can be scheduled repeatedly, each time in another order.
 
     Args:
-        streams: the ways of each in sequence order, whole steps.
-        passes: of a step.
-        window: steps of a stream that are under way at most.
+        streams: the ways of each stream in sequence order, a multiple of whole steps.
+        passes: number of passes of a step.
+        window: maximum number of steps of a stream that are under way.
     """
 
     def __init__(self, streams: Sequence[Sequence[Way]], passes: int, window: int) -> None:
@@ -96,11 +97,12 @@ class ListSchedule:
                     yield other.first + its, way.first + place
 
     def run(self, order: Sequence[int], is_backwards: bool) -> list[int]:
-        """When each access was through, counted from where it began.
+        """Return when each access ended, counted from the beginning of the schedule.
 
         Args:
-            order: all accesses; of those that are ready, a stage takes the first.
-            is_backwards: from the last step to the first, each way from its last access on.
+            order: all accesses; among those that are ready, a stage runs the first.
+            is_backwards: schedule from the last step to the first, each way from its last access
+                on.
         """
         stages, durations = self.stages, self._durations
         waiters = self._before if is_backwards else self._behind
@@ -109,7 +111,7 @@ class ListSchedule:
         window_of: dict[int, _Window] = {}
         for window in windows:
             for entry in (entry for entries in window.entries for entry in entries):
-                unmet[entry] += 1  # until it is let in
+                unmet[entry] += 1  # until it is admitted
             window_of |= dict.fromkeys(window.places, window)
         place_in_order = [0] * len(stages)
         for place, access in enumerate(order):
@@ -118,7 +120,7 @@ class ListSchedule:
         ready: list[list[int]] = [[] for _ in range(count)]
         taken = [-1] * count
         ends = [0] * len(stages)
-        running: list[int] = []  # a heap: when a stage is through, and which
+        running: list[int] = []  # a heap of end times and stages
         met = [entry for window in windows for entry in window.let_in()]
         now, push, pop = 0, heapq.heappush, heapq.heappop
         while True:
@@ -145,7 +147,7 @@ class ListSchedule:
 
 
 class _Window:
-    """Which ways of a stream may run: a number of steps from the oldest unfinished one on."""
+    """The ways of a stream that may run: a number of steps from the oldest unfinished one on."""
 
     def __init__(self, own: Sequence[Way], passes: int, window: int, is_backwards: bool) -> None:
         ways = own[::-1] if is_backwards else own
@@ -153,9 +155,9 @@ class _Window:
         self.entries = [first for first, _ in ends]
         """For each way, the accesses that it begins with."""
         self.places = {each: place for place, (_, last) in enumerate(ends) for each in last}
-        """For each access that ends a way, which way that is."""
+        """For each access that ends a way, the index of that way."""
         self._left = [len(last) for _, last in ends]
-        """For each way, how many of these are still to be done."""
+        """For each way, the number of its ending accesses that have not finished."""
         self._passes, self._window = passes, window
         self._oldest = self._let_in = 0
 
@@ -173,19 +175,20 @@ class _Window:
             found += [entry for entries in self.entries[begin:end] for entry in entries]
 
     def let_in_behind(self, last: int) -> list[int]:
-        """As :meth:`let_in`, after a way has finished an access that it ends with."""
+        """Record that an access that ends a way has finished, then as :meth:`let_in`."""
         self._left[place := self.places[last]] -= 1
         return [] if self._left[place] else self.let_in()
 
 
 SHARE, MOST_ROUNDS = 0.02, 16
-"""Share of the stream's own time that improvement may take, and its most rounds."""
+"""Share of the stream's own time that improvement may take, and the maximum number of rounds."""
 
 PIECE = 1024
-"""Subnets of a stream that are scheduled together, plus two windows of those after them."""
+"""Number of subnets of a stream that are scheduled together, plus two windows of those after
+them."""
 
 _ROUND_NS = 4_000
-"""Time that one access takes in one round, forwards and backwards."""
+"""Time to schedule one access in one round, forwards and backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +200,9 @@ class CutStream:
     rules: Sequence[BlockRule]
     costs: CostTable
     ordered: Collection[LayerId] | None = None
-    """Layers through which the passes of a step go in their order; None for every layer."""
+    """Layers that the passes of a step must use in their order; None for every layer."""
     is_trained: bool = True
-    """If not, there are forwards only."""
+    """If False, there are forwards only."""
 
 
 def latest_start_priorities(
@@ -209,16 +212,16 @@ def latest_start_priorities(
     rounds: int | None = None,
     defers_writes: bool = False,
 ) -> list[list[Priorities]]:
-    """The priorities of every subnet of every stream, in nanoseconds from the end of all.
+    """Return the priorities of every subnet of every stream, in nanoseconds from the end of all.
 
-    O(n * log(n)) in time for n accesses, for each round.
+    Each round takes O(n * log(n)) time for n accesses.
 
     Args:
-        streams: which share the stages.
+        streams: the streams that share the stages.
         steps: how passes form steps, in every stream.
-        window: sequence IDs of a stream that are under way at a time.
-        rounds: how often the schedule is improved; None for what is worth the time.
-        defers_writes: a stage may do other things between a backward and its WRITE. Only where
+        window: number of sequence IDs of a stream that are under way at a time.
+        rounds: number of rounds of improvement; None for as many as are worth the time.
+        defers_writes: a stage may run other accesses between a backward and its WRITE. Only if
             every pass is a step, and no step waits for all of its gradients.
     """
     pieces = max(1, -(-max(len(each.subnets) for each in streams) // PIECE))
@@ -245,7 +248,7 @@ def latest_start_priorities(
             for mine, stream in zip(ways, streams, strict=True)
         ]
         sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
-        levels = [  # how much later the streams end than the piece, by subnets that both have
+        levels = [  # how much later the streams end than the piece, by common subnets
             later.forward[0] - mine.forward[0]
             for each, size, behind in zip(own, sizes, found, strict=True)
             for mine, later in zip(each[size : size + window], behind, strict=False)
@@ -263,7 +266,7 @@ def latest_start_priorities(
 
 
 def shortest_ns(streams: Sequence[CutStream], steps: Steps, window: int, rounds: int) -> int:
-    """The length of the shortest schedule of all streams that was found."""
+    """Return the length of the shortest schedule of all streams that was found."""
     return max(_scheduled(streams, steps, window, rounds)[1], default=0)
 
 
@@ -274,7 +277,7 @@ def _scheduled(
     rounds: int | None,
     defers_writes: bool = False,
 ) -> tuple[list[list[Way]], list[int]]:
-    """The ways of each stream, and how long before the end each of their accesses begins."""
+    """Return the ways of each stream, and how long before the end each of their accesses begins."""
     ways = [
         list(_StreamWays(number, stream, steps, defers_writes).made())
         for number, stream in enumerate(streams)
@@ -291,7 +294,7 @@ def _scheduled(
 
 
 def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
-    """The paper's order seen from the end: what was begun is finished, younger subnets first."""
+    """Return the paper's order seen from the end: started subnets first, then younger ones."""
     keys = [
         (place >= len(way.stages) // 2, own[-1].number - way.number, way.stream)
         for own in ways
@@ -302,13 +305,13 @@ def _paper_backwards(ways: Sequence[Sequence[Way]]) -> list[int]:
 
 
 def _last_first(ends: Sequence[int], numbers: Sequence[int]) -> list[int]:
-    """Accesses in a new order: what ended last comes first; of equal ones, older subnets."""
+    """Return the accesses by descending end; among equal ends, older subnets come first."""
     found: list[int] = np.lexsort((np.array(numbers), -np.array(ends, int))).tolist()
     return found
 
 
 def _rounds(ways: Sequence[Sequence[Way]]) -> int:
-    """How many rounds of improvement are worth their time."""
+    """Return the number of improvement rounds that are worth their time."""
     everyone = [way for own in ways for way in own]
     accesses = sum(len(way.durations) for way in everyone)
     if not accesses:
@@ -360,10 +363,10 @@ class _StreamWays:
             backward = len(own[-1].stages) - 1 - layer.block
             last = step[ways.index(own[-1])]
             cost = self._stream.costs.of(layer.block, last.chain[layer.block])
-            # Where WRITEs wait, so does what the backward leaves to them.
+            # If WRITEs are deferred, so is the part of the backward that they include.
             takes = cost.write_ns + (cost.owed_ns if self._defers_writes else 0)
             if self._defers_writes and takes:
-                own[-1].written[backward] = len(own[-1].durations)  # an access of its own
+                own[-1].written[backward] = len(own[-1].durations)  # a separate access
                 own[-1].durations.append(takes)
             else:
                 own[-1].durations[backward] += takes
@@ -374,7 +377,7 @@ class _StreamWays:
         return ways
 
     def _layers(self, subnet: Subnet) -> Iterator[LayerId]:
-        """The layers that a subnet changes."""
+        """Yield the layers that a subnet changes."""
         for layer in map(subnet.layer, range(len(subnet.chain))):
             rule = rule_of(self._stream.rules, layer)
             if self._stream.is_trained and not isinstance(rule, Frozen | Follows):
@@ -383,19 +386,19 @@ class _StreamWays:
     def _begin(self, subnet: Subnet, partition: Partition) -> Way:
         trained = self._stream.is_trained
         if not subnet.chain:
-            return Way(self._number, subnet.sequence_id, (), [])  # a pass that nobody needs
+            return Way(self._number, subnet.sequence_id, (), [])  # an unused pass
         if partition not in self._stages:
             there: list[int] = [*map(partition.stage_of, range(partition.num_blocks))]
             self._stages[partition] = there + there[::-1] if trained else there
         chain = [self._stream.costs.of(*place) for place in enumerate(subnet.chain)]
         durations = [cost.forward_ns for cost in chain]
-        later = 0 if self._defers_writes else 1  # what is owed follows the backward at once
+        later = 0 if self._defers_writes else 1  # owed work follows the backward immediately
         for cost in reversed(chain) if trained else ():
             durations.append(cost.backward_ns + later * cost.owed_ns)
         return Way(self._number, subnet.sequence_id, self._stages[partition], durations)
 
     def _follow_writers(self, way: Way, layer: LayerId, step: int) -> None:
-        """Let a forward follow the backwards of the step whose WRITE it reads."""
+        """Let a forward wait for the backwards of the step whose WRITE it reads."""
         newest = rule_of(self._stream.rules, layer).last_read(step)
         known = reversed(self._writers.get(layer, ()))
         writers = next((ways for number, ways in known if number <= newest), ())

@@ -1,4 +1,4 @@
-"""What each stage's layers may occupy on its device, and how much that is in subnets."""
+"""Memory budgets of the stages: the bytes that each stage's layers may occupy on its device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from naspipe.plan.costs import LayerSize, SizeTable
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """Layer sizes that include the copies which readers of older versions need."""
+    """Layer sizes that include the copies needed by readers of older versions."""
 
     table: SizeTable
     rules: tuple[BlockRule, ...]
@@ -29,7 +29,7 @@ class DeviceSizes:
         return size._replace(state_bytes=size.state_bytes + copies)
 
     def on_host(self, block: int, candidate: int, stream: int = 0) -> int:
-        """Bytes of a layer in host memory, where there are no copies."""
+        """Return the bytes of a layer in host memory, which holds no copies of older versions."""
         return self.table.of(block, candidate).state_bytes
 
 
@@ -54,10 +54,10 @@ class StageNeed:
     """The bytes that the layers of one stage take."""
 
     permanent_bytes: int
-    """Its layers that stay on the device, the shared ones above all."""
+    """Its layers that stay on the device, mainly the shared ones."""
     largest_bytes: int
     subnet_bytes: float
-    """The other layers of one subnet, on average over those that have blocks there."""
+    """The other layers of one subnet, averaged over the subnets that have blocks there."""
     host_bytes: int
     """All layers that the stream uses there, in host memory."""
 
@@ -85,16 +85,16 @@ def plan_memory(
     stays: Sequence[Sequence[bool]],
     is_sample: bool = False,
 ) -> MemoryPlan:
-    """Turn a budget as users write it into bytes for each stage.
+    """Convert a budget as written by users into bytes for each stage.
 
-    ``subnets`` may be those of several streams, one after the other. Where they are a sample,
-    which uses every layer, each stage can hold the largest layer of all: any may come to it.
-    ``stays`` says of each stream, of each block, whether its layers are never evicted:
-    see :func:`staying_blocks`.
+    ``subnets`` may be those of several streams, one after the other. If they are a sample that uses
+    every layer, each stage can hold the largest layer of all, because any layer may move to it.
+    ``stays`` holds, for each block of each stream, whether its layers are never evicted; see
+    :func:`staying_blocks`.
 
-    ``3x`` is the stage's layers that stay and three times what a subnet has there on average, but
-    never less than the stage can run with, and a byte where it has no layers; ``512MiB`` is the
-    same for every stage.
+    ``3x`` is the stage's layers that stay plus three times what a subnet has there on average, but
+    never less than the minimum that the stage can run with, and one byte if it has no layers;
+    ``512MiB`` is the same for every stage.
     """
     found = []
     for stage in map(StageId, range(partitions[0].num_stages)):
@@ -137,12 +137,12 @@ def plan_memory(
 def staying_blocks(
     rules: Sequence[BlockRule], is_shared: Sequence[bool], groups: int
 ) -> tuple[bool, ...]:
-    """Whether the layers of each block stay on the device once they are loaded.
+    """Return, for each block, whether its layers stay on the device once they are loaded.
 
-    Layers that every subnet uses stay, because they are always needed next. With several groups,
-    so do layers whose older versions are read (those of a momentum teacher that lags): after a
-    group has handed its part of a step on, its stage has no current version of the layer that
-    could be loaded again, although subnets still read the older versions there.
+    Layers that every subnet uses stay, because they are always needed next. With several groups, so
+    do layers whose older versions are read (such as those of a lagging momentum teacher): after a
+    group has sent its part of a step on, its stage has no current version of the layer that could
+    be loaded again, although subnets still read the older versions there.
     """
     return tuple(
         shared or (groups > 1 and bool(steps_behind(rule_with_state(rule))))
@@ -151,10 +151,10 @@ def staying_blocks(
 
 
 def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
-    """Check that every layer of the stream has its place in host memory, on every stage.
+    """Check that all layers of the stream fit in host memory, on every stage.
 
     Raises:
-        ConfigError: when they are more than the limit on some stage.
+        ConfigError: if they exceed the limit on some stage.
     """
     limit_bytes = parse_bytes(limit)
     stage, need = max(enumerate(needs), key=lambda pair: (pair[1].host_bytes, -pair[0]))
@@ -169,7 +169,7 @@ def check_host_memory(limit: str, needs: Sequence[StageNeed]) -> None:
 def residency_of(
     memory: MemoryPlan | None, stage: StageId, execution: Execution
 ) -> ResidencyManager | None:
-    """A manager of the stage's part of the budget; None if every layer stays on the device."""
+    """Return the residency manager of a stage; None if every layer stays on the device."""
     if memory is None:
         return None
     return ResidencyManager(

@@ -27,24 +27,24 @@ def balanced_partition(
     slack: float = 0.0,
     backlog: Sequence[float] = (),
 ) -> Partition:
-    """Cut a chain of block costs into contiguous stages so that the dearest stage is cheapest.
+    """Cut a chain of block costs into contiguous stages, minimizing the maximum stage cost.
 
-    Dynamic programming over cuts, O(stages * blocks ** 2) in whole arrays. Of equally good cuts
-    the one with the earliest last bound is taken, then the earliest last but one.
+    Dynamic programming over cuts, O(stages * blocks ** 2) in whole arrays. Among equally good
+    partitions, the one with the earliest last cut is chosen, then the earliest last but one.
 
     Args:
-        costs: of each block of the chain, 0 or more, in any unit.
-        num_stages: how many ranges, one block or more each.
+        costs: the cost of each block of the chain, 0 or more, in any unit.
+        num_stages: number of ranges, with at least one block each.
         homes: blocks that must lie in a given stage's range.
-        preferred: the result is the partition nearest to this one, by the sum of the distances
-            of its cuts, among those whose peak is at most ``1 + slack`` times the least one;
-            of equally near ones that with the earliest cuts.
-        slack: what part of the least peak may be given up to be near ``preferred``.
-        backlog: what each stage has to do already, in the unit of ``costs``, or less than 0 for
-            time to spare; none by default. It counts as part of the stage's cost.
+        preferred: the result is the partition nearest to this one, by the sum of the distances of
+            its cuts, among those whose peak is at most ``1 + slack`` times the minimum; among
+            equally near ones, that with the earliest cuts.
+        slack: share of the minimal peak that may be given up to be near ``preferred``.
+        backlog: work that each stage has to do already, in the unit of ``costs``, or less than 0
+            for spare time; none by default. It counts as part of the stage's cost.
 
     Raises:
-        ConfigError: when there are more stages than blocks, or no partition has these homes.
+        ConfigError: if there are more stages than blocks, or no partition has these homes.
     """
     num_blocks = len(costs)
     if num_stages > num_blocks:
@@ -72,13 +72,13 @@ _Costs = npt.NDArray[np.float64]
 
 
 _Span = tuple[int, int]
-"""The first and the last place where a cut may be."""
+"""The first and the last position that a cut can have."""
 
 
 def _cut_spans(num_blocks: int, num_stages: int, homes: Mapping[int, int]) -> list[_Span]:
-    """Where each cut may be, from the chain's beginning (0) to its end.
+    """Return the possible positions of each cut, from the chain's beginning (0) to its end.
 
-    First and last places rise from cut to cut, so that every place of a span can be had.
+    First and last positions increase from cut to cut, so that every position of a span is feasible.
     """
     first = [*range(num_stages), num_blocks]
     last = [0, *range(num_blocks - num_stages + 1, num_blocks + 1)]
@@ -105,7 +105,7 @@ def _cut_spans(num_blocks: int, num_stages: int, homes: Mapping[int, int]) -> li
 def _stage_costs(
     costs: Sequence[float], spans: Sequence[_Span], backlog: Sequence[float]
 ) -> list[_Costs]:
-    """For each stage, its cost from each possible start to each possible stop."""
+    """Return, for each stage, its cost from each possible start to each possible stop."""
     sums = np.array([0, *accumulate(costs)], dtype=np.float64)  # exact for integers up to 2 ** 53
     places = np.arange(len(sums))
     whole = np.where(places[:, None] < places, sums - sums[:, None], np.inf)
@@ -118,7 +118,7 @@ def _stage_costs(
 
 
 def _least_peak(stages: Sequence[_Costs], spans: Sequence[_Span]) -> tuple[float, list[int]]:
-    """The least peak, and the cuts between stages that have it."""
+    """Return the minimal peak, and the cuts between stages that attain it."""
     peaks = stages[0][0]
     chosen = []
     for cost in stages[1:]:
@@ -136,7 +136,7 @@ def _least_peak(stages: Sequence[_Costs], spans: Sequence[_Span]) -> tuple[float
 def _nearest(
     stages: Sequence[_Costs], spans: Sequence[_Span], limit: float, preferred: Sequence[int]
 ) -> list[int]:
-    """The cuts nearest to the preferred ones, of those that keep every stage within the limit."""
+    """Return the cuts nearest to the preferred ones that keep every stage within the limit."""
     distances = np.zeros(1)
     followers = []
     for cost, (first, last), wanted in zip(
@@ -154,21 +154,21 @@ def _nearest(
 
 
 FEW = 3
-"""A number of parts that is tried besides one per stage and one per two stages."""
+"""A number of parts that is tried in addition to one per stage and one per two stages."""
 
 _ACCESSES, _ROUNDS, _WINDOW = 12_800, 3, 64
-"""Accesses scheduled to choose, rounds of improvement, and subnets under way."""
+"""Number of accesses scheduled to choose, rounds of improvement, and subnets under way."""
 
 
 class RotatedPlacement:
-    """Cuts subnets, one at a time in sequence order, each for the least peak of its own.
+    """Cuts subnets, one at a time in sequence order, minimizing the peak of each subnet on its own.
 
-    Parts with layers that every subnet uses stay where the mean of all subnets has them; the other
-    parts take turns on the other stages. Without such layers the number of parts is that with the
-    shortest list schedule of the first subnets (:mod:`naspipe.plan.latest_start`).
+    Parts with layers that every subnet uses stay where the partition of the mean costs has them;
+    the other parts rotate over the other stages. Without such layers, the number of parts is the
+    one with the shortest list schedule of the first subnets (:mod:`naspipe.plan.latest_start`).
 
     Raises:
-        ConfigError: for more stages than blocks.
+        ConfigError: if there are more stages than blocks.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class RotatedPlacement:
         return make_partition(own.bounds, stages)
 
     def _fastest(self, subnets: Sequence[Subnet]) -> int:
-        """The fastest number of parts; if several are equally fast, the largest."""
+        """Return the fastest number of parts; if several are equally fast, the largest."""
 
         def takes_ns(parts: int) -> int:
             stream = CutStream(
@@ -224,7 +224,7 @@ class RotatedPlacement:
 
 
 def _few_parts(own: Partition, turn: int, num_stages: int) -> Partition:
-    """Spread the parts over the stages as far apart as possible; the other stages have none."""
+    """Spread the parts over the stages as far apart as possible; the other stages get no blocks."""
     parts = own.num_stages
     apart = -(-num_stages // parts)
     if (parts - 1) * apart >= num_stages:
@@ -235,30 +235,31 @@ def _few_parts(own: Partition, turn: int, num_stages: int) -> Partition:
 
 
 NEAR = 0.01
-"""Part of a subnet's least peak that it gives up to be cut near where the others are: fewer
-layers then change stages from user to user, and have to be mirrored."""
+"""Share of a subnet's minimal peak that is given up to be cut near the other subnets, so that fewer
+layers change stages from user to user and have to be mirrored."""
 
 
 KEPT = 0.97
-"""Share of a stage's backlog that is kept for the next subnet."""
+"""Share of a stage's backlog that is carried over to the next subnet."""
 
 COUNTED = 0.5
-"""Part of a stage's backlog that counts as the next subnet's cost there: with all of it, single
-subnets are cut so unevenly that those that others wait for take longer. Both were chosen on seeds
-0 to 2 with the costs of Table 5, 8 stages: `spaced` and `fair` leave 0.02 to 0.03 less bubble."""
+"""Share of a stage's backlog that counts as the next subnet's cost there. With all of it, single
+subnets are cut so unevenly that those that others wait for take longer. Both were chosen on seeds 0
+to 2 with the costs of Table 5, 8 stages: `spaced` and `fair` leave 0.02 to 0.03 less bubble."""
 
 
 class Partitioner:
     """Cuts subnets, one at a time in sequence order; equal partitions are one object.
 
-    ``static``: the partition that balances the mean costs, for all. ``balanced``: each subnet
-    its own least peak, give or take ``slack``, as near to the static one as that allows; shared
-    layers stay on the stage where the static one has them. What earlier subnets gave a stage beyond
-    the mean of all stages is its backlog and counts too, less and less: whole blocks divide
-    no single subnet evenly, but a stage that got too much of one gets less of the next.
+    ``static`` uses the partition that balances the mean costs for all subnets. ``balanced``
+    minimizes each subnet's own peak, within ``slack``, and stays as near to the static partition as
+    that allows; shared layers stay on the stage where the static one has them. The cost of earlier
+    subnets on a stage above the mean of all stages is its backlog, which also counts and decays
+    over time: whole blocks divide no single subnet evenly, but a stage that got too much of one
+    gets less of the next.
 
     Raises:
-        ConfigError: for another kind, or more stages than blocks.
+        ConfigError: for another kind, or if there are more stages than blocks.
     """
 
     def __init__(
@@ -301,15 +302,16 @@ class Partitioner:
 
 Cutter = Callable[[Subnet], Partition]
 Placement = Callable[[Sequence[Subnet], Sequence[bool], CostTable, int], Cutter]
-"""Makes what cuts the subnets of one stream: asked for each, in sequence order. It is given the
-stream (or what stands for it), whether each block is shared, costs, and the number of stages."""
+"""Makes the function that cuts the subnets of one stream; it is called for each, in sequence order.
+The arguments are the stream (or a sample of it), whether each block is shared, the costs, and the
+number of stages."""
 
 PLACEMENTS: dict[str, Placement] = {
     "balanced": partial(Partitioner, "balanced"),
     "static": partial(Partitioner, "static"),
     "rotated": RotatedPlacement,
 }
-"""Which stage runs which blocks, by the names of the setting ``partition``."""
+"""Placements of blocks on stages, by the names of the setting ``partition``."""
 
 
 def register_placement(name: str, placement: Placement) -> None:
@@ -321,9 +323,9 @@ def register_placement(name: str, placement: Placement) -> None:
 def peak_to_mean(
     subnets: Sequence[Subnet], partitions: Sequence[Partition], costs: CostTable
 ) -> list[float]:
-    """For each subnet, the time of its dearest stage over the mean of its stages.
+    """Return, for each subnet, the time of its most expensive stage over the mean of its stages.
 
-    1.0 is a perfect balance, the number of stages the worst.
+    1.0 is a perfect balance, the number of stages the worst case.
     """
     ratios: list[float] = []
     for subnet, partition in zip(subnets, partitions, strict=True):
@@ -335,6 +337,6 @@ def peak_to_mean(
 
 
 def _block_costs(subnet: Subnet, costs: CostTable) -> list[int]:
-    """Nanoseconds of one pass in each block, without the making of the layer."""
+    """Return the nanoseconds of one pass in each block, without the initialization of the layer."""
     of = costs.of
     return [of(block, candidate).total_ns for block, candidate in enumerate(subnet.chain)]

@@ -1,7 +1,7 @@
-"""How streams are carried out: partitions, memory, window, dispatch order and priorities.
+"""How streams are executed: partitions, memory, window, dispatch order and priorities.
 
 Everything here follows from costs and sizes alone, so the simulator, the planner and a real run
-choose alike.
+make the same choices.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Pipeline:
     wiring: Wiring = PLAIN
 
     def splitting(self, dearer: float) -> Pipeline:
-        """The same with split backwards.
+        """Return the same pipeline with split backwards.
 
         Args:
-            dearer: of the candidates whose parts take at most so many times as long as the whole
-                backward; of all, measured or not, where this is infinite.
+            dearer: split the candidates whose parts together take at most this many times as long
+                as the whole backward; if infinite, split all candidates, whether measured or not.
         """
         streams = tuple(each.splitting(dearer) for each in self.streams)
         return replace(self, streams=streams)
@@ -65,7 +65,7 @@ class Pipeline:
 
     @property
     def buffered(self) -> frozenset[LayerId] | None:
-        """Layers whose forwards leave something for the next one; None if it is not known."""
+        """Layers whose forwards leave buffers for the next one; None if not known."""
         own = [each.chain.buffered for each in self.streams]
         layers = (
             LayerId(StreamId(s), *place) for s, found in enumerate(own) for place in found or ()
@@ -91,7 +91,7 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a pipeline is carried out. With a causal policy, it changes no bit of the result."""
+    """How a pipeline is executed; with a causal policy, results do not depend on it."""
 
     streams: tuple[StreamPlan, ...]
     order: str
@@ -99,19 +99,20 @@ class Plan:
     memory: MemoryPlan | None = field(default=None, repr=False)
     buffered: frozenset[LayerId] | None = field(default=None, repr=False)
     chosen: str = ""
-    """A note for the user if a simulation chose that layers move."""
+    """A note for the user if a simulation chose to move layers."""
 
 
 def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None = None) -> Plan:
-    """Balance the stages, give them memory, limit what is under way, and rank the accesses.
+    """Balance the stages, assign their memory, limit the subnets under way, and rank the accesses.
 
-    One stage runs its subnets one after the other in any order. The policies bsp and asp keep
-    one static partition and the paper's order, as the systems do that they stand for. Steps with
-    probes keep one static partition, as a probe's layers do not move. The order ``auto`` is planned
-    as ``paper``, the partition as ``balanced``; ``plan.simulation.chosen_plan`` decides.
+    A single stage runs its subnets one after the other in any order. The policies bsp and asp keep
+    one static partition and the paper's order, as do the systems that they represent. Steps with
+    probes keep one static partition, because a probe's layers do not move. The order ``auto`` is
+    planned as ``paper``, the partition ``auto`` as ``balanced``; ``plan.simulation.chosen_plan``
+    makes the final choice.
 
     Raises:
-        ConfigError: when the memory budget is below the least that works, or cannot be had.
+        ConfigError: if the memory budget is below the minimum that works, or is not available.
     """
     steps = pipeline.steps
     if not pipeline.is_causal:
@@ -157,19 +158,19 @@ def plan_pipeline(pipeline: Pipeline, execution: Execution, sizes: Sizes | None 
 
 
 def has_choice(pipeline: Pipeline, execution: Execution) -> bool:
-    """Whether the dispatch order can make a difference here."""
+    """Return True if the dispatch order can make a difference here."""
     is_ranked = all(s.costs is not None and not s.is_sample for s in pipeline.streams)
     return pipeline.is_causal and is_ranked and execution.workers > 1
 
 
 def as_planned(pipeline: Pipeline, plan: Plan) -> Pipeline:
-    """The pipeline with its backwards split as a plan says."""
+    """Return the pipeline with its backwards split as the plan specifies."""
     pairs = zip(pipeline.streams, plan.streams, strict=True)
     return replace(pipeline, streams=tuple(each.split_at(own.split) for each, own in pairs))
 
 
 def by_critical_path(plan: Plan, pipeline: Pipeline) -> Plan:
-    """The same plan under the critical-path order."""
+    """Return the same plan under the critical-path order."""
     steps = pipeline.steps
     levels = [
         critical_path_priorities(stream.subnets, stream.chain.rules, costs_of(stream), steps)
@@ -179,8 +180,7 @@ def by_critical_path(plan: Plan, pipeline: Pipeline) -> Plan:
 
 
 def in_grains(plan: Plan, pipeline: Pipeline, levels: Sequence[list[Priorities]]) -> Plan:
-    """The same plan with the longest paths of each subnet, in multiples of a part of its mean
-    work."""
+    """Return the same plan with longest paths in multiples of a share of a subnet's work."""
     grain = GRAIN if len(pipeline.streams) == 1 else STREAMS_GRAIN
     priorities = []
     for stream, own in zip(pipeline.streams, levels, strict=True):
@@ -192,7 +192,7 @@ def in_grains(plan: Plan, pipeline: Pipeline, levels: Sequence[list[Priorities]]
 
 
 def by_latest_start(plan: Plan, pipeline: Pipeline) -> Plan:
-    """The same plan under the order of latest starts."""
+    """Return the same plan under the order of latest starts."""
     streams = [
         CutStream(
             subnets=stream.subnets,
@@ -214,14 +214,14 @@ RANKINGS: Mapping[str, Callable[[Plan, Pipeline], Plan]] = {
     "critical-path": by_critical_path,
     "latest-start": by_latest_start,
 }
-"""Functions that give accesses their priorities, by the order that needs them."""
+"""Functions that set the priorities of accesses, by the order that needs them."""
 
 
 def _defers_writes(plan: Plan, pipeline: Pipeline) -> bool:
-    """Whether WRITEs that nobody waits for come behind what others wait for.
+    """Return True if WRITEs that no subnet waits for run after accesses that others wait for.
 
-    With a budget a gradient is used up before the next one is made. Where a step has several passes
-    or waits for all its gradients, and where streams are joined, others wait for each block.
+    With a memory budget, a gradient is consumed before the next one is made. If a step has several
+    passes or waits for all its gradients, or if streams are connected, others wait for each block.
     """
     steps = pipeline.steps
     is_plain = steps.passes == 1 and not steps.is_gated and not pipeline.wiring.taps
@@ -252,7 +252,7 @@ def _memory(
     execution: Execution,
     sizes: Sizes | None,
 ) -> MemoryPlan | None:
-    """The checked budget of each stage; None if there is no limit."""
+    """Return the checked budget of each stage; None if there is no limit."""
     budget = execution.memory.budget
     if not budget:
         return None
@@ -280,7 +280,7 @@ def _memory(
 
 
 def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution: Execution) -> int:
-    """How many subnets of a stream may be under way so that what they keep fits on every stage."""
+    """Return how many subnets may be under way so that their activations fit on every stage."""
     kept_bytes = 0
     for stream, cut in zip(pipeline.streams, cuts, strict=True):
         if execution.memory.activations and (costs := stream.costs) is not None:
@@ -296,7 +296,7 @@ def _window(pipeline: Pipeline, cuts: Sequence[tuple[Partition, ...]], execution
 
 
 def with_grown_lags(pipeline: Pipeline) -> Pipeline:
-    """The same streams, without the beginning in which lags grow."""
+    """Return the same streams without the initial phase in which lags grow."""
     streams = tuple(
         replace(each, chain=replace(each.chain, rules=tuple(map(grown_up, each.chain.rules))))
         for each in pipeline.streams

@@ -1,7 +1,7 @@
-"""A whole run on the virtual clock, from streams and costs to its access log and its figures.
+"""Simulates whole runs on the virtual clock, from streams and costs to access logs and figures.
 
-``simulate_run`` carries a plan out. ``chosen_plan`` simulates the beginning of the streams to
-decide what the user left to ``auto``, and ``outcome_of`` computes the figures that commands
+``simulate_run`` executes a plan. ``chosen_plan`` simulates the beginning of the streams to choose
+the settings that the user left to ``auto``, and ``outcome_of`` computes the figures that commands
 print.
 """
 
@@ -45,13 +45,13 @@ from naspipe.store.access_columns import (
 from naspipe.store.metrics import Summary, summarize
 
 PREVIEW_SUBNETS = 100
-"""Number of subnets of each stream that are simulated to decide what is left to ``auto``."""
+"""Number of subnets of each stream that are simulated to choose settings left to ``auto``."""
 
 AUTO, ROTATED, LATEST_START = "auto", "rotated", "latest-start"
 
 WORTH = 1.03
-"""Layers move from stage to stage where that is so many times as fast: simulations are not more
-exact."""
+"""Minimum simulated speed-up for moving layers between stages; smaller gains are within the error
+of simulations."""
 
 _PART = 4096
 """Number of accesses that are held as tuples at a time."""
@@ -59,11 +59,11 @@ _PART = 4096
 Timing = Callable[[Pipeline, MemoryPlan | None], Costs]
 
 SPLIT_DEARER = 1.15
-"""Candidates are split whose two parts of a backward take up to so many times as long as the whole
-one."""
+"""Candidates are split if both parts of their backward together take at most this many times as
+long as the whole one."""
 
 SPLIT_WORTH = 1.01
-"""Backwards are split if that is this many times as fast."""
+"""Minimum speed-up for splitting backwards."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class SimulatedRun:
 
     plan: Plan
     columns: AccessColumns = field(repr=False)
-    """In the order in which the accesses ended; without digests."""
+    """The accesses in the order in which they ended, without digests."""
     num_stages: int
     layer_bytes: tuple[int, ...]
     """Peak bytes of the layers of each stage; empty without a memory budget."""
@@ -98,17 +98,17 @@ def simulate_run(
     timing: Costs,
     clock: VirtualClock | None = None,
 ) -> SimulatedRun:
-    """Run a pipeline under a plan to its end; pure, and the same at every call.
+    """Run a pipeline under a plan to its end. The function is pure and deterministic.
 
     Args:
         pipeline: the streams, and their policy.
         plan: see :func:`naspipe.plan.pipeline.plan_pipeline`; may be that of longer streams.
         execution: stages, prefetching and whether forwards start partly clear.
-        timing: what everything takes.
-        clock: a new one, where ``timing`` has to look at it.
+        timing: the duration of everything.
+        clock: a new clock, if ``timing`` has to read it.
 
     Raises:
-        InvariantError: when the schedule stops before its end: a bug.
+        InvariantError: if the schedule stops before its end, which is a bug.
     """
     stages = [StageId(stage) for stage in range(execution.workers)]
     rules = [stream.chain.rules for stream in pipeline.streams]
@@ -177,26 +177,27 @@ def simulate_run(
 def chosen_plan(
     pipeline: Pipeline, execution: Execution, sizes: Sizes | None, timing: Timing
 ) -> Plan:
-    """The plan of a run: what is left to ``auto`` is simulated, on each stream's first subnets.
+    """Return the plan of a run; simulate each stream's first subnets to choose ``auto`` settings.
 
-    Of the order, the fastest of the paper's and those with priorities; a tie goes to the paper's.
-    Of the partition, ``rotated`` where that is :data:`WORTH` the moves, by its latest starts;
-    with a memory budget it is ``balanced``, which keeps layers near their users. Lags count as
-    grown: most of a stream comes behind that. Budgets are left out: they hardly change which order
-    is the fastest, and simulating what they swap takes four times as long.
+    For the order, choose the fastest of the paper's order and those with priorities; a tie goes to
+    the paper's order. For the partition, choose ``rotated``, with its latest starts, if its
+    speed-up exceeds :data:`WORTH`, which pays for the moves; with a memory budget choose
+    ``balanced``, which keeps layers near their users. Lags count as fully grown, because most of a
+    stream runs that way. Memory budgets are ignored: they hardly change which order is the fastest,
+    and simulating the swapping takes four times as long.
 
     Raises:
-        ConfigError: as :func:`naspipe.plan.pipeline.plan_pipeline` does.
+        ConfigError: see :func:`naspipe.plan.pipeline.plan_pipeline`.
     """
     backward = execution.pipeline.backward
-    # The simulations that decide for ``auto`` leave memory budgets out.
+    # The simulations that decide for ``auto`` ignore memory budgets.
     if not pipeline.is_causal or (backward == AUTO and execution.memory.budget):
         backward = "whole"
     if backward == "split":
         pipeline = pipeline.splitting(math.inf)
     best = _chosen(pipeline, execution, sizes, timing)
-    # Where a step waits for all its gradients, what is owed runs before a gate of which the
-    # simulation knows nothing.
+    # If a step waits for all its gradients, deferred parts of backwards run before a gate that the
+    # simulation does not model.
     if backward != AUTO or best.takes_ns is None or pipeline.steps.is_gated:
         return best.plan
     split = pipeline.splitting(SPLIT_DEARER)
@@ -212,10 +213,10 @@ def chosen_plan(
 
 
 def _share_of_proofs(pipeline: Pipeline, split: Pipeline, workers: int) -> float:
-    """How much work the proofs of split backwards add, as a share of the work of all subnets.
+    """Return the extra work of verifying split backwards, as a share of the work of all subnets.
 
     On each stage the first backward of each candidate runs both whole and split, once for all
-    blocks of a kind that are there. Few subnets of many candidates do not make up for that.
+    blocks of a kind on that stage. A few subnets with many candidates do not make up for that.
     """
     proofs_ns, work_ns = 0, 0
     for stream, own in zip(pipeline.streams, split.streams, strict=True):
@@ -236,7 +237,7 @@ def _share_of_proofs(pipeline: Pipeline, split: Pipeline, workers: int) -> float
 
 
 class _Chosen(NamedTuple):
-    """A plan, and how long the beginning of the streams takes under it."""
+    """A plan, and the time of the beginning of the streams under it."""
 
     plan: Plan
     partition: str
@@ -247,10 +248,10 @@ class _Chosen(NamedTuple):
 def _chosen(
     pipeline: Pipeline, execution: Execution, sizes: Sizes | None, timing: Timing
 ) -> _Chosen:
-    """See :func:`chosen_plan`; backwards are as the pipeline says."""
+    """See :func:`chosen_plan`; whether backwards are split is fixed by the pipeline."""
     plan = plan_pipeline(pipeline, execution, sizes)
     way = execution.pipeline
-    # Orders for comparison stand for systems in which the first block is on the first stage.
+    # Orders for comparison emulate systems in which the first block is on the first stage.
     may_rotate = (
         way.partition == AUTO
         and way.order in (AUTO, "paper", *RANKINGS)
@@ -263,7 +264,7 @@ def _chosen(
     beginning, costs = _beginning(pipeline), timing(pipeline, plan.memory)
 
     def takes_ns(plan: Plan, order: str) -> int:
-        """How long the beginning takes, as if the streams ended there; memory is not limited."""
+        """Return the time of the beginning as a complete run, with unlimited memory."""
         ranked = replace(_ranked(plan, order, beginning), memory=None)
         return simulate_run(beginning, ranked, execution, costs).makespan_ns
 
@@ -295,7 +296,7 @@ def _ranked(plan: Plan, order: str, pipeline: Pipeline) -> Plan:
 
 
 def _beginning(pipeline: Pipeline) -> Pipeline:
-    """The first subnets of all streams, with lags that have already grown."""
+    """Return the first subnets of all streams, with lags that have already grown."""
     size = pipeline.steps.passes
     shown = max(1, PREVIEW_SUBNETS // size) * size  # whole steps
     streams = with_grown_lags(pipeline).streams
@@ -305,7 +306,7 @@ def _beginning(pipeline: Pipeline) -> Pipeline:
 
 
 def _least_ns(pipeline: Pipeline, workers: int) -> float:
-    """A lower bound of the time that any schedule needs for the beginning."""
+    """Return a lower bound of the time that any schedule needs for the beginning."""
     bounds = [
         causal_bound(stream.subnets, stream.chain.rules, stream.costs, pipeline.steps)
         for number, stream in enumerate(_beginning(pipeline).streams)
@@ -317,7 +318,7 @@ def _least_ns(pipeline: Pipeline, workers: int) -> float:
 def measured_timing(
     pipeline: Pipeline, execution: Execution, memory: MemoryPlan | None
 ) -> StreamCosts:
-    """Each stream's costs, with copies at the emulated device's bandwidth and latency."""
+    """Return each stream's costs, with copies at the emulated device's bandwidth and latency."""
     return StreamCosts(
         [
             table_timing(stream.costs, execution, memory)
@@ -333,9 +334,10 @@ def table_timing(
     memory: MemoryPlan | None,
     parameters: Callable[[int, int], int] = lambda block, candidate: 0,
 ) -> TableCosts:
-    """Measured costs, with copies at the emulated device's bandwidth and latency.
+    """Return measured costs, with copies at the emulated device's bandwidth and latency.
 
-    ``parameters`` says how many a layer has, by block and candidate: what moves between stages.
+    ``parameters`` returns the number of parameters of a layer, by block and candidate; these are
+    sent if it moves.
     """
 
     def state_bytes(layer: LayerId) -> int:
@@ -356,14 +358,14 @@ def table_timing(
 
 @dataclass(frozen=True, slots=True)
 class StageUse:
-    """What one stage did and held."""
+    """Utilization and peak memory of one stage."""
 
     busy: float
-    """Share of the makespan, warm-up included."""
+    """Busy share of the makespan, warm-up included."""
     layer_bytes: int
     """Peak bytes of its layers; 0 without a memory budget."""
     activation_bytes: int
-    """Peak bytes that the passes under way kept."""
+    """Peak bytes kept by the passes under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +378,7 @@ class Outcome:
     passes_per_second: float
     bubble_ratio: float
     bound: float
-    """The least bubble ratio of any schedule: :class:`CausalBound`."""
+    """The least bubble ratio of any schedule, see :class:`CausalBound`."""
     hit_rate: float
     stall_ratio: float
     makespan_seconds: float
@@ -384,12 +386,13 @@ class Outcome:
 
     @property
     def distance(self) -> float:
-        """Bubble ratio above the bound; the warm-up is left out of the one and not of the other,
-        so a short stream may have a little less than nothing."""
+        """Bubble ratio above the bound. The bubble ratio excludes the warm-up but the bound does
+        not, so it may be slightly negative for a short stream.
+        """
         return self.bubble_ratio - self.bound
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; readers know the speed as ``steps_per_second``."""
+        """Return plain values; the speed is called ``steps_per_second`` in the output."""
         names = {"passes_per_second": "steps_per_second"}
         values = {names.get(name, name): value for name, value in asdict(self).items()}
         return {**values, "distance": self.distance}
@@ -406,16 +409,16 @@ def bound_of(pipeline: Pipeline) -> CausalBound:
 
 
 class BackwardBounds(NamedTuple):
-    """The causal bounds of one pipeline with either kind of backward."""
+    """The causal bounds of one pipeline with whole and with split backwards."""
 
     whole: CausalBound
     split: CausalBound
 
 
 def backward_bounds(pipeline: Pipeline) -> BackwardBounds | None:
-    """The bounds of a pipeline with whole backwards, and the same with ``backward=split``.
+    """Return the bounds of a pipeline with whole backwards, and with ``backward=split``.
 
-    None if no run splits backwards, or if it is not known what their parts take.
+    None if backwards cannot be split in any run, or if the times of their parts are not known.
     """
     tables = [stream.costs.costs for stream in pipeline.streams if stream.costs]
     knows_parts = any(cost.split != cost for table in tables for cost in table.values())
@@ -448,7 +451,7 @@ def outcome_of(run: SimulatedRun, pipeline: Pipeline, bound: CausalBound) -> Out
 
 
 def _activation_peaks(columns: AccessColumns, num_stages: int, pipeline: Pipeline) -> list[int]:
-    """The most bytes held between a block's forward and its backward, on each stage.
+    """Return the peak bytes held between forwards and backwards, for each stage.
 
     A pass without a backward holds nothing.
     """
@@ -467,11 +470,11 @@ def _activation_peaks(columns: AccessColumns, num_stages: int, pipeline: Pipelin
 
 
 def _activation_bytes(columns: AccessColumns, pipeline: Pipeline) -> Integers:
-    """For each access, the bytes that its pass keeps of its block."""
+    """Return, for each access, the bytes that its pass keeps of its block."""
     streams, blocks, options = columns.stream, columns.block, columns.candidate.astype(np.int64)
     for number, stream in enumerate(pipeline.streams):
         if any(subnet.candidates for subnet in stream.subnets):
-            # A stream's options stand in the place of its layers' candidates.
+            # For elastic layers, the stream's options replace the layers' candidates.
             empty, here = (0,) * len(stream.chain.rules), streams == number
             chains = np.array([each.chain or empty for each in stream.subnets], np.int64)
             options[here] = chains[columns.sequence_id[here], blocks[here]]

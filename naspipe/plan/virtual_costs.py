@@ -1,4 +1,4 @@
-"""What things take on the virtual clock: computing, writing, sending, copying and making layers."""
+"""Durations on the virtual clock: computing, writing, sending, copying and initializing layers."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ class Costs(Protocol):
     """Durations in nanoseconds."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
-        """Compute time of one block's forward or backward, or of one WRITE, of one subnet.
+        """Return the compute time of a block's forward or backward, or of a WRITE, of one subnet.
 
-        Of a forward and a backward, the option stands in the place of the layer's candidate.
+        For a forward or backward, the option replaces the layer's candidate.
         """
 
     def add_ns(self, layer: LayerId, sequence_id: int) -> int:
-        """Time of a WRITE that only adds the gradients of a pass to those of its step."""
+        """Return the time of a WRITE that only adds a pass's gradients to those of its step."""
 
     def make_ns(self, layer: LayerId) -> int:
-        """Time to make a layer, once on each stage that uses it, before the first block there."""
+        """Return the time to initialize a layer, which happens at its first use on each stage."""
 
     def between_ns(self, parcels: int = 0) -> int:
-        """Before every access: what the stage itself takes, which counts as idle.
+        """Return the stage's own overhead before every access, which counts as idle time.
 
-        ``parcels`` (parts of) layers were sent to other stages or taken from them since the one
-        before it.
+        ``parcels`` is the number of layers, or parts of layers, sent or received since the previous
+        access.
         """
 
     def message_ns(self, receiver: Task) -> int:
-        """Time from the end of a task to the arrival of its output at the receiving stage."""
+        """Return the time from the end of a task to the arrival of its output at the receiver."""
 
     def push_ns(self, layer: LayerId, parcel: Parcel = LAYER) -> int:
-        """Time from a push of (a part of) a layer to its arrival at its user's stage."""
+        """Return the time from a push of (a part of) a layer to its arrival at its user's stage."""
 
     def copy_ns(self, layer: LayerId) -> int:
-        """Time of one copy of a layer between host memory and the device."""
+        """Return the time of one copy of a layer between host memory and the device."""
 
 
 LINK_NS_PER_BYTE = 0.4
-"""For a layer on its way to another process: 0.4 ms per MB was measured over ipc."""
+"""For a layer sent to another process: 0.4 ms per MB was measured over ipc."""
 
 
 ADDING = 0.07
-"""Share of a layer's WRITE that adding the gradients of one pass takes; measured: 0.05 to 0.1."""
+"""Share of a layer's WRITE time needed to add the gradients of one pass; measured: 0.05 to 0.1."""
 
 
 PAUSE_NS = 100_000
-"""Between two accesses of a stage; measured: 0.09 ms alone, 0.15 ms next to another one."""
+"""Time between two accesses of a stage; measured: 0.09 ms alone, 0.15 ms next to another one."""
 
 
 PARCEL_NS = 250_000
-"""Time of a stage to send or take (a part of) a small layer; measured: 0.15 to 0.5 ms."""
+"""Time of a stage to send or receive (a part of) a small layer; measured: 0.15 to 0.5 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +73,9 @@ class TableCosts:
     """Bytes of a layer's parameters sent to another stage; its gradients are as large."""
     copy_latency_ns: int = 0
     pause_ns: int = 0
-    """Administration of a stage between two accesses, if it has work."""
+    """Overhead of a stage between two accesses, if it has work."""
     parcel_ns: int = 0
-    """Time that a stage spends on each (part of a) layer that it sends or takes."""
+    """Time that a stage spends on each (part of a) layer that it sends or receives."""
 
     def access_ns(self, layer: LayerId, kind: AccessKind, sequence_id: int = -1) -> int:
         cost = self.table.of(layer.block, layer.candidate)

@@ -1,4 +1,4 @@
-"""The virtual driver: carries the commands of all controllers out on a virtual clock."""
+"""The virtual driver: carries out the commands of all controllers on a virtual clock."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ class VirtualClock:
 
 
 class KnownPasses:
-    """Follows the probes of every stream; a step's other passes are known after the last one."""
+    """Tracks the probes of every stream; a step's other passes are known after the last one."""
 
     def __init__(self, steps: Steps, lengths: Sequence[int]) -> None:
         self._steps = steps
         self._ends = [length - 1 for length in lengths]
         self._through: Counter[tuple[int, int]] = Counter()
-        """By stream and step, the number of probes that have a loss."""
+        """The number of probes that have a loss, by stream and step."""
 
     @property
     def first(self) -> int:
         return self._steps.probes
 
     def take(self, access: Access) -> int | None:
-        """How many passes of its stream are known from now on, if an access leads to more."""
+        """Return the new number of known passes if this access increases it, else None."""
         steps, layer = self._steps, access.layer
         is_end = layer.block == self._ends[layer.stream] and access.kind is AccessKind.FORWARD
         if not is_end or not steps.is_probe(access.sequence_id):
@@ -94,7 +94,7 @@ class KnownPasses:
 
 
 Admitted = tuple[Subnet, Partition, Priorities | None, bool]
-"""What a stage is told of a subnet when it is admitted; last, whether it is trained."""
+"""What a stage receives when a subnet is admitted; the last item is True if it is trained."""
 
 Admit = Callable[[StreamId, int], tuple[Subnet, Partition, Priorities | None] | Admitted]
 
@@ -102,7 +102,7 @@ Record = Callable[[Access], None]
 
 
 class _CopyLane:
-    """One direction between host and device: copies one after the other, in the order asked."""
+    """One direction between host and device; copies run one at a time, in the order of requests."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -116,7 +116,7 @@ class _CopyLane:
 class SimulatedStage:
     """One compute lane: pending WRITEs first, then the next block of the current run.
 
-    Beside it, a lane of copies to the device and one back to host memory.
+    In addition, it has a lane of copies to the device and one back to host memory.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class SimulatedStage:
         self._is_busy = False
         self._made: set[LayerId] = set()
         self._parcels = 0
-        """Parcels sent or taken since the last access, while there was something to do."""
+        """Number of parcels sent or received since the last attempt to start an access."""
         self._lane_in, self._lane_out = _CopyLane(clock), _CopyLane(clock)
 
     def start(self, known: int | None = None) -> None:
@@ -276,7 +276,7 @@ def simulate(
     costs: Costs,
     admissions: Callable[[], Sequence[AdmissionWindow]],
 ) -> list[list[Access]]:
-    """As :func:`simulate_into`; returns the accesses of each stage in the order of their ends."""
+    """Like :func:`simulate_into`; returns the accesses of each stage in the order of their ends."""
     stages: list[list[Access]] = [[] for _ in controllers]
 
     def record(access: Access) -> None:
@@ -295,21 +295,21 @@ def simulate_into(
     clock: VirtualClock | None = None,
     known: KnownPasses | None = None,
 ) -> None:
-    """Run every stream to its end, telling every access as it ends.
+    """Run every stream to its end and record every access as it ends.
 
     Args:
-        record: told of each access.
-        admitted: asked for every sequence ID of every stream.
-        controllers: of each stage.
-        costs: what everything takes.
+        record: called with each access.
+        admitted: called for every sequence ID of every stream.
+        controllers: the controller of each stage.
+        costs: the duration of everything.
         admissions: called once per stage: which subnets of each stream may be under way.
-        clock: a new one, for costs that depend on the time, as those of a busy link.
-        known: which subnets are known when; all of them from the beginning, where it is None.
+        clock: a new clock, for costs that depend on the time, such as those of a busy link.
+        known: which subnets are known when; None if all are known from the beginning.
     """
     clock = clock or VirtualClock()
 
     def recorded(access: Access) -> None:
-        """Record an access, and have the launcher tell all stages what is known from now on."""
+        """Record an access, and have the launcher inform all stages of the newly known subnets."""
         record(access)
         if known is not None and (count := known.take(access)) is not None:
             stream = access.layer.stream
@@ -317,7 +317,7 @@ def simulate_into(
             clock.after(2 * costs.message_ns(told), partial(learn, stream, count))
 
     def learn(stream: StreamId, count: int) -> None:
-        for stage in stages:  # all are told before any of them hands a subnet on
+        for stage in stages:  # all stages are informed before any of them sends a subnet on
             stage.learn(stream, count)
 
     stages = [

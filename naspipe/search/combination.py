@@ -1,11 +1,12 @@
-"""One path of each block, together within limits: the least sum of scores, exactly.
+"""Combines one path of each block within limits, exactly minimizing the sum of scores.
 
     block 0: (0,) 0.5 at 4, (1,) 0.2 at 9     block 1: (0,) 0.6 at 3, (1,) 0.1 at 8
     limit 17: 0.3 at 17      limit 13: 0.6 at 12      limit 11: 1.1 at 7      limit 6: none
 
-All numbers are made whole ones first, so no sum is rounded. Combinations grow block by block. Of
-two that have come as far, one is dropped if it is no better in the score and no cheaper in any
-cost; and one that cannot come below a combination that is known, with the limits priced.
+All numbers are converted to integers first, so no sum is rounded. Combinations grow block by block.
+Of two partial combinations of the same blocks, one is dropped if it is no better in the score and
+no cheaper in any cost. A partial combination is also dropped if its lower bound, with the limits
+priced, is not below a known combination.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import numpy as np
 from naspipe.config.errors import ConfigError
 
 FINE = 1 << 40
-"""Prices are whole multiples of this fraction of a unit of the score."""
+"""Prices are integer multiples of this fraction of a unit of the score."""
 
 _ROUNDS = 300
-"""Rounds in which the prices of exceeded limits are raised and the others lowered."""
+"""Number of rounds in which the prices of exceeded limits are raised and the others lowered."""
 
 
 class Part(NamedTuple):
-    """Paths of one or several blocks, in whole numbers; sorts as combinations are preferred."""
+    """Paths of one or several blocks, in integers; the sort order is the order of preference."""
 
     score: int
     places: tuple[int, ...]
@@ -43,10 +44,10 @@ class Part(NamedTuple):
 def price_limits(
     blocks: Sequence[Sequence[Part]], most: Sequence[int]
 ) -> tuple[tuple[int, ...], Part | None]:
-    """Prices by subgradients, the same for the same parts.
+    """Compute the prices of limits by subgradients; deterministic for given parts.
 
-    Returns the price of a unit of each cost, in parts of a unit of the score (:data:`FINE`), and
-    a combination that keeps the limits, if one was found.
+    Returns the price of a unit of each cost, in fractions of a unit of the score (:data:`FINE`),
+    and a combination within the limits, if one was found.
     """
     top = max(abs(part.score) for parts in blocks for part in parts) or 1
     room = [max(limit, 1) for limit in most]
@@ -64,7 +65,7 @@ def price_limits(
         paid = sum(float(each[at]) for each, at in zip(priced, chosen, strict=True))
         bound = paid - float(prices.sum())
         own = (each[at] for each, at in zip(costs, chosen, strict=True))
-        excess = sum(own, -np.ones_like(prices))  # how far the limits are exceeded
+        excess = sum(own, -np.ones_like(prices))  # amounts by which the limits are exceeded
         parts = (options[at] for options, at in zip(blocks, chosen, strict=True))
         joined = reduce(Part.and_then, parts)
         if all(map(int.__le__, joined.costs, most)):
@@ -86,7 +87,8 @@ def price_limits(
 
 
 _WIDTHS = (30, 300, 3000)
-"""Beginnings kept in the first attempts, which find combinations to compare with."""
+"""Numbers of partial combinations kept in the first attempts, which find combinations to compare
+with."""
 
 
 class RatedPath(NamedTuple):
@@ -94,7 +96,7 @@ class RatedPath(NamedTuple):
 
     choices: tuple[int, ...]
     score: float
-    """Less is better."""
+    """Lower is better."""
     costs: Mapping[str, float]
 
 
@@ -103,25 +105,25 @@ class Combination(NamedTuple):
 
     choices: tuple[tuple[int, ...], ...]
     score: float
-    """The sum over the blocks; so is each cost."""
+    """The sum over the blocks; each cost is a sum as well."""
     costs: Mapping[str, float]
 
 
 def combine(
     blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, float] | None = None
 ) -> Combination:
-    """The combination with the least sum of scores whose sums of costs keep the limits.
+    """Return the combination with the lowest sum of scores whose costs are within the limits.
 
-    Exact, and the same whatever the order of the paths. Of equal sums the one with the lowest
-    choices is taken, those of the first block first. Paths without a score, or without a cost that
-    is limited, are left out.
+    The result is exact and does not depend on the order of the paths. Among equal sums, the one
+    with the lowest choices is returned, compared from the first block on. Paths without a score, or
+    without a limited cost, are ignored.
 
     Args:
-        blocks: the paths of each.
-        limits: the most that costs of these names may sum up to.
+        blocks: the paths of each block.
+        limits: the maximum sum of each named cost.
 
     Raises:
-        ConfigError: when nothing keeps them; it names the cheapest combination.
+        ConfigError: if no combination is within the limits; the message names the cheapest one.
     """
     limits = limits or {}
     names = sorted(limits)
@@ -149,7 +151,7 @@ def combine(
 
 
 def _known(number: int, paths: Sequence[RatedPath], names: Sequence[str]) -> list[RatedPath]:
-    """Paths whose score and costs are known, in the order of their choices, each once."""
+    """Return the paths with known score and costs, ordered by choices, without duplicates."""
     unique: dict[tuple[int, ...], RatedPath] = {}
     for path in sorted(paths, key=lambda each: (each.choices, each.score)):
         values = (path.score, *(path.costs.get(name, math.nan) for name in names))
@@ -164,14 +166,14 @@ def _known(number: int, paths: Sequence[RatedPath], names: Sequence[str]) -> lis
 
 
 def _whole(rows: Sequence[Sequence[float]]) -> tuple[list[list[int]], int]:
-    """The same numbers in a unit of which each is a whole multiple, and that unit's inverse."""
+    """Return the numbers as integer multiples of a common unit, and the inverse of that unit."""
     exact = [[Fraction(value) for value in row] for row in rows]
     parts = max(value.denominator for row in exact for value in row)  # powers of two
     return [[int(value * parts) for value in row] for row in exact], parts
 
 
 class _Growth:
-    """Combinations that keep the limits, block by block."""
+    """Combinations within the limits, built block by block."""
 
     def __init__(self, blocks: Sequence[Sequence[Part]], most: Sequence[int]) -> None:
         self._most = most
@@ -188,7 +190,7 @@ class _Growth:
         return part.score * FINE + paid
 
     def best(self, width: int | None = None) -> Part | None:
-        """The best one, unless more than ``width`` beginnings had to be kept at a time."""
+        """Return the best combination found; keep at most ``width`` partial ones per block."""
         worst = math.inf
         if self.known is not None:
             worst = self.known.score * FINE + sum(map(int.__mul__, self._prices, self._most))
@@ -213,7 +215,7 @@ class _Growth:
 
 
 def _behind(blocks: Iterable[Sequence[int]]) -> list[list[int]]:
-    """For each place in a row of blocks, the sums of all from there on; the last ones are 0."""
+    """Return, for each position in a row of blocks, the sums from there on; the last ones are 0."""
     rows = [list(each) for each in blocks]
     nothing = [0] * len(rows[0])
     add = lambda one, other: [a + b for a, b in zip(one, other, strict=True)]  # noqa: E731
@@ -221,7 +223,7 @@ def _behind(blocks: Iterable[Sequence[int]]) -> list[list[int]]:
 
 
 def _undominated(parts: Sequence[Part]) -> list[Part]:
-    """Parts for which no better one is as cheap in every cost, the best first."""
+    """Return the parts for which no better one is as cheap in every cost, the best first."""
     found: list[Part] = []
     cheapest: list[tuple[int, ...]] = []
     for part in sorted(parts):
@@ -243,7 +245,7 @@ def _joined(paths: Sequence[RatedPath]) -> Combination:
 
 
 def _nothing_fits(blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, float]) -> str:
-    """A message about the limits that cannot be kept even alone, or else about all of them."""
+    """Return a message about limits that cannot be met individually, or else about all of them."""
     said = []
     for name in sorted(limits):
         cheapest = _joined(
@@ -252,7 +254,7 @@ def _nothing_fits(blocks: Sequence[Sequence[RatedPath]], limits: Mapping[str, fl
         said.append((name, cheapest))
     too_dear = [each for each in said if each[1].costs[each[0]] > limits[each[0]]]
     found = []
-    for name, cheapest in too_dear or said:  # choices as ``naspipe export --subnet`` takes them
+    for name, cheapest in too_dear or said:  # choices in the format of ``naspipe export --subnet``
         text = ";".join(",".join(map(str, each)) for each in cheapest.choices)
         found.append(f"{cheapest.costs[name]:g} {name} ({text})")
     asked = " and ".join(f"{limits[name]:g} {name}" for name, _ in too_dear or said)

@@ -1,4 +1,4 @@
-"""Subnets of a search that were trained alone since, and how far they confirm its ranking."""
+"""Subnets of a search that were later trained alone, and how well they confirm its ranking."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _FILE = "retrained.jsonl"
 LEVEL = 0.9
 
 FEWEST = 4
-"""Minimum number of subnets to judge an order by."""
+"""Minimum number of subnets to assess a ranking."""
 
 COMPARED = ("loss", "top1", "top5")
 """The scores of a subnet that was trained alone."""
 
 
 class Terms(NamedTuple):
-    """What subnets must have in common to be compared."""
+    """Conditions that must be equal for subnets to be compared."""
 
     steps: int
     seed: int
     judged_by: str
-    """The held-out data, and how many batches."""
+    """The held-out data, and the number of batches."""
 
 
 class Retrained(NamedTuple):
-    """A subnet of a search, trained alone from its first weights."""
+    """A subnet of a search, trained alone from its initial weights."""
 
     subnet: int
     """Its number in the search."""
@@ -49,19 +49,19 @@ class Retrained(NamedTuple):
 
 
 class Confidence(NamedTuple):
-    """How similar the order by inherited weights is to the order of subnets trained alone."""
+    """How similar the ranking with inherited weights is to that of subnets trained alone."""
 
     subnets: int
     tau: float
     low: float
     high: float
-    """The interval over subnets ends here and at ``low``."""
+    """Upper end of the interval over subnets; ``low`` is the lower end."""
     right_pairs: float
-    """Percentage of pairs whose better subnet is named; a pair that is equal counts half."""
+    """Percentage of pairs whose better subnet is predicted correctly; a tie counts half."""
 
 
 def read_retrained(search: Search) -> list[Retrained]:
-    """Those of a search, the oldest first; of the same subnet and terms, the newest."""
+    """Return a search's retrained subnets, oldest first; only the newest per subnet and terms."""
     path = search.path / _FILE
     if not path.is_file():
         return []
@@ -75,7 +75,7 @@ def read_retrained(search: Search) -> list[Retrained]:
 
 
 def append_retrained(search: Path, each: Retrained) -> None:
-    """Add a line to a search's directory."""
+    """Append a line to the file in a search's directory."""
     scores = {name: getattr(each.scores, name) for name in COMPARED}
     known = {
         name: value if math.isfinite(value) else repr(value)
@@ -86,7 +86,7 @@ def append_retrained(search: Path, each: Retrained) -> None:
     line = json.dumps(fields, allow_nan=False).encode() + b"\n"
     path = search / _FILE
     with writing(path, len(line)), path.open("ab") as file:
-        file.truncate(path.read_bytes().rfind(b"\n") + 1)  # without what a full disk cut off
+        file.truncate(path.read_bytes().rfind(b"\n") + 1)  # drops a truncated line
         file.write(line)
 
 
@@ -95,12 +95,12 @@ def newest_alike(retrained: Sequence[Retrained]) -> list[Retrained]:
 
 
 def compared_by(score: str) -> str:
-    """The score that ranks subnets trained alone, if a search ranked them by ``score``."""
+    """Return the score that ranks subnets trained alone, if a search ranked them by ``score``."""
     return score if score in COMPARED else "loss"
 
 
 def confidence(search: Search, retrained: Sequence[Retrained]) -> Confidence | None:
-    """How far subnets with the same terms confirm a search's order; None if they are too few."""
+    """Return how well subnets with equal terms confirm a search's ranking; None if too few."""
     pairs = [
         (
             merit(search.candidates[each.subnet].scores, search.score),
@@ -120,12 +120,13 @@ def confidence(search: Search, retrained: Sequence[Retrained]) -> Confidence | N
 
 
 def chosen(search: Search, best: int, others: int) -> list[Candidate]:
-    """The best of a search, and others at even distances below them, to the last one.
+    """Return the best subnets of a search, and others evenly spaced down to the last one.
 
     Args:
-        search: that ended.
-        best: how many of the best.
-        others: how many of the rest; an order among equals says little of an order.
+        search: a finished search.
+        best: number of best subnets.
+        others: number of other subnets; a ranking among nearly equal subnets is no evidence for a
+            ranking.
     """
     ranked = search.ranked()
     best = min(best, len(ranked))

@@ -1,4 +1,4 @@
-"""What a subnet is judged by: scores, sums of standard scores, and how alike two rankings are."""
+"""Scores of subnets, sums of standard scores, and the similarity of two rankings."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from numpy.typing import ArrayLike
 from naspipe.config.errors import ConfigError
 
 JUDGED = ("loss", "top1", "top5", "bleu")
-"""Scores of subnets with the weights that a run left."""
+"""Scores of subnets that are evaluated with the weights of a run."""
 
 PROXIES = ("synflow", "naswot")
-"""Scores of subnets with the weights that their layers begin with: zero-cost proxies."""
+"""Scores of subnets that are evaluated with the initial weights of their layers: zero-cost
+proxies."""
 
 SCORES = (*JUDGED, *PROXIES)
-"""Scores that rank subnets; so do sums of them, such as ``loss+naswot``."""
+"""Scores that can rank subnets; sums of them, such as ``loss+naswot``, can too."""
 
 
 class Sums(NamedTuple):
-    """Sums over validation batches, in 64 bits, in the order of the batches."""
+    """Sums over validation batches, in 64 bits, added in the order of the batches."""
 
     loss: float
     """The sum of the losses of all targets."""
     targets: float
     """Number of targets, without padding."""
     ranked: float
-    """Targets that are one of the classes that the outputs score; 0 if there are no classes."""
+    """Number of targets that are one of the classes scored by the outputs; 0 if there are no
+    classes."""
     top1: float
-    """Ranked targets whose class scores highest."""
+    """Number of ranked targets whose class scores highest."""
     top5: float
-    """Ranked targets whose class is among the five highest."""
+    """Number of ranked targets whose class is among the five highest."""
 
 
 class Scores(NamedTuple):
-    """The scores of one subnet. What does not apply is NaN, and equals another NaN."""
+    """The scores of one subnet. Scores that do not apply are NaN; NaNs compare equal."""
 
     loss: float
     """Mean over the targets, which are images or tokens."""
@@ -48,10 +50,10 @@ class Scores(NamedTuple):
     synflow: float = math.nan
     naswot: float = math.nan
     combined: float = math.nan
-    """A sum of standard scores."""
+    """The sum of standard scores."""
 
     def of(self, score: str) -> float:
-        """The value of a score by its name, or of a sum of scores."""
+        """Return the value of a score by its name, or of a sum of scores."""
         return float(getattr(self, "combined" if "+" in score else score))
 
     def __eq__(self, other: object) -> bool:
@@ -68,7 +70,7 @@ class Scores(NamedTuple):
 
 
 def scores_of(sums: Sequence[float]) -> Scores:
-    """Means from sums."""
+    """Compute means from sums."""
     loss, targets, ranked, top1, top5 = sums
     if not targets:
         raise ConfigError("validation: expected batches with targets, found only padding")
@@ -78,7 +80,7 @@ def scores_of(sums: Sequence[float]) -> Scores:
 
 
 def told_merit(scores: Scores, score: str) -> float:
-    """What a strategy is told of a subnet that was judged: more is better."""
+    """Return the merit of an evaluated subnet that is reported to a strategy; higher is better."""
     value = merit(scores, score)
     if any(each in ("top1", "top5") and math.isnan(scores.of(each)) for each in parts_of(score)):
         raise ConfigError(
@@ -90,19 +92,19 @@ def told_merit(scores: Scores, score: str) -> float:
 
 
 def merit(scores: Scores, score: str) -> float:
-    """What a strategy is told: more is better."""
+    """Return the merit that is reported to a strategy; higher is better."""
     check_score(score)
     value = scores.of(score)
     return -value if score == "loss" else value
 
 
 def parts_of(score: str) -> tuple[str, ...]:
-    """The scores that a score is the sum of; the score itself if it is no sum."""
+    """Return the scores that are summed; the score itself if it is not a sum."""
     return tuple(score.split("+"))
 
 
 def is_score(score: object) -> bool:
-    """Whether a value is the name of a score, or a sum of different scores without BLEU."""
+    """Return True if a value is the name of a score, or a sum of different scores without BLEU."""
     if not isinstance(score, str):
         return False
     parts = parts_of(score)
@@ -124,15 +126,16 @@ def check_score(score: str) -> None:
 
 
 SAMPLE = 32
-"""Number of subnets that scores are compared with: the first ones of the strategy ``random``."""
+"""Number of subnets that scores are standardized with: the first ones of the strategy
+``random``."""
 
 
 class Spread(NamedTuple):
-    """The distribution of the merits of a sample's subnets."""
+    """The distribution of the merits of the subnets in a sample."""
 
     mean: float
     deviation: float
-    """The population's, above 0."""
+    """The population standard deviation, above 0."""
 
 
 class StandardScores:
@@ -143,10 +146,10 @@ class StandardScores:
 
     @classmethod
     def of_sample(cls, score: str, sample: Sequence[Scores]) -> StandardScores:
-        """From the scores of a sample; values that are infinite or no numbers are left out.
+        """Create from the scores of a sample; infinite and NaN values are ignored.
 
         Raises:
-            ConfigError: when a part is the same for all of the sample, so that it ranks nothing.
+            ConfigError: if a part is the same for the whole sample, so that it ranks nothing.
         """
         spreads = {}
         for part in parts_of(score):
@@ -162,7 +165,7 @@ class StandardScores:
         return cls(spreads)
 
     def added(self, scores: Scores) -> Scores:
-        """The same scores with their sum, which is NaN if a part is."""
+        """Return the same scores with their sum, which is NaN if a part is."""
         parts = [
             (merit(scores, part) - spread.mean) / spread.deviation
             for part, spread in self._spreads.items()
@@ -177,7 +180,7 @@ RESAMPLES = 2000
 
 
 def kendalls_tau(one: ArrayLike, other: ArrayLike) -> float:
-    """Tau-b, from -1 to 1; 0 where either has no order at all (Kendall 1945)."""
+    """Return tau-b, from -1 to 1; 0 if either ranking is constant (Kendall 1945)."""
     from scipy.stats import kendalltau
 
     tau = float(kendalltau(one, other).statistic)
@@ -187,7 +190,7 @@ def kendalls_tau(one: ArrayLike, other: ArrayLike) -> float:
 def interval(
     one: Sequence[float], other: Sequence[float], level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """Bootstrap interval that holds ``level`` of the taus of pairs drawn anew from these."""
+    """Return the bootstrap interval that contains ``level`` of the taus of resampled pairs."""
     from scipy.stats import bootstrap
 
     found = bootstrap(

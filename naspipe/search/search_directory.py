@@ -1,7 +1,8 @@
-"""A search on disk: a manifest and one line per subnet, inside the run that it searched.
+"""A search on disk: a manifest and one line per subnet, inside the directory of its run.
 
-Its front is the subnets that no other beats in both score and cost. ``SearchDefinition`` is what
-the manifest says of how subnets are proposed and judged.
+The front consists of the subnets that no other subnet beats in both score and cost.
+``SearchDefinition`` is the part of the manifest that defines how subnets are proposed and
+evaluated.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ P = TypeVar("P")
 
 
 def pareto_front(points: Sequence[tuple[P, Point]]) -> list[tuple[P, Point]]:
-    """Those that no other point dominates, the cheapest first; of equal points, the first.
+    """Return the points not dominated by another, the cheapest first; of equal points, the first.
 
-    A point is dominated by one that is no worse in both score and cost and better in one.
-    Points whose score or cost is not a number are left out.
+    A point is dominated by one that is no worse in both score and cost and better in one. Points
+    with a NaN score or cost are ignored.
     """
     found: list[tuple[P, Point]] = []
     sound = [pair for pair in points if not any(map(math.isnan, pair[1]))]
@@ -63,7 +64,7 @@ class Search(NamedTuple):
     path: Path
     manifest: dict[str, Any]
     candidates: tuple[Candidate, ...]
-    """In the order in which they were proposed."""
+    """The subnets in the order in which they were proposed."""
 
     def __repr__(self) -> str:
         score = self.score
@@ -83,7 +84,7 @@ class Search(NamedTuple):
 
     @property
     def calibration(self) -> int:
-        """Batches that running statistics were computed from; 0 for the run's own statistics."""
+        """Number of batches for computing running statistics; 0 for the run's own."""
         return int(self.manifest["definition"].get("calibration", 0))
 
     @property
@@ -103,7 +104,7 @@ class Search(NamedTuple):
 
 
 def rank(candidates: Sequence[Candidate], score: str) -> list[Candidate]:
-    """Each subnet once, the best first; those without a score are left out."""
+    """Return each subnet once, the best first; those without a score are left out."""
     unique: dict[tuple[int, ...], Candidate] = {}
     for each in candidates:
         if not math.isnan(merit(each.scores, score)):
@@ -112,7 +113,7 @@ def rank(candidates: Sequence[Candidate], score: str) -> list[Candidate]:
 
 
 def front(candidates: Sequence[Candidate], score: str, cost: str) -> list[Candidate]:
-    """Subnets that no other beats in both score and ``cost``, one of :data:`COSTS`."""
+    """Return the subnets that no other beats in both score and ``cost``, one of :data:`COSTS`."""
     points = [
         (each, Point(merit(each.scores, score), getattr(each.cost, cost)))
         for each in rank(candidates, score)
@@ -121,23 +122,22 @@ def front(candidates: Sequence[Candidate], score: str, cost: str) -> list[Candid
 
 
 class SearchDirectory:
-    """Where a search is written; making the object touches no file."""
+    """The directory of a search; creating the object accesses no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def manifest(self) -> Path:
-        """How the search was defined, how it went and what it found."""
+        """File with the definition, the progress and the findings of the search."""
         return self.path / "manifest.json"
 
     @property
     def candidates(self) -> Path:
-        """One subnet per line, in the order in which they were proposed."""
+        """File with one subnet per line, in the order in which they were proposed."""
         return self.path / "candidates.jsonl"
 
     def create(self) -> None:
-        """Make the directory."""
         try:
             self.path.mkdir()
         except FileExistsError:
@@ -148,8 +148,8 @@ class SearchDirectory:
             raise ConfigError(f"{self.path} cannot be made: {error.strerror}") from error
 
     def append(self, candidate: Candidate) -> None:
-        """Add the next subnet's line."""
-        scores = {  # of proxies, and sums, only where they were asked for
+        """Append the next subnet's line."""
+        scores = {  # proxies and sums only if they were requested
             name: value
             for name, value in candidate.scores._asdict().items()
             if name in JUDGED or not math.isnan(value)
@@ -169,11 +169,11 @@ class SearchDirectory:
         write_json(self.manifest, {"format": FORMAT, **manifest})
 
     def read(self) -> Search:
-        """The search.
+        """Read the search.
 
         Raises:
-            ConfigError: when this is no search.
-            LogError: when a file of it is damaged.
+            ConfigError: if this is not a search.
+            LogError: if one of its files is damaged.
         """
         try:
             manifest = parse_json(self.manifest.read_bytes())
@@ -231,7 +231,7 @@ def _number(value: object) -> float:
 
 
 def default_name(run: Path) -> str:
-    """The first number that no search of the run has as its name."""
+    """Return the first number that is not the name of a search of the run."""
     taken = {path.name for path in run.glob(f"{PREFIX}*")}
     number = 1
     while f"{PREFIX}{number}" in taken:
@@ -240,14 +240,14 @@ def default_name(run: Path) -> str:
 
 
 def search_path(run: Path, name: str) -> Path:
-    """Where a search of a run is."""
+    """Return the directory of a search of a run."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ConfigError(f"--name {name!r:.80}: expected letters, digits, points, - and _")
     return run / f"{PREFIX}{name}"
 
 
 def find_searches(run: Path) -> list[Search]:
-    """The searches of a run that came to their end, the newest first."""
+    """Return the finished searches of a run, the newest first."""
     found = [
         SearchDirectory(path).read()
         for path in sorted(run.glob(f"{PREFIX}*"))
@@ -258,7 +258,7 @@ def find_searches(run: Path) -> list[Search]:
 
 
 def find_best(run: Path) -> Candidate:
-    """The best subnet of a run's newest search."""
+    """Return the best subnet of a run's newest finished search."""
     search = newest_search(run)
     if ranked := search.ranked():
         return ranked[0]
@@ -266,18 +266,18 @@ def find_best(run: Path) -> Candidate:
 
 
 def newest_search(run: Path) -> Search:
-    """A run's newest search that came to its end."""
+    """Return a run's newest finished search."""
     for search in find_searches(run)[:1]:
         return search
     raise ConfigError(f"{run}: expected a finished search, found none; start naspipe search {run}")
 
 
 def find_search(run: Path, name: str = "") -> Search:
-    """A run's search of that name; the newest one without.
+    """Return a run's search by name, or the newest one if ``name`` is empty.
 
     Raises:
-        ConfigError: when there is none, or it did not come to its end.
-        LogError: when a file of it is damaged.
+        ConfigError: if it does not exist or is not finished.
+        LogError: if one of its files is damaged.
     """
     if not name:
         return newest_search(run)
@@ -289,26 +289,29 @@ def find_search(run: Path, name: str = "") -> Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchDefinition:
-    """How subnets are proposed and judged; never how many stages evaluate them."""
+    """How subnets are proposed and evaluated, independent of the number of stages used."""
 
     strategy: str = "evolution"
     options: Mapping[str, float] = field(default_factory=dict)
     budget: int = 100
     seed: int = 0
     delay: int = 8
-    """Subnets from one to the first that knows its score; up to one more are under way."""
+    """Number of subnets between a subnet and the first one that knows its score; up to one more are
+    under way."""
     score: str = "loss"
-    """What subnets are ranked by: one of :data:`naspipe.search.scores.SCORES`, or a sum of them."""
+    """The score that ranks subnets: one of :data:`naspipe.search.scores.SCORES`, or a sum of
+    them."""
     calibration: int = 4
-    """Batches of the training split that running statistics are taken from; 0 for the run's own."""
+    """Number of batches of the training split for computing running statistics; 0 for the run's
+    own."""
     validation: int = 8
     ema: bool = False
-    """Judge by the moving averages of the weights."""
+    """Evaluate with the moving averages of the weights."""
     limits: Limits = field(default_factory=Limits)
     data: Mapping[str, Any] = field(default_factory=dict)
     """The description of the held-out data."""
     loss: str = ""
-    """The loss that subnets are judged by, if not that of the run."""
+    """The loss that subnets are evaluated by, if not that of the run."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, str):

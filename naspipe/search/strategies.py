@@ -1,6 +1,6 @@
-"""Search strategies of naspipe's own, by name, and the limits that they keep.
+"""naspipe's own search strategies, by name, and the limits that they respect.
 
-Each is an :class:`naspipe.streams.feedback.ExplorationStrategy`: seeded, and told scores in
+Each is an :class:`naspipe.streams.feedback.ExplorationStrategy`: seeded, with scores reported in
 sequence order, so the same seed proposes the same subnets on any number of stages.
 """
 
@@ -24,21 +24,21 @@ Choices = tuple[int, ...]
 """One choice per choice block."""
 
 Allowed = Callable[[Choices], bool]
-"""Whether a subnet keeps the limits (FLOPs, parameters, latency)."""
+"""Returns True if a subnet is within the limits (FLOPs, parameters, latency)."""
 
 _TRIES = 10_000
-"""Number of subnets drawn before the limits are declared impossible."""
+"""Number of subnets drawn before the limits are considered impossible."""
 
 
 class Scored(NamedTuple):
-    """A subnet and how it did; a higher score is better."""
+    """A subnet and its score; higher is better."""
 
     choices: Choices
     score: float
 
 
 class RandomSearch:
-    """Uniform draws among the subnets that keep the limits."""
+    """Uniform draws among the subnets within the limits."""
 
     def __init__(
         self,
@@ -51,17 +51,16 @@ class RandomSearch:
         self._is_allowed = is_allowed
 
     def propose(self, sequence_id: int) -> Choices:
-        """See :class:`ExplorationStrategy`."""
         return self.first_allowed(self.draw)
 
     def observe(self, sequence_id: int, score: float) -> None:
-        pass  # nothing is learnt
+        pass  # nothing is learned
 
     def draw(self) -> Choices:
         return tuple(int(self.random.randint(count)) for count in self.counts)
 
     def first_allowed(self, draw: Callable[[], Choices]) -> Choices:
-        """The first draw that keeps the limits."""
+        """Return the first draw that is within the limits."""
         for _ in range(_TRIES):
             choices = draw()
             if self._is_allowed(choices):
@@ -75,26 +74,25 @@ class RandomSearch:
 class GreedyPool(RandomSearch):
     """Greedy path filtering (You et al., CVPR'20): draws from a bounded pool of good paths.
 
-    The scores of every ``group`` subnets that follow one another are compared, and the best
-    ``keep`` of them go into the pool, which holds the ``size`` best paths by their newest scores.
-    A subnet is drawn from the pool, all its paths alike, with a probability that rises
-    linearly from 0 to ``greed`` over the first ``growth`` subnets, and uniformly otherwise.
+    The scores of every ``group`` consecutive subnets are compared, and the best ``keep`` of them
+    enter the pool, which holds the ``size`` best paths by their newest scores. A subnet is drawn
+    uniformly from the pool with a probability that rises linearly from 0 to ``greed`` over the
+    first ``growth`` subnets, and uniformly from all paths otherwise.
 
-    The paper scores each group's paths on a small validation batch and trains those that it keeps
-    alone. Here every path is trained, and its score is what the run says of it: where the stream
-    drives a training, minus the loss of its step, on its own batch. So filtering acts through
-    the pool only, and scores carry the noise of batches; comparing neighbours alone keeps the
-    fall of the losses out of it.
+    The paper scores each group's paths on a small validation batch and trains only those that it
+    keeps. Here every path is trained, and its score is reported by the run: during training, the
+    negative loss of its step on its own batch. So filtering acts only through the pool, and scores
+    carry the noise of batches; comparing only neighbours excludes the downward trend of the losses.
 
     Args:
-        candidate_counts: as for :class:`RandomSearch`.
-        seed: see there.
-        is_allowed: see there.
-        size: paths in the pool (1,000 in the paper).
-        group: subnets that are compared (10).
-        keep: of them, those that go into the pool (5).
-        greed: the greatest probability to draw from the pool (0.8).
-        growth: subnets until then.
+        candidate_counts: see :class:`RandomSearch`.
+        seed: see :class:`RandomSearch`.
+        is_allowed: see :class:`RandomSearch`.
+        size: number of paths in the pool (1,000 in the paper).
+        group: number of subnets that are compared (10).
+        keep: number of these that enter the pool (5).
+        greed: maximum probability to draw from the pool (0.8).
+        growth: number of subnets until that probability is reached.
     """
 
     def __init__(
@@ -121,11 +119,11 @@ class GreedyPool(RandomSearch):
         self._proposed: dict[int, Choices] = {}
         self._waiting: list[Scored] = []
         self._pool: dict[Choices, float] = {}
-        """Paths and their scores; the path that came in last is at the end."""
+        """Paths and their scores; the most recently added path is at the end."""
 
     @property
     def pool(self) -> list[Scored]:
-        """The good paths, the best first; of equally good ones, the newest first."""
+        """The good paths, the best first; among equally good ones, the newest first."""
         newest_first = [Scored(*item) for item in reversed(self._pool.items())]
         return sorted(newest_first, key=lambda scored: -scored.score)
 
@@ -140,7 +138,7 @@ class GreedyPool(RandomSearch):
         return choices
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """The best of each group join the pool; the worst of the pool leave once it is full."""
+        """Add the best of each group to the pool; the worst of the pool leave once it is full."""
         known = -math.inf if math.isnan(score) else score
         self._waiting.append(Scored(self._proposed.pop(sequence_id), known))
         if len(self._waiting) == self._group:
@@ -154,19 +152,19 @@ class GreedyPool(RandomSearch):
 
 
 class Evolution(RandomSearch):
-    """Regularized evolution (Real et al., AAAI'19): the oldest dies, whatever its score.
+    """Regularized evolution (Real et al., AAAI'19): the oldest subnet dies, whatever its score.
 
-    Each child has the best of a few living parents as its first parent. Half of the children
-    take each block from one of two such parents; then each block mutates with a small
-    probability, at least one does. Scores that are not known yet are not waited for, so there
-    is always a next subnet.
+    Each child has the best of a few living subnets as its first parent. Half of the children take
+    each block from one of two such parents; then each block mutates with a small probability, but
+    at least one does. The strategy does not wait for unknown scores, so a next subnet is always
+    available.
 
     Args:
-        candidate_counts: of each choice block.
-        seed: of every draw.
-        is_allowed: the limits.
-        population: subnets alive at a time; the first ones are drawn uniformly.
-        tournament: parents to choose the best of.
+        candidate_counts: number of candidates of each choice block.
+        seed: the seed of all draws.
+        is_allowed: returns True if a subnet is within the limits.
+        population: number of living subnets; the first ones are drawn uniformly.
+        tournament: number of subnets from which a parent is chosen.
         mutation: probability that a block changes.
     """
 
@@ -199,7 +197,7 @@ class Evolution(RandomSearch):
         return choices
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """A subnet joins the population; the oldest leaves once it is full."""
+        """Add a subnet to the population; the oldest leaves once it is full."""
         known = -math.inf if math.isnan(score) else score
         self._alive.append(Scored(self._proposed.pop(sequence_id), known))
 
@@ -224,7 +222,7 @@ class Evolution(RandomSearch):
 
 
 class Listed:
-    """Given subnets, one after the other: nothing is drawn and nothing learnt."""
+    """A given list of subnets, in order: nothing is drawn or learned."""
 
     def __init__(self, subnets: Sequence[Choices]) -> None:
         self._subnets = tuple(subnets)
@@ -233,7 +231,7 @@ class Listed:
         return self._subnets[sequence_id]
 
     def observe(self, sequence_id: int, score: float) -> None:
-        pass  # nothing is learnt
+        pass  # nothing is learned
 
 
 STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
@@ -244,7 +242,7 @@ STRATEGIES: dict[str, Callable[..., ExplorationStrategy]] = {
 
 
 def options_of(name: str) -> list[str]:
-    """The options of one of naspipe's own strategies; empty for any other name."""
+    """Return the options of one of naspipe's own strategies; empty for any other name."""
     if name not in STRATEGIES:
         return []
     parameters = inspect.signature(STRATEGIES[name]).parameters.values()
@@ -258,7 +256,7 @@ def make_strategy(
     is_allowed: Allowed,
     options: Mapping[str, float] | None = None,
 ) -> ExplorationStrategy:
-    """A strategy by name; ``options`` are its own."""
+    """Create a strategy by name; ``options`` are its own."""
     if name not in STRATEGIES:
         raise ConfigError(
             f"unknown strategy {name!r:.80}{did_you_mean(name, STRATEGIES)}: expected "
@@ -275,14 +273,14 @@ def make_strategy(
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 COSTS = ("flops", "params", "latency_ms")
-"""The costs that fronts are drawn by."""
+"""The costs for which fronts are computed."""
 
 
 class Cost(NamedTuple):
     """The costs of one subnet; NaN if not known."""
 
     flops: float
-    """Operations of the forward of one sample, in products and convolutions."""
+    """Operations of the forward of one sample in matrix products and convolutions."""
     params: float
     latency_ms: float
     """Time of the forward of one batch on one stage, as the sum over its layers."""
@@ -290,7 +288,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The most that a subnet may cost; 0 for no limit."""
+    """The maximum costs of a subnet; 0 for no limit."""
 
     flops: float = 0.0
     params: float = 0.0
@@ -305,14 +303,14 @@ class Limits:
                 )
 
     def allow(self, cost: Cost) -> bool:
-        """Whether a subnet keeps all limits; one whose cost is not known does not."""
+        """Return True if a subnet is within all limits; an unknown cost exceeds its limit."""
         return all(
             not getattr(self, name) or getattr(cost, name) <= getattr(self, name) for name in COSTS
         )
 
 
 def parse_count(text: str, what: str) -> float:
-    """A number such as ``25M``, ``1.5G`` or ``40000``; ``what`` it is the value of."""
+    """Parse a number such as ``25M``, ``1.5G`` or ``40000``; errors call it ``what``."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgt]?)", text.strip().lower())
     value = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not value:

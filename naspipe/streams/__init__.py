@@ -1,1 +1,1 @@
-"""Streams: the ordered lists of subnets that samplers produce or files hold."""
+"""Streams: the ordered lists of subnets that samplers produce or files contain."""

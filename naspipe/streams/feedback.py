@@ -1,8 +1,8 @@
 """Adaptive streams: an exploration strategy that learns from scores, with a fixed delay.
 
-The strategy is told scores in sequence order, and always the same scores before it proposes a
-given subnet, so it proposes the same stream on any number of stages. One strategy object serves
-all attempts of a run: what it answered before is repeated, and it is never asked again
+Scores are reported to the strategy in sequence order, and always the same scores before it proposes
+a given subnet, so it proposes the same stream on any number of stages. One strategy object serves
+all attempts of a run: its earlier answers are repeated without calling it again
 (:class:`KeptStrategy`).
 """
 
@@ -18,30 +18,30 @@ Choices = tuple[int, ...]
 
 
 class ExplorationStrategy(Protocol):
-    """Proposes subnets, and learns from how they did."""
+    """Proposes subnets, and learns from their scores."""
 
     def propose(self, sequence_id: int) -> Sequence[int] | None:
-        """The next subnet: one choice per choice block. Asked for in sequence order.
+        """Return the next subnet, one choice per choice block. Called in sequence order.
 
-        None when it waits for the score of a subnet that is under way; it is asked again after
+        Returns None to wait for the score of a subnet that is under way; it is called again after
         the next score.
         """
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """How a subnet did; told in sequence order, ``delay`` subnets later."""
+        """Take the score of a subnet; called in sequence order, ``delay`` subnets later."""
 
 
 class FeedbackLoop:
-    """Turns scores that come in any order into the next subnets.
+    """Turns scores that arrive in any order into the next subnets.
 
-    Subnet y is proposed once the scores of all subnets <= y - 1 - ``delay`` were observed, and
-    none of later ones; at most ``delay`` + 1 subnets are then under way. A strategy that waits
-    for more scores is given them one at a time.
+    Subnet y is proposed once the scores of all subnets <= y - 1 - ``delay`` were observed, and none
+    of later ones; at most ``delay`` + 1 subnets are then under way. A strategy that waits for more
+    scores is given them one at a time.
 
     Args:
-        strategy: what proposes.
-        delay: in subnets; part of a run's definition.
-        num_subnets: in all.
+        strategy: the strategy that proposes subnets.
+        delay: number of subnets; part of a run's definition.
+        num_subnets: total number of subnets.
     """
 
     def __init__(self, strategy: ExplorationStrategy, delay: int, num_subnets: int) -> None:
@@ -56,11 +56,11 @@ class FeedbackLoop:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every subnet was proposed and every score observed."""
+        """True if every subnet was proposed and every score observed."""
         return self._observed == self._num_subnets
 
     def take(self, sequence_id: int, score: float) -> list[tuple[int, ...]]:
-        """A score is known; returns the subnets that can be proposed now, next ones in order."""
+        """Take a score; returns the subnets that can be proposed now, in sequence order."""
         is_new = self._observed <= sequence_id < self._proposed
         if not is_new or sequence_id in self._waiting:
             raise InvariantError(
@@ -77,7 +77,7 @@ class FeedbackLoop:
         return found
 
     def start(self) -> list[tuple[int, ...]]:
-        """The subnets that can be proposed now; at the beginning, those that need no score."""
+        """Return the subnets that can be proposed now, initially those that need no score."""
         found: list[tuple[int, ...]] = []
         while self._proposed < min(self._num_subnets, self._observed + self._delay + 1):
             subnet = self._strategy.propose(self._proposed)
@@ -95,14 +95,15 @@ class FeedbackLoop:
 
 
 class KeptStrategy:
-    """A strategy that is used as it is, not a copy of it, however often its stream begins anew.
+    """A strategy that is used directly instead of a copy, even if its stream is restarted.
 
-    A stream that begins anew asks for the same subnets and tells the same scores up to where it
-    was cut. The strategy hears of each only once; until then it answers as it did.
+    A restarted stream requests the same subnets and reports the same scores up to the point where
+    it was interrupted. The strategy is called only once for each; until that point, its recorded
+    answers are returned.
 
     Args:
-        strategy: one that has proposed nothing yet.
-        name: how messages call it.
+        strategy: a strategy that has not proposed anything yet.
+        name: its name in messages.
     """
 
     def __init__(self, strategy: ExplorationStrategy, name: str) -> None:
@@ -113,7 +114,7 @@ class KeptStrategy:
         self._place = 0
 
     def begin(self) -> KeptStrategy:
-        """The stream's beginning; returns itself."""
+        """Restart at the beginning of the stream; returns itself."""
         self._place = 0
         return self
 
@@ -123,12 +124,11 @@ class KeptStrategy:
         return found
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """See :class:`ExplorationStrategy`."""
         told = f"told {float(score)!r} of subnet {sequence_id}"
         self._call(told, self._strategy.observe, sequence_id, score)
 
     def finish(self) -> None:
-        """The stream is complete: a strategy that has something to end may end it."""
+        """End the stream: calls the strategy's own ``finish`` method, if it has one."""
         if finish := getattr(self._strategy, "finish", None):
             finish()
 

@@ -1,8 +1,8 @@
-"""From drawn subnets to the passes of steps: micro-batches, the sandwich rule, probes.
+"""Converts drawn subnets into the passes of steps: micro-batches, the sandwich rule, probes.
 
-A step may begin with probes, whose losses say which subnets it trains. AttentiveNAS (Wang et al.,
-CVPR 2021, section 3) draws K subnets for each one that a step is to train, and trains the one with
-the least loss on the step's batch (``best:K``, for the best Pareto front) or with the most
+A step may begin with probes, whose losses determine which subnets it trains. AttentiveNAS (Wang et
+al., CVPR 2021, section 3) draws K subnets for each one that a step is to train, and trains the one
+with the lowest loss on the step's batch (``best:K``, for the best Pareto front) or with the highest
 (``worst:K``, for the worst).
 """
 
@@ -20,16 +20,16 @@ from naspipe.streams.feedback import Choices
 
 
 def num_draws(steps: Steps, num_steps: int) -> int:
-    """How many subnets a sampler draws for so many steps: all probes, where there are any."""
+    """Return the number of subnets to draw for ``num_steps`` steps: all probes, if any."""
     return num_steps * (steps.probes or steps.draws)
 
 
 def in_passes(
     drawn: Sequence[Choices], steps: Steps, space: Space, size: Callable[[int, int], int]
 ) -> list[Choices]:
-    """The subnet of every pass of whole steps, in sequence order; see :func:`trained_passes`.
+    """Return the subnet of every pass of whole steps; see :func:`trained_passes`.
 
-    Where probes say what is trained, it is the first one of each draw: it stands for the others.
+    If probes determine what is trained, the first one of each draw represents the others.
     """
     if not steps.probes:
         return trained_passes(drawn, steps, space, size)
@@ -43,16 +43,17 @@ def in_passes(
 def trained_passes(
     drawn: Sequence[Choices], steps: Steps, space: Space, size: Callable[[int, int], int]
 ) -> list[Choices]:
-    """The subnet of every trained pass, in sequence order.
+    """Return the subnet of every trained pass, in sequence order.
 
-    Micro-batches: each drawn subnet stays for its step. Several subnets: as drawn. Sandwich rule:
-    the largest, the smallest, then the drawn ones (Yu and Huang 2019).
+    Micro-batches: each drawn subnet is used for its whole step. Several subnets: as drawn. Sandwich
+    rule: the largest, the smallest, then the drawn ones (Yu and Huang 2019).
 
     Args:
-        drawn: as many for each step as ``steps.draws`` says.
-        steps: what a step is made of.
-        space: whose subnets they are.
-        size: parameters of a block of the chain and a candidate; for the sandwich rule.
+        drawn: ``steps.draws`` subnets for each step.
+        steps: how passes form steps.
+        space: the space of the subnets.
+        size: returns the number of parameters of a candidate of a block of the chain; used for the
+            sandwich rule.
 
     Raises:
         ConfigError: for the sandwich rule without extremes; see :func:`extremes`.
@@ -71,13 +72,14 @@ def trained_passes(
 
 
 def extremes(space: Space, size: Callable[[int, int], int]) -> tuple[Choices, Choices]:
-    """The largest and the smallest subnet: of each choice block the candidate with the most and
-    with the fewest parameters, the lower number where several have as many; of each setting the
-    largest and the smallest value.
+    """Return the largest and the smallest subnet.
+
+    These have, for each choice block, the candidate with the most and the fewest parameters, the
+    lowest number if several are equal, and for each setting the largest and the smallest value.
 
     Raises:
-        ConfigError: for a space in which one decision reaches several blocks, unless it is a
-            setting, and where the two are one subnet.
+        ConfigError: if one decision of the space affects several blocks, unless it is a setting, or
+            if the two are the same subnet.
     """
     choosing = [n for n, block in enumerate(space.blocks) if not isinstance(block, Shared)]
     if space.decisions is not None:
@@ -99,7 +101,7 @@ def extremes(space: Space, size: Callable[[int, int], int]) -> tuple[Choices, Ch
 
 
 class ProbingStrategy:
-    """Proposes the probes of a step, and when their scores are told its other passes.
+    """Proposes the probes of a step, and its other passes once the scores of the probes are known.
 
     It is an :class:`~naspipe.streams.feedback.ExplorationStrategy` that proposes choices.
     """
@@ -118,7 +120,7 @@ class ProbingStrategy:
         self._trained: Sequence[Choices] = ()
 
     def propose(self, sequence_id: int) -> Sequence[int] | None:
-        """The next subnet; None while a probe of its step has no score."""
+        """Return the next subnet; None while a probe of its step has no score."""
         steps = self._steps
         if steps.begins(sequence_id):
             self._probes = list(islice(self._drawn, steps.probes))
@@ -136,9 +138,9 @@ class ProbingStrategy:
             self._scores.append(score)
 
     def _kept(self) -> list[Choices]:
-        """Of the probes of each draw the best or the worst; the first one of those alike.
+        """Return the best or the worst of the probes of each draw; the first one in case of a tie.
 
-        A score that is not a number is never kept where another is one.
+        A NaN score is never chosen if another probe has a number.
         """
         sign = 1.0 if self._steps.keeps == BEST else -1.0
         each = self._steps.probes // self._steps.draws

@@ -1,7 +1,7 @@
-"""Samplers: each a pure function of the seed, whose first subnets never depend on how many follow.
+"""Samplers: pure functions of the seed, whose first subnets do not depend on the number of subnets.
 
-Every block draws from a random stream of its own, made with ``numpy.random.RandomState``,
-the generator whose output numpy keeps the same for good.
+Every block draws from its own random stream, made with ``numpy.random.RandomState``, whose output
+numpy guarantees not to change.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from naspipe.streams.stream_file import ChoicesOf, read_stream
 SAMPLERS = ("uniform", "fair", "spaced:W", "file:PATH", "repeat:PATH", "only:CHOICES")
 
 FILES = ("file", "repeat")
-"""Those that read a list, once or again and again."""
+"""Samplers that read a list, once or repeatedly."""
 
 _GIVEN = (*FILES, "only")
-"""Those that are given choices, and draw nothing."""
+"""Samplers that are given choices and draw nothing."""
 
 _CHUNK = 256
 
@@ -38,9 +38,9 @@ def make_sampler(
     seed: int,
     choices_of: ChoicesOf | None = None,
 ) -> Iterator[Choices]:
-    """Make the sampler that ``text`` names, for blocks of these numbers of candidates.
+    """Make the sampler that ``text`` names, for blocks with these numbers of candidates.
 
-    It has no end, except for ``file:``. ``choices_of`` reads samples of NNI's in files.
+    It is infinite, except for ``file:``. ``choices_of`` converts NNI samples in files.
 
     Raises:
         ConfigError: for an unknown sampler, a bad argument, or a negative seed.
@@ -86,7 +86,7 @@ def draw_stream(
     count: int,
     choices_of: ChoicesOf | None = None,
 ) -> list[Choices]:
-    """The first ``count`` subnets of a sampler; a file must not hold fewer."""
+    """Return the first ``count`` subnets of a sampler; a file must contain at least as many."""
     drawn = list(islice(make_sampler(text, candidate_counts, seed, choices_of), count))
     if len(drawn) < count:
         path = Path(text.partition(":")[2])
@@ -98,9 +98,9 @@ def draw_stream(
 
 
 def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Choices]:
-    """The first ``count`` subnets of a space, drawn over its decisions.
+    """Return the first ``count`` subnets of a space, drawn over its decisions.
 
-    A file lists choices, or samples of NNI's where the space has labels.
+    A file lists choices, or NNI samples if the space has labels.
     """
     decisions = space.decisions
     if decisions is None or text.partition(":")[0] in _GIVEN:
@@ -111,7 +111,7 @@ def draw_subnets(text: str, space: Space, seed: int, count: int) -> list[Choices
 
 
 def iterate_subnets(text: str, space: Space, seed: int) -> Iterator[Choices]:
-    """The subnets that :func:`draw_subnets` draws, one at a time and without an end."""
+    """Yield the subnets that :func:`draw_subnets` draws, one at a time and without end."""
     decisions = space.decisions
     if decisions is None or text.partition(":")[0] in _GIVEN:
         choices_of = decisions.choices_of if decisions else None
@@ -120,7 +120,7 @@ def iterate_subnets(text: str, space: Space, seed: int) -> Iterator[Choices]:
 
 
 def _only(text: str, candidate_counts: Sequence[int]) -> Choices:
-    """One subnet, ``0,3,1``: one choice per choice block."""
+    """Parse one subnet such as ``0,3,1``: one choice per choice block."""
     is_listed = re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text)
     subnet = tuple(map(int, text.split(","))) if is_listed else ()
     pairs = zip(subnet, candidate_counts, strict=False)
@@ -141,25 +141,25 @@ def _random_state(name: str, seed: int, block: int) -> RandomState:
 
 
 def _fractions(random: RandomState) -> Iterator[float]:
-    """Numbers from 0 up to, never reaching, 1; nor does a product with n reach n."""
+    """Yield numbers in [0, 1); their product with n, in floating point, is also less than n."""
     while True:
         yield from random.random_sample(_CHUNK).tolist()
 
 
 def _uniform(random: RandomState, count: int) -> Iterator[int]:
-    """Any candidate, whatever came before."""
+    """Yield any candidate, independent of earlier ones."""
     for fraction in _fractions(random):
         yield int(fraction * count)
 
 
 def _fair(random: RandomState, count: int) -> Iterator[int]:
-    """A fresh permutation of the candidates every ``count`` subnets."""
+    """Yield a new permutation of the candidates every ``count`` subnets."""
     while True:
         yield from random.permutation(count).tolist()
 
 
 def _spaced(text: str, argument: str) -> Callable[[RandomState, int], Iterator[int]]:
-    """Any candidate that the last ``window`` subnets did not use; at least one is left."""
+    """Return a rule that yields candidates not used by the last ``window`` subnets."""
     if not re.fullmatch("[0-9]{1,99}", argument):
         raise ConfigError(
             f"sampler {text!r:.80}: expected spaced:W with a whole number W of subnets, as in "

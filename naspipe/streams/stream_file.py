@@ -1,4 +1,4 @@
-"""Subnet lists in files: JSON lines, each a list of choices or a sample of NNI's."""
+"""Subnet lists in files: JSON lines, each a list of choices or an NNI sample."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from naspipe.config.errors import ConfigError
 from naspipe.config.text import parse_json
 
 ChoicesOf = Callable[[Mapping[str, Any]], tuple[int, ...]]
-"""The choices of a sample of NNI's: of the value of every label."""
+"""Returns the choices of an NNI sample, given the value of every label."""
 
 
 def write_stream(path: Path, subnets: Iterable[Sequence[int]]) -> None:
-    """Write a subnet list, whole or not at all; what :func:`read_stream` reads."""
+    """Write a subnet list for :func:`read_stream` atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -36,12 +36,12 @@ def read_stream(
 ) -> list[tuple[int, ...]]:
     """Read a subnet list; blank lines are skipped.
 
-    A line is a list of choices, or where ``choices_of`` is given also a sample of NNI's: an
-    object with the value of every label.
+    A line is a list of choices or, if ``choices_of`` is given, an NNI sample: an object with the
+    value of every label.
 
     Raises:
-        ConfigError: naming file and line of what is neither, or also the block of a choice that
-            ``candidate_counts`` does not allow, or the label of a value.
+        ConfigError: if a line is neither, or has a choice that ``candidate_counts`` does not allow
+            or an invalid value of a label; the message names file, line, and block or label.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
