@@ -1,8 +1,8 @@
-"""The registry of data sets: what each name stands for, and how it is prepared and opened.
+"""The registry of data sets: the meaning of each name, and how it is prepared and opened.
 
-Other packages add data sets by an entry point in the group ``naspipe.datasets`` that leads to an
+Other packages add data sets with an entry point in the group ``naspipe.datasets`` that refers to an
 iterable of :class:`Entry`. The data sets of `search_spaces.debian` are found without one, because
-that package comes with naspipe.
+that package is part of naspipe.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DEFAULT_BATCH_SIZE = 64
 DEFAULT_BATCHES = 4
 
 VIEWS = "views:"
-"""Prefix of data that show two views of each image; the name of image data follows."""
+"""Prefix of data with two views of each image, followed by the name of image data."""
 
 ENTRY_POINTS = "naspipe.datasets"
 
 Builder = Callable[[Path, str, Path | None, PreparationProgress], Description]
-"""(empty directory to fill, name, local source in place of a download, progress)."""
+"""(empty directory to fill, name, local source that replaces the download, progress)."""
 
 Opener = Callable[[Path, int, str, dict[str, Any]], ImageData]
 """(prepared directory, batch size, split, record for the manifest) -> the data."""
@@ -48,12 +48,12 @@ Opener = Callable[[Path, int, str, dict[str, Any]], ImageData]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A data set, as `naspipe data list` shows it."""
+    """A data set, as listed by `naspipe data list`."""
 
     name: str
     summary: str
     kind: str
-    """``translation``, ``masked words``, ``image`` or ``image views``; spaces ask for a kind."""
+    """``translation``, ``masked words``, ``image`` or ``image views``; spaces require a kind."""
     recipe: int = 0
     """Version of the preparation; see `naspipe.data.cache.Description`."""
     build: Builder | None = None
@@ -83,7 +83,7 @@ _BUILT_IN = (
 
 @functools.cache
 def _table() -> dict[str, Entry]:
-    """All data sets by name, in the order in which they are listed."""
+    """Return all data sets by name, in the order in which they are listed."""
     found: dict[str, Entry] = {}
 
     def add(entries: Iterable[Any], origin: str) -> None:
@@ -94,7 +94,7 @@ def _table() -> dict[str, Entry]:
                 raise ConfigError(f"{origin}: there is a data set {entry.name!r} already")
             found[entry.name] = entry
 
-    # By name, because naspipe.data must not import the search spaces, which are above it.
+    # By name, because naspipe.data must not import the search spaces, which are a higher layer.
     if importlib.util.find_spec("search_spaces") is not None:
         add(importlib.import_module("search_spaces.debian").ENTRIES, "search_spaces.debian")
     add(_BUILT_IN, "naspipe")
@@ -104,7 +104,7 @@ def _table() -> dict[str, Entry]:
 
 
 def entries() -> list[Entry]:
-    """Return all data sets; what follows the prefix in names such as ``PREFIX:DIR`` is a user's."""
+    """Return all data sets; in names like ``PREFIX:DIR`` users choose the part after the prefix."""
     return list(_table().values())
 
 
@@ -128,11 +128,11 @@ def open_data(
     image_size: int = 224,
     batches: int | None = None,
 ) -> TranslationData | MaskedWords | ImageData | Views:
-    """Open one split of a data set. The files of prepared data are verified.
+    """Open one split of a data set, after verifying the files of prepared data.
 
-    ``max_tokens`` (per batch) is for text, ``batch_size`` (images) for images,
-    ``image_size`` (pixels) for image folders, ``batches`` (of a step) for views. Views are for
-    training: the other splits show the images as they are.
+    ``max_tokens`` (per batch) applies to text, ``batch_size`` (images) to images, ``image_size``
+    (pixels) to image folders, ``batches`` (per step) to views. Views are for training: the other
+    splits return the images unchanged.
     """
     if name.startswith(VIEWS) and _find(name):
         inner = open_data(
@@ -190,11 +190,11 @@ def prepare(
     force: bool = False,
     progress: PreparationProgress | None = None,
 ) -> Path | None:
-    """Prepare ``name`` unless that is done already, verify it and return its directory.
+    """Prepare ``name`` unless it is already prepared, verify it and return its directory.
 
     ``source`` replaces the download (for Debian packages, see `search_spaces.debian.packages`).
     Returns None for a data set that needs no preparation. Preparing masked words or views prepares
-    the data that they are made from.
+    the underlying data.
     """
     name, entry = _needed(name)
     if entry.build is None:
@@ -222,7 +222,7 @@ def read_record(name: str, root: Path | None = None) -> dict[str, Any]:
 
 
 def has_known_prefix(name: str) -> bool:
-    """Return True if a name with a colon is a data set's, such as ``fairseq:DIR``."""
+    """Return True if a name with a colon belongs to a data set, such as ``fairseq:DIR``."""
     return name.partition(":")[0] in _prefixed()
 
 
@@ -231,7 +231,7 @@ def _prefixed() -> dict[str, Entry]:
 
 
 def _find(name: str) -> tuple[Entry, str]:
-    """Return the data set of that name, and what follows its prefix."""
+    """Return the data set of that name, and the rest of the name after its prefix."""
     prefix, _, rest = name.partition(":")
     entry = _prefixed().get(prefix) if rest else _table().get(name)
     if entry is None:
@@ -246,6 +246,6 @@ def _find(name: str) -> tuple[Entry, str]:
 
 
 def _needed(name: str) -> tuple[str, Entry]:
-    """Return the name and the entry of the data that have to be prepared for ``name``."""
+    """Return the name and the entry of the data that must be prepared for ``name``."""
     entry, rest = _find(name)
     return (rest, _find(rest)[0]) if entry.name.startswith((_MASKED, VIEWS)) else (name, entry)
