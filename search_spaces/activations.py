@@ -6,7 +6,6 @@ from torch import nn
 
 
 def activation_module(name: str) -> nn.Module:
-    """Return a new module for the name of an activation."""
     made: dict[str, nn.Module] = {
         "none": nn.Identity(),
         "relu": nn.ReLU(),

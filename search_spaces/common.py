@@ -54,7 +54,6 @@ class Candidates(Generic[_Operation]):
     """Number of activations of each space, by its name."""
 
     def of(self, name: str) -> list[tuple[_Operation, str]]:
-        """Return the candidates of each block of a space."""
         return [
             (operation, activation)
             for activation in self.activations[: self.variants[name]]
@@ -104,7 +103,6 @@ def shared_rules(
 
 
 def cross_entropy() -> Any:
-    """Return the loss of classification networks."""
     from torch import nn
 
     return nn.CrossEntropyLoss()

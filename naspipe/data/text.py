@@ -221,7 +221,6 @@ class TranslationData:
         self._plan = lru_cache(_PLANS_KEPT)(self._planner.plan)
 
     def __len__(self) -> int:
-        """Return the number of sentence pairs."""
         return len(self._source)
 
     def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:

@@ -82,7 +82,6 @@ class OwnRegistry:
         self._ask([HIRE, count])
 
     def release(self, name: str) -> None:
-        """Release one of the run's own teachers."""
         self._ask([RELEASE, name])
 
     def _ask(self, words: list[Any]) -> Any:

@@ -73,7 +73,7 @@ _KEY_CHARACTERS = 40
 
 
 def read_keys(path: Path) -> frozenset[str]:
-    """Read public keys, one per line; text after a key and lines that start with # are comments.
+    """Read public keys, one per line, ignoring text after a key and lines that start with ``# ``.
 
     Raises:
         ConfigError: naming a line that is not a key, or a file that cannot be read.

@@ -235,7 +235,6 @@ class SourceFile:
         return self._is_open or attribute in self._mentioned
 
     def text(self) -> str:
-        """Return imports, then definitions."""
         imports = "\n".join(sorted(set(self._imports.values())))
         return "\n\n\n".join([imports, *map(str, self._defined.values())]) + "\n"
 

@@ -45,7 +45,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """Return the default settings of a run."""
     return Defaults(
         data="fashion-mnist",
         batch_size={"tiny": 32, "small": 64, "paper": 64}[scale],

@@ -164,6 +164,5 @@ class SubwordCutter:
         self._bpe = BPE(io.StringIO(codes))
 
     def __call__(self, text: str) -> list[str]:
-        """Return the subwords of ``text``."""
         subwords: list[str] = self._bpe.segment_tokens(words_of(text))
         return subwords

@@ -49,7 +49,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """Return the default settings of a run."""
     is_small = name == "vgg8"
     return Defaults(
         data="fashion-mnist",

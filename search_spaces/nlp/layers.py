@@ -61,7 +61,6 @@ class Convolution(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Show settings that do not follow from the weights' shapes."""
         return f"kernel={self.kernel}, left={self.left}"
 
 
@@ -92,7 +91,6 @@ class SeparableConvolution(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Show settings that do not follow from the weights' shapes."""
         return f"kernel={self.kernel}, left={self.left}"
 
 
@@ -133,7 +131,6 @@ class LightConvolution(nn.Module):
         return band.view(self.heads, length, length)
 
     def extra_repr(self) -> str:
-        """Show settings that do not follow from the weights' shapes."""
         return f"kernel={self.kernel}, heads={self.heads}, left={self.left}"
 
 
@@ -159,7 +156,6 @@ class SelfAttention(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Show settings that do not follow from the weights' shapes."""
         return f"heads={self.heads}, causal={self.causal}"
 
 
@@ -182,7 +178,6 @@ class CrossAttention(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Show settings that do not follow from the weights' shapes."""
         return f"heads={self.heads}"
 
 

@@ -61,7 +61,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """Return the default settings of a run."""
     return Defaults(
         data={"tiny": "en-de-2k", "small": "en-de-8k", "paper": "en-de-8k"}[scale],
         max_tokens={"tiny": 600, "small": 4096, "paper": 12288}[scale],

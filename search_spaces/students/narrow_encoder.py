@@ -19,7 +19,6 @@ TIMES = (1, 2)
 
 
 def chains(teacher: str, scale: str, info: Mapping[str, int]) -> list[list[Block | Shared]]:
-    """Return the student block of each encoder."""
     width, heads = sizes(teacher, scale)
     choice = Block([partial(_encoder, width, heads // 2, each) for each in TIMES], kind="encoder")
     blocks: list[list[Block | Shared]] = [[choice] for _ in range(ENCODERS[teacher])]

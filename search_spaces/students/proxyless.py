@@ -26,7 +26,6 @@ LAYERS = {
 
 
 def chains(teacher: str, scale: str, info: Mapping[str, int]) -> list[list[Block | Shared]]:
-    """Return the student block of each stage."""
     found = shapes(scale, info)
     stages = zip(found.stages, LAYERS[scale], strict=True)
     blocks = [_stage(number, *each) for number, each in enumerate(stages)]

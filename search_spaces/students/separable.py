@@ -18,7 +18,6 @@ from search_spaces.students.kind import StudentKind
 
 
 def chains(teacher: str, scale: str, info: Mapping[str, int]) -> list[list[Block | Shared]]:
-    """Return the student block of each convolution."""
     found, left = convolutions(teacher, scale, info)
     made = [_whole, *[_separable] * (len(found) - 1)]
     blocks: list[list[Block | Shared]] = [

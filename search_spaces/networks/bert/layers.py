@@ -46,7 +46,6 @@ class WordEmbedding(nn.Module):
         return self.dropout(self.norm(vectors)), words.eq(self.padding)
 
     def extra_repr(self) -> str:
-        """Show settings that do not follow from the weights' shapes."""
         return f"padding={self.padding}"
 
 
@@ -78,7 +77,6 @@ class SelfAttention(nn.Module):
         return projected.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
 
     def extra_repr(self) -> str:
-        """Show settings that do not follow from the weights' shapes."""
         return f"heads={self.heads}"
 
 

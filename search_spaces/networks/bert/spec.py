@@ -65,7 +65,6 @@ def cuts(name: str) -> tuple[int, ...]:
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """Return the default settings of a run."""
     return Defaults(
         data="masked:en-de-2k" if scale == "tiny" else "masked:en-de-8k",
         max_tokens={"tiny": 600, "small": 4096, "paper": 12288}[scale],

@@ -51,7 +51,6 @@ def cuts(name: str) -> tuple[int, ...]:
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """Return the default settings of a run."""
     return Defaults(
         data="fashion-mnist",
         batch_size=128,

@@ -32,7 +32,6 @@ class Gate(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return images of the same shape."""
         found: torch.Tensor = self.says(images)
         return images * found
 

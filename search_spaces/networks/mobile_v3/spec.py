@@ -60,7 +60,6 @@ def eights(width: float) -> int:
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """Return the default settings of a run."""
     return Defaults(
         data="fashion-mnist",
         batch_size=64,

@@ -57,7 +57,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """Return the default settings of a run."""
     is_vit = name == "vit"
     return Defaults(
         data="fashion-mnist",

@@ -76,7 +76,6 @@ class Transformer(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Show settings that do not follow from the weights' shapes."""
         return f"heads={self.heads}"
 
 

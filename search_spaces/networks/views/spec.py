@@ -72,7 +72,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """Return the default settings of a run."""
     is_byol = name == "byol"
     further = {"passes": "accumulate:8", "norms": "deferred"}
     return Defaults(
