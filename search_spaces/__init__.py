@@ -35,12 +35,12 @@ _NETWORKS: dict[str, ModuleType] = {
 
 
 def names() -> tuple[str, ...]:
-    """The name of every space with something to choose, largest of its family first."""
+    """Return the names of all spaces with choices, the largest of each family first."""
     return tuple(_SPECS)
 
 
 def networks() -> tuple[str, ...]:
-    """The name of every plain network."""
+    """Return the names of all plain networks."""
     return tuple(_NETWORKS)
 
 
@@ -50,17 +50,17 @@ def build(
     info: Mapping[str, int],
     rules: Mapping[str, Rule] | None = None,
 ) -> Space:
-    """The space ``name`` at ``scale`` for data that describes itself by ``info``.
+    """Return the space ``name`` at ``scale`` for data that describe themselves by ``info``.
 
     Args:
         name: one of :func:`names` or :func:`networks`.
         scale: one of :data:`SCALES`.
         info: ``vocabulary`` and ``padding`` for text; ``channels``, ``height``, ``width`` and
             ``classes`` for images.
-        rules: rules of shared layers, by their name, that replace the space's own.
+        rules: rules of shared layers, by name, that replace the space's own.
 
     Raises:
-        ConfigError: for a name, scale or shared layer that does not exist, or missing ``info``.
+        ConfigError: for an unknown name, scale or shared layer, or missing ``info``.
     """
     spec = _spec(name, scale)
     require(name, info, spec.INFO)
@@ -68,22 +68,22 @@ def build(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """The data, batch, loss and optimizer of ``name`` at ``scale``.
+    """Return the default data, batch, loss and optimizer of ``name`` at ``scale``.
 
     Raises:
-        ConfigError: for a name or scale that does not exist.
+        ConfigError: for an unknown name or scale.
     """
     chosen: Defaults = _spec(name, scale).defaults(name, scale)
     return chosen
 
 
 def cuts(name: str) -> tuple[int, ...]:
-    """Positions of the chain at which a plain network is cut to teach block by block.
+    """Return the positions at which a plain network's chain is cut for blockwise distillation.
 
-    They are where its second block begins, its third one, and so on; none where nobody has said.
+    They are the starts of its second block, its third one, and so on; empty if none are defined.
 
     Raises:
-        ConfigError: for a name that does not exist, or that of a space.
+        ConfigError: for an unknown name, or that of a space with choices.
     """
     if name not in _NETWORKS:
         raise unknown("network", name, networks())
@@ -92,15 +92,15 @@ def cuts(name: str) -> tuple[int, ...]:
 
 
 def student_names() -> tuple[str, ...]:
-    """Named students of a teacher that teaches block by block."""
+    """Return the names of the students for blockwise distillation."""
     return tuple(_students.KINDS)
 
 
 def student_kind(name: str) -> StudentKind:
-    """Whom a student learns from, by which losses, and how.
+    """Return the teachers of a student, its losses, and how it is trained.
 
     Raises:
-        ConfigError: for a name that does not exist.
+        ConfigError: for an unknown name.
     """
     if name not in _students.KINDS:
         raise unknown("student", name, student_names())
@@ -108,19 +108,19 @@ def student_kind(name: str) -> StudentKind:
 
 
 def students_of(teacher: str, name: str, scale: str, info: Mapping[str, int]) -> list[Space]:
-    """The student ``name`` of a network: a space for each block that the network is cut into.
+    """Return the student ``name`` of a network: a space for each block of the cut network.
 
-    Every path of a space puts out what that block of the teacher does, in its shapes.
+    The outputs of every path of a space have the shapes of the teacher block's outputs.
 
     Args:
         teacher: one of :func:`networks`.
         name: one of :func:`student_names`.
-        scale: of both.
-        info: what the data state, as for :func:`build`.
+        scale: scale of both.
+        info: values that the data state, as for :func:`build`.
 
     Raises:
-        ConfigError: for a name or scale that does not exist, a teacher that is none of the
-            student's, or missing ``info``.
+        ConfigError: for an unknown name or scale, a teacher that the student cannot learn from, or
+            missing ``info``.
     """
     kind = student_kind(name)
     if teacher not in kind.teachers:
@@ -133,10 +133,10 @@ def students_of(teacher: str, name: str, scale: str, info: Mapping[str, int]) ->
 
 
 def candidate_names(name: str) -> tuple[str, ...]:
-    """What each candidate of a block of ``name`` is, in words; the same for all its blocks.
+    """Return a description of each candidate of a block of ``name``; it is the same for all blocks.
 
     Raises:
-        ConfigError: for a name that does not exist, or that of a plain network.
+        ConfigError: for an unknown name, or that of a plain network.
     """
     if name not in _SPECS:
         raise unknown("search space", name, names())

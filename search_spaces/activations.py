@@ -6,11 +6,10 @@ from torch import nn
 
 
 def activation_module(name: str) -> nn.Module:
-    """A new module of a name that a space lists."""
     made: dict[str, nn.Module] = {
         "none": nn.Identity(),
         "relu": nn.ReLU(),
         "swish": nn.SiLU(),
-        "leaky relu": nn.LeakyReLU(0.1),  # at 0.01 hardly another layer than relu
+        "leaky relu": nn.LeakyReLU(0.1),  # with 0.01 it would hardly differ from relu
     }
     return made[name]

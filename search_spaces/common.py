@@ -1,4 +1,4 @@
-"""What every space's specification is made of."""
+"""Common parts of the spaces' specifications."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from naspipe.config.rules import Rule
 _Operation = TypeVar("_Operation")
 
 SCALES = ("tiny", "small", "paper")
-"""Every space's scales; a scale changes widths and batches, never blocks or candidates."""
+"""Scales of every space; a scale changes widths and batches, never blocks or candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What a run of a space uses unless its user says otherwise."""
+    """Default settings of a run of a space."""
 
     data: str
     """Name of the data set."""
     loss: Callable[[], Any]
-    """Makes the loss module, called with the last block's output and the target."""
+    """Creates the loss module, which is called with the last block's output and the target."""
     optimizer: str
     """Name of a class of ``torch.optim``."""
     lr: float
     """Learning rate of the first step."""
     optimizer_options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """The optimizer's other arguments."""
+    """Other arguments of the optimizer."""
     schedule: str = "constant"
-    """How the learning rate follows from the sequence ID."""
+    """Schedule of the learning rate over the sequence ID."""
     max_tokens: int | None = None
     """Padded tokens per batch and side, for text."""
     batch_size: int | None = None
@@ -45,16 +45,15 @@ class Defaults:
 class Candidates(Generic[_Operation]):
     """Every operation with each of a space's activations, numbered activation by activation.
 
-    So candidate k of a space with fewer activations is candidate k of one with more.
+    Therefore candidate k of a space with fewer activations is candidate k of one with more.
     """
 
     operations: tuple[_Operation, ...]
     activations: tuple[str, ...]
     variants: Mapping[str, int]
-    """How many of the activations each space has, by its name."""
+    """Number of activations of each space, by its name."""
 
     def of(self, name: str) -> list[tuple[_Operation, str]]:
-        """The candidates of each block of a space."""
         return [
             (operation, activation)
             for activation in self.activations[: self.variants[name]]
@@ -62,22 +61,22 @@ class Candidates(Generic[_Operation]):
         ]
 
     def names(self, name: str) -> tuple[str, ...]:
-        """What each candidate is, in words."""
+        """Return a description of each candidate."""
         return tuple(f"{operation}, {activation}" for operation, activation in self.of(name))
 
 
 def unknown(what: str, found: object, known: Sequence[str]) -> ConfigError:
-    """The error for a name that does not exist, closest existing name first."""
+    """Return the error for a name that does not exist; it lists the closest existing name first."""
     close = get_close_matches(str(found), known, n=1, cutoff=0.0)
     listed = [*close, *(name for name in known if name not in close)]
     return ConfigError(f"unknown {what} {found!r}: expected one of {', '.join(listed)}")
 
 
 def require(space: str, info: Mapping[str, int], keys: Sequence[str]) -> None:
-    """Check that the data states ``keys``.
+    """Check that the data state ``keys``.
 
     Raises:
-        ConfigError: when one is missing or is negative.
+        ConfigError: if one is missing or negative.
     """
     for key in keys:
         if key not in info:
@@ -92,10 +91,10 @@ def require(space: str, info: Mapping[str, int], keys: Sequence[str]) -> None:
 def shared_rules(
     space: str, defaults: Mapping[str, Rule], rules: Mapping[str, Rule] | None
 ) -> dict[str, Rule]:
-    """The shared layers' rules: ``defaults`` with ``rules`` in their place.
+    """Return the shared layers' rules: ``defaults``, overridden by ``rules``.
 
     Raises:
-        ConfigError: when ``rules`` names no shared layer.
+        ConfigError: if ``rules`` contains a name that is not a shared layer.
     """
     for name in rules or {}:
         if name not in defaults:
@@ -104,7 +103,6 @@ def shared_rules(
 
 
 def cross_entropy() -> Any:
-    """The loss of networks that classify."""
     from torch import nn
 
     return nn.CrossEntropyLoss()

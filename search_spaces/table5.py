@@ -1,8 +1,8 @@
-"""What the spaces' layers cost on the paper's GPUs: NASPipe (ASPLOS'22), Table 5.
+"""Costs of the spaces' layers on the paper's GPUs: NASPipe (ASPLOS'22), Table 5.
 
-The table has eight layers: forward, backward and swap-in times on an RTX 2080 Ti over PCIe 3.0,
-for the inputs (192, 1024) of text and (64, 112, 112) of images. Here each candidate gets the row
-that is nearest to it. What the table leaves out is assumed, and said with the constant it is in.
+The table has eight layers: forward, backward and swap-in times on an RTX 2080 Ti over PCIe 3.0, for
+the inputs (192, 1024) of text and (64, 112, 112) of images. Here each candidate gets the nearest
+row. Values that the table omits are assumed, and described with their constants.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Row(NamedTuple):
 
     forward_ms: float
     backward_ms: float
-    """Without the recompute of the forward."""
+    """Without the recomputation of the forward."""
     swap_ms: float
-    """Host to device; the table has no time for the way back, which is taken to be equal."""
+    """Host to device; the other direction, which the table omits, is assumed to be equal."""
 
 
 ROWS = {
@@ -38,7 +38,7 @@ ROWS = {
     "separable 5x5": Row(6.7, 9.9, 2.04),
     "dilated 3x3": Row(2.5, 3.4, 0.58),
 }
-"""The table as it stands."""
+"""The rows of the table."""
 
 ASSUMED_ROWS = {
     "identity": Row(0.1, 0.1, 0.0),
@@ -48,10 +48,10 @@ ASSUMED_ROWS = {
     "stem": Row(2.8, 4.0, 0.68),
     "head": Row(5.0, 10.0, 1.76),
 }
-"""Layers that the table leaves out: those without parameters, and the shared ones."""
+"""Assumed rows for layers that the table omits: those without parameters, and the shared ones."""
 
 BYTES_PER_NS = 12.0
-"""PCIe 3.0 x16: a layer's bytes are what its swap-in time moves at this rate."""
+"""PCIe 3.0 x16: a layer's size is its swap-in time multiplied by this rate."""
 
 _TEXT = {
     "conv": "conv 3x1", "separable": "separable 7x1", "light": "light 5x1",
@@ -69,7 +69,7 @@ _SHARED = {
 
 
 def table5_rows(space: Space) -> list[tuple[Row, ...]]:
-    """For each block of the chain, the row of each of its candidates.
+    """Return, for each block of the chain, the row of each of its candidates.
 
     Raises:
         ConfigError: unless the space has the name and the candidates of one that comes with
@@ -93,16 +93,16 @@ def table5_rows(space: Space) -> list[tuple[Row, ...]]:
 
 
 def table5_costs(space: Space, recompute: bool = True, link_ns: int = 0) -> TableCosts:
-    """The costs of every layer; its ``table`` is what partitions and priorities ask for.
+    """Return the costs of every layer; its ``table`` is the input of partitions and priorities.
 
-    A backward includes the forward that it computes again, unless ``recompute`` is False. A WRITE
-    takes no time and a copy moves the parameters alone, once each way: the table has neither
+    A backward includes the forward that it recomputes, unless ``recompute`` is False. A WRITE takes
+    no time and a copy moves only the parameters, once in each direction: the table has neither
     optimizer steps nor buffers, so this is plain SGD on layers without buffers. Half of a backward
     counts as that of the weights.
 
     Args:
-        space: as :func:`search_spaces.build` makes it, with its shared layers or without.
-        recompute: compute each forward again in its backward, as the paper does.
+        space: a space made by :func:`search_spaces.build`, with or without its shared layers.
+        recompute: recompute each forward in its backward, as in the paper.
         link_ns: time of each message between stages.
 
     Raises:
@@ -131,7 +131,7 @@ def table5_costs(space: Space, recompute: bool = True, link_ns: int = 0) -> Tabl
 
 
 def table5_sizes(space: Space) -> SizeTable:
-    """The bytes of every layer's parameters, from its swap-in time; no state or buffers beside.
+    """Return the bytes of every layer's parameters, from its swap-in time; no state or buffers.
 
     Raises:
         ConfigError: as :func:`table5_rows`.
@@ -148,7 +148,7 @@ def table5_sizes(space: Space) -> SizeTable:
 
 
 def without_shared(space: Space) -> Space:
-    """The choice blocks alone, as in the paper's artifact, whose shared layers are frozen."""
+    """Return only the choice blocks, as in the paper's artifact, whose shared layers are frozen."""
     return Space(space.name, [block for block in space.blocks if isinstance(block, Block)])
 
 
@@ -166,5 +166,5 @@ def _find(name: str) -> Row:
 
 
 def _longest_start(name: str, kinds: dict[str, str]) -> str:
-    """The most telling kind that a candidate's name begins with; every candidate has one."""
+    """Return the longest kind with which a candidate's name begins; every candidate has one."""
     return max((kind for kind in kinds if name.startswith(kind)), key=len)

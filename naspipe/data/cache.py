@@ -1,6 +1,6 @@
 """The directory of prepared data sets, and the display of their preparation.
 
-A data set is published whole or not at all, and verified file by file whenever it is opened.
+A data set is published completely or not at all, and verified file by file when it is opened.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Description:
     source: str
     """Packages or library that the data came from."""
     version: str
-    """Version of that source, ``unknown`` if the source did not say."""
+    """Version of that source, ``unknown`` if the source has none."""
     licence: str
     recipe: int
-    """Version of the preparation; another version makes other data from the same source."""
+    """Version of the preparation; another version creates other data from the same source."""
     counts: Mapping[str, int]
-    """Pairs, images, vocabulary: whatever helps to recognise the data."""
+    """Numbers of pairs, images, words, ...: anything that helps to recognise the data."""
 
 
 def default_root() -> Path:
-    """``$XDG_CACHE_HOME/naspipe/data``, or ``~/.cache/naspipe/data``."""
+    """Return ``$XDG_CACHE_HOME/naspipe/data``, or ``~/.cache/naspipe/data``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG rules say that a relative path is to be ignored.
+    # The XDG specification says that relative paths must be ignored.
     home = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
     return home / "naspipe" / "data"
 
@@ -75,9 +75,9 @@ def prepare_command(name: str, root: Path, *, force: bool = False) -> str:
 def publish(
     root: Path, name: str, build: Callable[[Path], Description], *, force: bool = False
 ) -> Path:
-    """Make data set ``name`` under ``root`` with ``build`` and return its directory.
+    """Create data set ``name`` under ``root`` with ``build`` and return its directory.
 
-    ``build`` fills an empty directory next to the target, which gets the target's name only when
+    ``build`` fills an empty directory next to the target, which is renamed to the target only when
     it is complete. Several processes may publish at once: the first to finish wins and the others
     use its result (with ``force``, the last to finish wins).
     """
@@ -105,7 +105,7 @@ def file_record(path: Path) -> dict[str, Any]:
 
 
 def open_prepared(root: Path, name: str, recipe: int) -> tuple[Path, dict[str, Any]]:
-    """Return the directory and the record of ``name``, every file checked by size and SHA-256."""
+    """Return the directory and the record of ``name``; check every file's size and SHA-256."""
     target = root / name
     if not target.is_dir():
         raise NotPreparedError(
@@ -165,7 +165,7 @@ def _is_record(record: object) -> bool:
 
 @contextmanager
 def _workplace(root: Path, name: str) -> Iterator[Path]:
-    """Yield an empty directory next to the target, removed afterwards unless it was renamed."""
+    """Yield an empty directory next to the target, which is removed afterwards unless renamed."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root, name)
@@ -176,7 +176,7 @@ def _workplace(root: Path, name: str) -> Iterator[Path]:
         ) from None
     descriptor = os.open(partial, os.O_RDONLY)
     try:
-        # The lock says "my owner lives" and is gone with its process, however that ends.
+        # The lock shows that the owner is running; it is released when the process ends in any way.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         partial.chmod(0o755)
@@ -187,7 +187,7 @@ def _workplace(root: Path, name: str) -> Iterator[Path]:
 
 
 def _sweep(root: Path, name: str) -> None:
-    """Remove what processes that died while preparing ``name`` have left."""
+    """Remove files left by processes that died while preparing ``name``."""
     for partial in sorted(root.glob(f".{name}.partial-*")):
         with suppress(OSError):
             if time.time() - partial.stat().st_mtime < _STALE_SECONDS:
@@ -212,22 +212,22 @@ def _install(partial: Path, target: Path, *, force: bool) -> None:
                     f"with --data-dir"
                 ) from None
         if not force:
-            return  # another process was first; its result is as good
+            return  # another process was first; its result is equivalent
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
-        with suppress(FileNotFoundError):  # another process took it away just now
+        with suppress(FileNotFoundError):  # another process has just removed it
             target.rename(old)
         shutil.rmtree(old, ignore_errors=True)
     raise DataError(f"{target}: other processes keep replacing it: let them end, then try again")
 
 
 class PreparationProgress:
-    """Hears of the phases of a preparation, in order, and shows nothing."""
+    """Receives the phases of a preparation, in order, and displays nothing."""
 
     def phase(self, text: str, total: int | None = None) -> None:
-        """End the open phase and begin another of ``total`` steps (None: number unknown)."""
+        """End the current phase and begin another of ``total`` steps (None: number unknown)."""
 
     def advance(self, steps: int = 1) -> None:
-        """Count ``steps`` more of the open phase."""
+        """Count ``steps`` more steps of the current phase."""
 
 
 class ConsoleProgress(PreparationProgress):
@@ -237,8 +237,8 @@ class ConsoleProgress(PreparationProgress):
     """
 
     def __init__(self) -> None:
-        # The file is fixed now: a library that is silenced by redirecting stderr must not take
-        # this display with it.
+        # The file is fixed here, so that redirecting stderr to silence a library does not affect
+        # this display.
         self._progress = Progress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}"),

@@ -1,7 +1,7 @@
 """``naspipe.from_dataset``: a map-style torch ``Dataset`` as batches by number.
 
-Everything that is drawn at random for a batch starts from a key that follows from the seed, the
-number of the batch and the row of the item; see :class:`DatasetBatches`.
+All random draws for a batch use a key that depends on the seed, the number of the batch and the row
+of the item; see :class:`DatasetBatches`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from naspipe.machine.determinism import kept_draws, one_thread, seed_all
 
 
 def item_key(seed: int, number: int, row: int) -> int:
-    """Return where the draws of one item start, by its row in the data set; a public rule."""
+    """Return the key of the random draws of one item, by its row in the data set; a public rule."""
     return _key(f"{seed}/item/{number}/{row}")
 
 
 def batch_key(seed: int, number: int) -> int:
-    """Return where the draws of a ``collate_fn`` start; a public rule."""
+    """Return the key of the random draws of a ``collate_fn``; a public rule."""
     return _key(f"{seed}/batch/{number}")
 
 
@@ -41,8 +41,7 @@ def _key(text: str) -> int:
 
 _USUAL = ("input", "target")
 _RISES = 2
-"""How often in a process a number must follow a lower one before loader processes are started;
-looking at a batch or two needs none."""
+"""Number of times that batch numbers must rise before loader processes are started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +85,28 @@ def from_dataset(
 ) -> DatasetBatches:
     """Use a map-style torch ``Dataset`` as data for :func:`naspipe.train`: ``data(seed, number)``.
 
-    The items of a batch, and what is drawn at random to make it, follow from the seed and the
-    batch's number alone, so a resume or another number of stages or workers changes no bit.
+    The items of a batch, and all random draws for it, depend only on the seed and the batch's
+    number, so that a resume or another number of stages or workers changes no bit.
 
     Args:
-        dataset: with ``__len__`` and ``__getitem__``. What it draws from the global generators of
-            torch, numpy and Python is keyed, item by item; they are restored afterwards.
-        batch_size: items of a batch; the last one of an epoch may have fewer.
-        shuffle: each epoch in an order of its own; otherwise in that of the data set.
-        drop_last: leave out a last batch that has fewer items.
+        dataset: a data set with ``__len__`` and ``__getitem__``. Its draws from the global
+            generators of torch, numpy and Python are keyed, item by item; the generators are
+            restored afterwards.
+        batch_size: items per batch; the last batch of an epoch may have fewer.
+        shuffle: draw a new order in each epoch; otherwise use the order of the data set.
+        drop_last: omit a last batch that has fewer items.
         fields: names of the parts of an item, if items are tuples.
-        collate_fn: from a list of items to a dict of tensors by name, or a tuple of them;
+        collate_fn: converts a list of items to a dict of tensors by name, or a tuple of them;
             ``torch.utils.data.default_collate`` by default. Its draws are keyed, too.
         transform: called with each item of the data set and, if it has an argument called
-            ``generator``, with a ``torch.Generator`` that is seeded with the item's key.
-        workers: processes that make batches ahead, for each process that uses the data.
-        timeout_seconds: how long to wait for one of their batches.
+            ``generator``, with a ``torch.Generator`` seeded with the item's key.
+        workers: number of processes that make batches in advance, for each process that uses the
+            data.
+        timeout_seconds: time limit for one of their batches.
 
     Raises:
-        ConfigError: for what is no map-style data set, is empty, or cannot be batched so.
+        ConfigError: if ``dataset`` is not a map-style data set, is empty, or cannot be batched in
+            this way.
     """
     batching = Batching(
         batch_size=batch_size,
@@ -120,14 +122,14 @@ def from_dataset(
 
 
 class DatasetBatches:
-    """What :func:`from_dataset` returns: the batch of a number, tensors by name, fresh each time.
+    """The result of :func:`from_dataset`: returns batch ``number`` as new tensors by name.
 
     Epoch e is the permutation ``RandomState([seed, seed >> 32, e, e >> 32])`` (each word of 32
-    bits) ``.permutation(len(dataset))``, cut into batches; see :meth:`rows`. Before item i of
-    batch n is taken from the data set, the global generators are seeded with
-    ``blake2b(f"{seed}/item/{n}/{i}", digest_size=8) >> 1``, and its transform goes on with them;
-    before items are collated, with that of ``{seed}/batch/{n}``. numpy's generator takes the
-    key's lower 32 bits.
+    bits) ``.permutation(len(dataset))``, cut into batches; see :meth:`rows`. Before item i of batch
+    n is taken from the data set, the global generators are seeded with
+    ``blake2b(f"{seed}/item/{n}/{i}", digest_size=8) >> 1``, and its transform continues with them;
+    before items are collated, with that of ``{seed}/batch/{n}``. numpy's generator uses the lower
+    32 bits of the key.
     """
 
     def __init__(self, dataset: Any, batching: Batching) -> None:
@@ -138,7 +140,7 @@ class DatasetBatches:
         self._gives_generator = False
         if transform is not None:
             called = transform.forward if isinstance(transform, torch.nn.Module) else transform
-            with suppress(TypeError, ValueError):  # Python cannot tell for some that are compiled
+            with suppress(TypeError, ValueError):  # unknown for some compiled callables
                 self._gives_generator = "generator" in inspect.signature(called).parameters
         size = batching.batch_size
         self.batches_per_epoch = (
@@ -151,7 +153,7 @@ class DatasetBatches:
             )
         own = getattr(dataset, "record", None) or {}
         self.record = {"name": full_name(dataset), "items": self._size, **own}
-        """What of it is part of a run's definition."""
+        """Its part of a run's definition."""
         self.record |= {"batch_size": size, "shuffle": batching.shuffle}
         if batching.drop_last:
             self.record["drop_last"] = True
@@ -165,13 +167,13 @@ class DatasetBatches:
         self._order: tuple[tuple[int, int], IntArray] | None = None
         self._pool: LoaderPool | None = None
         self._seen = (0, -1, 0)
-        """This process, the last number that it asked for, and how often numbers rose."""
+        """This process, the last number requested, and how often numbers have risen."""
 
     def __len__(self) -> int:
         return self._size
 
     def rows(self, seed: int, number: int) -> list[int]:
-        """Return the rows of the data set that a batch has, in the batch's order."""
+        """Return the data set's rows in a batch, in the batch's order."""
         if number < 0:
             raise ConfigError(f"batches count from 0, got {number}")
         epoch, place = divmod(number, self.batches_per_epoch)
@@ -186,11 +188,11 @@ class DatasetBatches:
         return found
 
     def __call__(self, seed: int, number: int) -> dict[str, torch.Tensor]:
-        """Return the batch; fields have the batch's items first.
+        """Return the batch; the first dimension of each field counts the items.
 
         Raises:
-            ConfigError: when items cannot be made a batch.
-            TransportError: when a loader process has ended, or is too slow.
+            ConfigError: if the items cannot be batched.
+            TransportError: if a loader process has ended, or is too slow.
         """
         if self._batching.workers and self._goes_on(number):
             if self._pool is None or not self._pool.is_open:
@@ -211,20 +213,20 @@ class DatasetBatches:
         return self._named(collated)
 
     def item(self, seed: int, number: int, row: int) -> Any:
-        """Make one item in this process, as the batch has it."""
+        """Make one item in this process, exactly as in the batch."""
         with kept_draws(), one_thread():
             return self._keyed(seed, number, row)
 
     def close(self) -> None:
-        """End this process's loader processes; the next batches start others."""
+        """End this process's loader processes; the next batches start new ones."""
         if self._pool is not None:
             self._pool.close()
         self._pool, self._seen = None, (0, -1, 0)
 
     def _goes_on(self, number: int) -> bool:
-        """Return True if this process goes through the batches, so that making them ahead pays."""
+        """Return True if this process reads batches in sequence, so that loader processes help."""
         process, last, rises = self._seen
-        if process != os.getpid():  # forked from the one that counted, or the first
+        if process != os.getpid():  # forked from the one that counted, or the first call
             self._pool, last, rises = None, number, 0
         self._seen = os.getpid(), number, rises + (number > last)
         return self._seen[2] >= _RISES
@@ -240,7 +242,7 @@ class DatasetBatches:
         return transform(item, generator=torch.Generator().manual_seed(key))
 
     def _named(self, collated: Any) -> dict[str, torch.Tensor]:
-        """Return tensors by name, contiguous as they are from a loader process."""
+        """Return tensors by name, contiguous like those from a loader process."""
         fields = self._batching.fields
         if isinstance(collated, torch.Tensor):
             collated = (collated,)
@@ -279,7 +281,7 @@ def _check_fields(items: Sequence[Any], rows: Sequence[int]) -> None:
 
 
 def _size_of(dataset: Any) -> int:
-    """Return the number of items, or raise for what is no map-style data set or is empty."""
+    """Return the number of items; raise if it is not a map-style data set or is empty."""
     what = "from_dataset: expected a map-style Dataset (with __getitem__ and __len__), found"
     if isinstance(dataset, DataLoader):
         raise ConfigError(

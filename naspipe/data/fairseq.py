@@ -1,7 +1,7 @@
 """fairseq's two binarised formats: tokens of many sentences in ``PREFIX.bin`` and ``PREFIX.idx``.
 
 Both are little endian. The reader trusts nothing in a file: every number is checked against the
-files' sizes before anything is allocated, and what does not fit is a `DataError`.
+files' sizes before anything is allocated, and an inconsistency is a `DataError`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class TokenFile:
     prefix: Path
     sizes: IntArray
     _offsets: IntArray
-    """Where each sentence begins, in tokens."""
+    """Start of each sentence, in tokens."""
     _tokens: npt.NDArray[Any]
     _shift: int
-    """What the file adds to every token."""
+    """Offset that the file adds to every token."""
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> IntArray:
-        """Return a fresh array of the tokens of one sentence."""
+        """Return the tokens of one sentence as a new array."""
         start = int(self._offsets[index])
         stored = self._tokens[start : start + int(self.sizes[index])]
         tokens: IntArray = stored.astype(np.int64) - self._shift
@@ -119,7 +119,7 @@ def _read_mmap_index(
     sizes = _array(content[header:split], "<i4")
     pointers = _array(content[split:], "<i8")
     bytes_of = sizes * dtype.itemsize
-    # Compared so that no sum can leave 64 bits: a pointer may be any number.
+    # The comparison cannot overflow 64 bits, although a pointer may be any number.
     bad = (sizes < 0) | (pointers < 0) | (pointers % dtype.itemsize != 0)
     bad |= pointers > data_bytes - bytes_of
     if bad.any():
@@ -190,7 +190,7 @@ def _array(content: npt.NDArray[np.uint8], dtype: str) -> IntArray:
 
 
 def write_mmap(prefix: Path, sentences: Sequence[npt.ArrayLike], vocabulary: int) -> None:
-    """Write ``sentences`` of tokens below ``vocabulary`` as fairseq's mmap format does."""
+    """Write ``sentences`` of tokens below ``vocabulary`` in fairseq's mmap format."""
     code = 8 if vocabulary < 65500 else 4  # fairseq's own choice
     dtype = _TYPES[code]
     arrays = [np.asarray(sentence, dtype=np.int64) for sentence in sentences]
@@ -242,9 +242,9 @@ def read_dictionary(path: Path) -> list[str]:
 
 
 def build_dictionary(counts: Mapping[str, int], multiple: int = 8) -> list[tuple[str, int]]:
-    """Return (symbol, count) by falling count, then symbol, filled up as fairseq does.
+    """Return (symbol, count) by decreasing count, then symbol, padded as in fairseq.
 
-    With the four special symbols the size is a multiple of ``multiple``.
+    Including the four special symbols, the size is a multiple of ``multiple``.
     """
     entries = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     missing = -(len(SPECIAL_SYMBOLS) + len(entries)) % multiple

@@ -1,7 +1,7 @@
 """Batches of images, and the image data sets that need no preparation.
 
 :class:`ImageData` makes batches from a source of images: an array in memory, such as scikit-learn's
-digits, or a folder of image files, which Pillow decodes when they are asked for.
+digits, or a folder of image files, which Pillow decodes on demand.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 _WORD = 0xFFFF_FFFF
-_ORDERS_KEPT = 8  # of all data sets; subnets in flight may stand on both sides of an epoch's end
+_ORDERS_KEPT = 8  # of all data sets; subnets in flight may be on both sides of an epoch's end
 
 
 def keyed_random(*key: int) -> np.random.RandomState:
-    """Return a generator whose draws depend on ``key`` only; each number may have 64 bits.
+    """Return a generator whose draws depend only on ``key``; each number may have 64 bits.
 
-    It is a RandomState, because numpy has promised never to change its streams.
+    It is a RandomState, because numpy guarantees that its streams never change.
     """
     words = [part for number in key for part in (number & _WORD, (number >> 32) & _WORD)]
     return np.random.RandomState(words)
@@ -63,8 +63,8 @@ class ArraySource:
 class ImageData:
     """The batch of a sequence ID, as a pure function of (seed, sequence ID).
 
-    Each epoch is a permutation of the images (of train; the other splits keep their order) cut
-    into batches of ``batch_size``; the last may be smaller and is kept.
+    Each epoch is a permutation of the images (in train; the other splits keep their order), cut
+    into batches of ``batch_size``; the last batch may be smaller and is kept.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ImageData:
         return self._size
 
     def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:
-        """Return float32 input (B, C, H, W), normalised, and int64 target (B,), fresh each time."""
+        """Return new tensors: float32 input (B, C, H, W), normalised, and int64 target (B,)."""
         if sequence_id < 0:
             raise ConfigError(f"sequence IDs count from 0, got {sequence_id}")
         epoch, place = divmod(sequence_id, self.batches_per_epoch)
@@ -124,7 +124,7 @@ _MAX_BYTES = 10_000_000
 
 
 def open_digits(batch_size: int, split: str) -> ImageData:
-    """Open one split: eight tenths train, one valid, one test, drawn once and for all."""
+    """Open one split: eight tenths train, one tenth valid, one tenth test; they never change."""
     path = _digits_file()
     pixels, labels = _read_digits(path)
     order = keyed_random(_SPLIT_KEY).permutation(len(labels))
@@ -143,7 +143,7 @@ def open_digits(batch_size: int, split: str) -> ImageData:
 
 
 def _digits_file() -> Path:
-    # Read without importing scikit-learn, which takes two seconds in every process.
+    # The file is read without importing scikit-learn, which takes two seconds in every process.
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise DataError(
@@ -180,19 +180,19 @@ _FOLDERS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "va
 _PHOTO_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # of ImageNet's channels, 0 to 1
 _PHOTO_SPREAD = np.array([0.229, 0.224, 0.225], np.float32)
 _MAX_PIXELS = 89_000_000  # just below the number at which Pillow warns
-_SHORT_SIDE = 256 / 224  # the short side after resizing, in crops
+_SHORT_SIDE = 256 / 224  # length of the short side after resizing, relative to the crop
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """A source of the images of one split's folder, decoded when they are asked for."""
+    """A source of the images of one split's folder, decoded on demand."""
 
     paths: tuple[Path, ...]
     targets: IntArray
     size: int
     """Height and width of the crop."""
     is_random: bool
-    """Crop at a random place and flip at random (train), or crop the centre."""
+    """True to crop and flip at random (train), False to crop the centre."""
 
     def images(self, rows: Sequence[int], seed: int, sequence_id: int) -> FloatArray:
         """Return images ``rows`` as (B, 3, H, W); draws are keyed by (seed, sequence ID, row)."""
@@ -222,7 +222,7 @@ def open_image_folder(directory: Path, batch_size: int, split: str, size: int = 
         "source": "image folder",
         "version": "unknown",
         "counts": {"images": len(paths), "classes": len(classes)},
-        # Of names and sizes: reading every image on each start would take minutes.
+        # The hash covers names and sizes: reading every image on each start would take minutes.
         "sha256": {"listing": listing.hexdigest()},
         "image_size": size,
         "pillow": pillow.__version__,
@@ -267,9 +267,9 @@ def _list_images(folder: Path, classes: list[str]) -> tuple[tuple[Path, ...], In
 
 
 def _decode(path: Path, size: int, draws: tuple[float, float, float]) -> FloatArray:
-    """Return the (3, size, size) crop of an image: ``draws`` place it and flip it if below 0.5."""
+    """Return the (3, size, size) crop of an image: ``draws`` place it, and flip it if below 0.5."""
     pillow = _pillow()
-    # Pillow reports broken files in as many ways as there are formats.
+    # Pillow raises different exceptions for broken files of different formats.
     bombs = (pillow.DecompressionBombError, pillow.DecompressionBombWarning)
     broken: tuple[type[Exception], ...] = (OSError, ValueError, SyntaxError, EOFError, *bombs)
     try:

@@ -1,9 +1,9 @@
-"""Loader processes, which make batches before they are asked for, and digests of batches.
+"""Loader processes, which make batches in advance, and digests of batches.
 
-A pool forks its processes, asks them for batches by number, and guesses that numbers rise by one. A
-wrong guess costs time only, because a batch follows from its number alone. torch's ``DataLoader``
-is not used: it fixes the order of the batches when an iteration begins, while stages and resumes
-ask for any number, and its processes pickle what they return.
+A pool forks its processes, requests batches from them by number, and predicts that numbers rise by
+one. A wrong prediction only costs time, because a batch depends only on its number. torch's
+``DataLoader`` is not used: it fixes the order of the batches when an iteration begins, while stages
+and resumes request any number, and its processes pickle their results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from naspipe.config.user_code import users_traceback
 from naspipe.machine.forking import own_offsets
 
 SAMPLE_BYTES = 16 * 1024
-"""How much :func:`short_digest` reads at each end of a field."""
+"""Number of bytes that :func:`short_digest` reads at each end of a field."""
 
 
 def field_digests(batch: Mapping[str, Any]) -> dict[str, str]:
@@ -64,7 +64,7 @@ def plain_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 Make = Callable[[int, int], dict[str, torch.Tensor]]
-"""(seed, number) -> the batch, made in the process that calls it."""
+"""(seed, number) -> the batch, made in the calling process."""
 
 
 def send_batch(connection: Connection, batch: Mapping[str, torch.Tensor]) -> None:
@@ -80,12 +80,12 @@ def send_batch(connection: Connection, batch: Mapping[str, torch.Tensor]) -> Non
 
 
 def receive_batch(connection: Connection, number: int) -> dict[str, torch.Tensor]:
-    """Receive what :func:`send_batch` sent, or raise what the other process sent in its place.
+    """Receive a batch from :func:`send_batch`, or raise the error that was sent instead.
 
     Raises:
         ConfigError: the one that the other process raised.
-        UsersCodeError: with the traceback of anything else that it raised.
-        EOFError, OSError: when it has ended.
+        UsersCodeError: with the traceback of any other exception that it raised.
+        EOFError, OSError: if it has ended.
     """
     header = json.loads(connection.recv_bytes())
     if refusal := header.get("refusal"):
@@ -102,13 +102,13 @@ def receive_batch(connection: Connection, number: int) -> dict[str, torch.Tensor
 
 
 def _loader_main(make: Make, ours: Connection, theirs: Connection, lifeline: int) -> None:
-    """Make the batches that are asked for, until the connection or the lifeline is closed.
+    """Make the requested batches, until the connection or the lifeline is closed.
 
     Args:
         make: makes a batch.
         ours: the parent's end of the connection, which is closed here.
-        theirs: requests come in, batches go out.
-        lifeline: the read end of a pipe whose other end the parent alone holds.
+        theirs: receives requests and sends batches.
+        lifeline: the read end of a pipe whose other end only the parent holds.
     """
     own_offsets()
     ours.close()
@@ -119,7 +119,7 @@ def _loader_main(make: Make, ours: Connection, theirs: Connection, lifeline: int
 
     def end_with_parent() -> None:
         os.read(lifeline, 1)
-        os._exit(1)  # at once, whatever the data set is doing
+        os._exit(1)  # immediately, whatever the data set is doing
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
@@ -134,24 +134,24 @@ def _loader_main(make: Make, ours: Connection, theirs: Connection, lifeline: int
             else:
                 send_batch(theirs, batch)
     except (EOFError, OSError):
-        pass  # the parent wants no more
+        pass  # the parent needs no more batches
     finally:
         os._exit(0)  # exit handlers that the parent registered must not run here
 
 
 _FORK = multiprocessing.get_context("fork")
 _AHEAD = 2
-"""Batches that each process is asked for at once: it makes one while another one is fetched."""
+"""Number of open requests per process: it makes one batch while another one is fetched."""
 
 _Key = tuple[int, int]
 """The seed and the number of a batch."""
 
 
 class LoaderPool:
-    """Loader processes of one process, which end with it.
+    """The loader processes of one process, which end with it.
 
-    Each process is a daemon: it ends with the one that forked it, even if that is killed. A process
-    that is forked from here later on takes no part in the pool.
+    Each process is a daemon: it ends with the process that forked it, even if that is killed.
+    Processes forked later from this one do not use the pool.
 
     Args:
         make: makes a batch.
@@ -167,14 +167,14 @@ class LoaderPool:
         self._asked: list[deque[_Key]] = [deque() for _ in range(count)]
         """For each process, the unanswered requests, in the order in which it answers."""
         self._here: dict[_Key, dict[str, torch.Tensor] | NaspipeError] = {}
-        """Batches that have come, or what was raised in place of one."""
+        """Batches that have arrived, or the error that was raised instead."""
         self._next: dict[int, int] = {}
-        """For each seed, the first number that has not been asked for as a guess."""
+        """For each seed, the first number that has not been requested as a prediction."""
         self._surprises = 0
         read_end, self._lifeline = os.pipe()
         _OPEN.add(self)
         with warnings.catch_warnings():
-            # Python 3.12 warns of a fork beside threads; the forked process touches none of them.
+            # Python 3.12 warns about forking a process with threads; the child does not use them.
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             for number in range(count):
                 ours, theirs = _FORK.Pipe()
@@ -191,17 +191,18 @@ class LoaderPool:
         os.close(read_end)
 
     def batch(self, seed: int, number: int) -> dict[str, torch.Tensor]:
-        """Return a batch, fresh each time.
+        """Return a batch as new tensors.
 
         Raises:
-            TransportError: when a process has ended, or sent no batch in time; all are ended then.
-            ConfigError, NaspipeError: what the making of the batch raised.
+            TransportError: if a process has ended, or sent no batch in time; then all processes are
+                ended.
+            ConfigError, NaspipeError: the error raised while the batch was made.
         """
         key = seed, number
         reach = _AHEAD * len(self._processes)
         with self._lock:
             try:
-                # Take in batches that were guessed wrong, so that their makers go on.
+                # Receive wrongly predicted batches, so that their processes can continue.
                 for worker, asked in enumerate(self._asked):
                     while asked and asked[0][0] == seed and not 0 <= asked[0][1] - number <= reach:
                         if not self._connections[worker].poll():
@@ -211,10 +212,10 @@ class LoaderPool:
                 while key not in self._here:
                     self._read(next(at for at, asked in enumerate(self._asked) if key in asked))
             except TransportError:
-                self._end()  # the attempt of the run that follows starts others
+                self._end()  # the next attempt of the run starts new ones
                 raise
             found = self._here.pop(key)
-            for each in list(self._here):  # guessed and never asked for
+            for each in list(self._here):  # predicted and never requested
                 if each[0] == seed and abs(each[1] - number) > 4 * reach:
                     del self._here[each]
         if isinstance(found, NaspipeError):
@@ -222,7 +223,7 @@ class LoaderPool:
         return found
 
     def _ask_for(self, key: _Key, reach: int) -> None:
-        """Ask for a batch, and for those that are likely to be wanted next."""
+        """Request a batch, and those that are likely to be needed next."""
         seed, number = key
         self._surprises = 0 if self._is_known(key) else self._surprises + 1
         if self._surprises:
@@ -246,7 +247,7 @@ class LoaderPool:
         self._asked[worker].append(key)
 
     def _read(self, worker: int) -> None:
-        """Take the next answer of a process."""
+        """Receive the next answer of a process."""
         key, connection = self._asked[worker][0], self._connections[worker]
         if not connection.poll(self._patience):
             raise TransportError(
@@ -258,7 +259,7 @@ class LoaderPool:
         try:
             self._here[key] = receive_batch(connection, key[1])
         except NaspipeError as error:
-            self._here[key] = error  # its number may never be asked for
+            self._here[key] = error  # its number may never be requested
         except (EOFError, OSError):
             raise self._ended(worker, key) from None
 
@@ -274,7 +275,7 @@ class LoaderPool:
 
     @property
     def is_open(self) -> bool:
-        """Whether this process has loader processes to ask."""
+        """True if this process has running loader processes."""
         return bool(self._processes)
 
     def close(self) -> None:
@@ -291,7 +292,7 @@ class LoaderPool:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Close this process's ends of connections and lifeline; the processes are left alone."""
+        """Close this process's ends of connections and lifeline without ending the processes."""
         for connection in self._connections:
             connection.close()
         if self._lifeline >= 0:
@@ -308,13 +309,13 @@ _OPEN: WeakSet[LoaderPool] = WeakSet()
 
 
 def close_all() -> None:
-    """End all loader processes of this process; whoever wants more batches starts others."""
+    """End all loader processes of this process; new ones are started when needed."""
     for pool in list(_OPEN):
         pool.close()
 
 
 def _leave_to_parent() -> None:
-    """In a forked process: a lifeline must have one holder."""
+    """Close all pools in a forked process, because a lifeline must have a single holder."""
     for pool in list(_OPEN):
         pool._let_go()
 

@@ -1,8 +1,8 @@
-"""The registry of data sets: what each name stands for, and how it is prepared and opened.
+"""The registry of data sets: the meaning of each name, and how it is prepared and opened.
 
-Other packages add data sets by an entry point in the group ``naspipe.datasets`` that leads to an
+Other packages add data sets with an entry point in the group ``naspipe.datasets`` that refers to an
 iterable of :class:`Entry`. The data sets of `search_spaces.debian` are found without one, because
-that package comes with naspipe.
+that package is part of naspipe.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ DEFAULT_BATCH_SIZE = 64
 DEFAULT_BATCHES = 4
 
 VIEWS = "views:"
-"""Prefix of data that show two views of each image; the name of image data follows."""
+"""Prefix of data with two views of each image, followed by the name of image data."""
 
 ENTRY_POINTS = "naspipe.datasets"
 
 Builder = Callable[[Path, str, Path | None, PreparationProgress], Description]
-"""(empty directory to fill, name, local source in place of a download, progress)."""
+"""(empty directory to fill, name, local source that replaces the download, progress)."""
 
 Opener = Callable[[Path, int, str, dict[str, Any]], ImageData]
 """(prepared directory, batch size, split, record for the manifest) -> the data."""
@@ -48,12 +48,12 @@ Opener = Callable[[Path, int, str, dict[str, Any]], ImageData]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A data set, as `naspipe data list` shows it."""
+    """A data set, as listed by `naspipe data list`."""
 
     name: str
     summary: str
     kind: str
-    """``translation``, ``masked words``, ``image`` or ``image views``; spaces ask for a kind."""
+    """``translation``, ``masked words``, ``image`` or ``image views``; spaces require a kind."""
     recipe: int = 0
     """Version of the preparation; see `naspipe.data.cache.Description`."""
     build: Builder | None = None
@@ -123,7 +123,7 @@ def _add(found: dict[str, Entry], entries: Iterable[Any], origin: str) -> None:
 
 
 def entries() -> list[Entry]:
-    """Return all data sets; what follows the prefix in names such as ``PREFIX:DIR`` is a user's."""
+    """Return all data sets; in names like ``PREFIX:DIR`` users choose the part after the prefix."""
     return list(_table().values())
 
 
@@ -147,11 +147,11 @@ def open_data(
     image_size: int = 224,
     batches: int | None = None,
 ) -> TranslationData | MaskedWords | ImageData | Views:
-    """Open one split of a data set. The files of prepared data are verified.
+    """Open one split of a data set, after verifying the files of prepared data.
 
-    ``max_tokens`` (per batch) is for text, ``batch_size`` (images) for images,
-    ``image_size`` (pixels) for image folders, ``batches`` (of a step) for views. Views are for
-    training: the other splits show the images as they are.
+    ``max_tokens`` (per batch) applies to text, ``batch_size`` (images) to images, ``image_size``
+    (pixels) to image folders, ``batches`` (per step) to views. Views are for training: the other
+    splits return the images unchanged.
     """
     if name.startswith(VIEWS) and _find(name):
         inner = open_data(
@@ -209,11 +209,11 @@ def prepare(
     force: bool = False,
     progress: PreparationProgress | None = None,
 ) -> Path | None:
-    """Prepare ``name`` unless that is done already, verify it and return its directory.
+    """Prepare ``name`` unless it is already prepared, verify it and return its directory.
 
     ``source`` replaces the download (for Debian packages, see `search_spaces.debian.packages`).
     Returns None for a data set that needs no preparation. Preparing masked words or views prepares
-    the data that they are made from.
+    the underlying data.
     """
     name, entry = _needed(name)
     if entry.build is None:
@@ -272,6 +272,6 @@ def _find(name: str) -> tuple[Entry, str]:
 
 
 def _needed(name: str) -> tuple[str, Entry]:
-    """Return the name and the entry of the data that have to be prepared for ``name``."""
+    """Return the name and the entry of the data that must be prepared for ``name``."""
     entry, rest = _find(name)
     return (rest, _find(rest)[0]) if entry.name.startswith((_MASKED, VIEWS)) else (name, entry)

@@ -1,7 +1,7 @@
-"""Batches of sentence pairs from a directory that fairseq or naspipe has binarised.
+"""Batches of sentence pairs from a directory binarised by fairseq or naspipe.
 
-Epochs are planned as fairseq plans them. :class:`MaskedWords` makes batches for masked language
-models from the same files.
+Epochs are planned in the same way as in fairseq. :class:`MaskedWords` makes batches for masked
+language models from the same files.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SEED_MASK = 0xFFFF_FFFF  # what numpy's generator takes
 
 
 def batch_ends(lengths: IntArray, max_tokens: int, required_multiple: int = 1) -> list[int]:
-    """Cut sentences of padded ``lengths``, in this order, into batches; return where each ends.
+    """Cut sentences of padded ``lengths``, in this order, into batches; return the end of each.
 
-    A batch of n sentences of which the longest has m tokens counts n x m, at most ``max_tokens``.
-    Its n is below ``required_multiple`` or a multiple of it. As fairseq does, a last batch whose
-    n is not a multiple is left out.
+    A batch of n sentences whose longest has m tokens counts n x m, at most ``max_tokens``. Its n is
+    below ``required_multiple`` or a multiple of it. As in fairseq, a last batch whose n is not a
+    multiple is omitted.
     """
     if max_tokens < 1 or required_multiple < 1:
         raise ConfigError(
@@ -48,7 +48,7 @@ def batch_ends(lengths: IntArray, max_tokens: int, required_multiple: int = 1) -
             f"(max_tokens={max_tokens}): set max_tokens to {longest} or more"
         )
     ends: list[int] = []
-    start = 0  # the open batch is [start, end), what may still join it is [end, position]
+    start = 0  # the open batch is [start, end), candidates to join it are [end, position]
     end = 0
     batch_longest = tail_longest = 0
     for position, length in enumerate(lengths.tolist()):
@@ -60,7 +60,7 @@ def batch_ends(lengths: IntArray, max_tokens: int, required_multiple: int = 1) -
             if (position + 1 - start) * tail_longest > max_tokens:
                 ends.append(position)
                 start, tail_longest = position, length
-            # What is left is a batch of its own even if it misses the multiple.
+            # The rest is a separate batch even if it is not a multiple.
         elif sentences >= required_multiple and sentences % required_multiple:
             continue
         batch_longest = max(batch_longest, tail_longest)
@@ -81,9 +81,9 @@ def batch_ends(lengths: IntArray, max_tokens: int, required_multiple: int = 1) -
 
 
 def sentence_order(source_sizes: IntArray, target_sizes: IntArray, seed: int | None) -> IntArray:
-    """Return the sentences by source size, then target size, ties permuted by ``seed``.
+    """Return the sentences by source size, then target size, with ties permuted by ``seed``.
 
-    None leaves ties in the file's order.
+    None keeps ties in the order of the file.
     """
     number = len(source_sizes)
     if seed is None:
@@ -109,8 +109,8 @@ class BatchPlanner:
         self._source_sizes = source_sizes
         self._target_sizes = target_sizes
         self._shuffle = shuffle
-        # Permuting changes only the order of sentences whose two sizes are equal, so the sizes
-        # met in order, and with them the places where batches end, are those of every epoch.
+        # Permuting changes only the order of sentences with two equal sizes, so the sequence of
+        # sizes, and therefore the ends of batches, are the same in every epoch.
         order = sentence_order(source_sizes, target_sizes, None)
         lengths = np.maximum(source_sizes, target_sizes)[order]
         self._ends = batch_ends(lengths, max_tokens, required_multiple)
@@ -120,7 +120,7 @@ class BatchPlanner:
         return len(self._ends)
 
     def plan(self, seed: int, epoch: int) -> list[IntArray]:
-        """Return the epoch's batches (epochs count from 1, as in fairseq) of sentence indices."""
+        """Return the epoch's batches of sentence indices; epochs count from 1, as in fairseq."""
         key = seed + epoch if self._shuffle else None
         order = sentence_order(self._source_sizes, self._target_sizes, key)
         batches = np.split(order[: self._ends[-1]], self._ends[:-1])
@@ -134,12 +134,12 @@ class BatchPlanner:
 def collate(
     sources: Sequence[IntArray], targets: Sequence[IntArray]
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return padded (source, previous, target): longest source first, ties in the order given.
+    """Return padded (source, previous, target): longest source first, ties in the given order.
 
-    (fairseq leaves the order of ties to an unstable sort, which no promise can rest on.)
+    (fairseq uses an unstable sort, whose order of ties is not guaranteed.)
 
-    Sources are padded on the left, targets on the right; previous is the target with its end
-    token moved to the front.
+    Sources are padded on the left, targets on the right; previous is the target with its end token
+    moved to the front.
     """
     sizes = np.array([len(source) for source in sources], dtype=np.int64)
     rows = np.argsort(-sizes, kind="stable").tolist()
@@ -156,14 +156,14 @@ def collate(
     return source, previous, target
 
 
-_PLANS_KEPT = 4  # subnets in flight may stand on both sides of an epoch's end
+_PLANS_KEPT = 4  # subnets in flight may be on both sides of an epoch's end
 
 
 class TranslationData:
     """The batch of a sequence ID, as a pure function of (seed, sequence ID).
 
-    Epochs follow each other: with n batches per epoch, sequence ID s is batch s mod n of epoch
-    1 + s // n. Train is shuffled as fairseq does it; the other splits keep one order for good.
+    Epochs follow each other: with n batches per epoch, sequence ID s is batch s mod n of epoch 1 +
+    s // n. Train is shuffled as in fairseq; the other splits have a fixed order.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class TranslationData:
         symbols = [read_dictionary(path) for path in dictionaries]
         sizes = list(map(len, symbols))
         self.target_symbols = symbols[1]
-        """What each token of the target stands for."""
+        """The symbol of each token of the target."""
         self._source, self._target = (open_tokens(directory / name) for name in names)
         for tokens, size in zip((self._source, self._target), sizes, strict=True):
             tokens.check(size, EOS)
@@ -220,11 +220,10 @@ class TranslationData:
         self._plans: dict[tuple[int, int], list[IntArray]] = {}
 
     def __len__(self) -> int:
-        """Return the number of sentence pairs."""
         return len(self._source)
 
     def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:
-        """Return fresh int64 tensors source (B, S), previous (B, T) and target (B, T)."""
+        """Return new int64 tensors source (B, S), previous (B, T) and target (B, T)."""
         if sequence_id < 0:
             raise ConfigError(f"sequence IDs count from 0, got {sequence_id}")
         epoch, place = divmod(sequence_id, self.batches_per_epoch)
@@ -244,7 +243,7 @@ class TranslationData:
 
 
 def find_language_pair(directory: Path, split: str) -> tuple[str, str]:
-    """Return (source, target) of the one pair that ``directory`` has for ``split``."""
+    """Return (source, target) of the only language pair in ``directory`` for ``split``."""
     if not directory.is_dir():
         raise DataError(f"{directory}: expected a directory of fairseq-preprocess's, found none")
     pairs = set()
@@ -264,16 +263,16 @@ def find_language_pair(directory: Path, split: str) -> tuple[str, str]:
 
 
 PREFIX = "masked:"
-"""Prefix of the names of these data sets; the name of translation data follows."""
+"""Prefix of the names of these data sets, followed by the name of translation data."""
 
 CHOSEN = 0.15
-"""Fraction of a batch's words that are to be guessed (Devlin et al. 2019, section 3.1)."""
+"""Fraction of a batch's words that must be predicted (Devlin et al. 2019, section 3.1)."""
 
 MASKED, REPLACED = 0.8, 0.1
-"""Fractions of the chosen words that become the mask, and any other word. The rest is kept."""
+"""Fractions of the chosen words replaced by the mask and by a random word. The rest is kept."""
 
 LONGEST = 512
-"""Tokens of a sentence that are kept at most, the first ones."""
+"""Maximum number of tokens kept per sentence, from its start."""
 
 _FIRST_WORD = len(SPECIAL_SYMBOLS)
 
@@ -281,10 +280,10 @@ _FIRST_WORD = len(SPECIAL_SYMBOLS)
 class MaskedWords:
     """The batch of a sequence ID, as a pure function of (seed, sequence ID).
 
-    Its sentences are those of the source language in the batch that the translation data have for
-    the same ID. Words are drawn anew for each ID of train; in the other splits each sentence is
-    masked once and for all. The mask is one more token after the vocabulary. Ends of sentences
-    and unknown words are never chosen.
+    Its sentences are those of the source language in the translation data's batch of the same ID.
+    In train, words are drawn separately for each ID; in the other splits the masks of each sentence
+    are fixed. The mask is one more token after the vocabulary. Ends of sentences and unknown words
+    are never chosen.
     """
 
     def __init__(self, sentences: TranslationData, split: str = "train") -> None:
@@ -301,9 +300,9 @@ class MaskedWords:
         return len(self._sentences)
 
     def __call__(self, seed: int, sequence_id: int) -> dict[str, torch.Tensor]:
-        """Return fresh int64 tensors input and target, both (B, S) and padded on the right.
+        """Return new int64 tensors input and target, both (B, S) and padded on the right.
 
-        The target is the word that stood at each chosen place, and padding at all others.
+        The target is the original word at each chosen place, and padding at all others.
         """
         batch = _padded_behind(self._sentences(seed, sequence_id)["source"].numpy())
         targets = np.full_like(batch, PADDING)

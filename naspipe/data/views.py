@@ -1,8 +1,8 @@
-"""Several views of each sample: data whose passes see one batch after another transformation.
+"""Several views of each sample: data whose passes contain a batch under different transformations.
 
-The transformations of small images are those of SimCLR (Chen et al. 2020, appendix A) as far as
-grey images have them, with the asymmetry of BYOL (Grill et al. 2020, appendix B): the first view is
-always blurred, the others seldom, and erased in one place instead.
+The transformations of small images are those of SimCLR (Chen et al. 2020, appendix A) that apply to
+grey images, with the asymmetry of BYOL (Grill et al. 2020, appendix B): the first view is always
+blurred; the others are rarely blurred, but may be partly erased.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from naspipe.config.user_code import full_name
 Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 
 Transform = Callable[[torch.Tensor, torch.Generator, int], torch.Tensor]
-"""(samples, where its draws come from, number of the view) -> what the network is given."""
+"""(samples, generator of random draws, number of the view) -> input of the network."""
 
 
 SMALLEST = 0.3
-"""Fraction of an image's area that a crop shows at least."""
+"""Minimum fraction of an image's area that a crop contains."""
 
 BLURRED, ERASED = (1.0, 0.1), (0.0, 0.2)
 """Probabilities for the first view and for the others."""
@@ -35,7 +35,7 @@ _KERNEL = torch.tensor([0.25, 0.5, 0.25])
 
 @knows_keywords
 class Views:
-    """Data whose steps show every sample several times, each time transformed anew.
+    """Data whose steps contain every sample several times, transformed differently each time.
 
     A step has ``views * batches`` passes: first every micro-batch as the first view, then all of
     them as the second, and so on. The draws of a transformation are keyed by the run's seed, the
@@ -46,17 +46,18 @@ class Views:
         data = npp.Views(images, augment, views=2, batches=4)
         npp.train(space, data, npp.losses.BYOL(), recipe={"passes": "accumulate:8"}, ...)
 
-    With ``local=L`` each sample has L more views, which a teacher does not see, such as small crops
-    (DINO, Caron et al. 2021, section 3.1). They follow the others, and may have another size if the
-    network takes any.
+    With ``local=L`` each sample has L more views, which a teacher does not process, such as small
+    crops (DINO, Caron et al. 2021, section 3.1). They follow the others, and may have another size
+    if the network accepts any size.
 
     Args:
         data: (seed, number) -> named tensors; the field ``input`` is transformed.
         transform: see :data:`Transform`.
-        views: of each sample, which a teacher sees, too.
+        views: number of views of each sample that both student and teacher process.
         batches: micro-batches of a step.
-        local: views of each sample that the student alone sees.
-        local_transform: makes those, whose numbers follow the others'; by default ``transform``.
+        local: number of views of each sample that only the student processes.
+        local_transform: creates the local views, whose numbers follow the others'; by default
+            ``transform``.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class Views:
 
     @property
     def passes(self) -> int:
-        """The number of passes of a step."""
+        """Number of passes of a step."""
         return (self.views + self.local) * self.batches
 
     @property
     def lessons(self) -> int:
-        """The number of first passes of a step, which a teacher sees."""
+        """Number of first passes of a step, which a teacher processes."""
         return self.views * self.batches
 
     def __call__(self, seed: int, number: int) -> Mapping[str, torch.Tensor]:
@@ -112,7 +113,7 @@ class Views:
 
 
 class Augment:
-    """Crop and resize, flip, blur, erase: each image by draws of its own."""
+    """Crop and resize, flip, blur, erase: each image with separate draws."""
 
     record: Mapping[str, Any] = {
         "name": "crop-flip-blur-erase",
@@ -120,7 +121,7 @@ class Augment:
         "blurred": BLURRED,
         "erased": ERASED,
     }
-    """What of it is part of a run's definition."""
+    """Its part of a run's definition."""
 
     def __call__(self, images: torch.Tensor, draws: torch.Generator, view: int) -> torch.Tensor:
         """Return images of the same shape, (batch, channels, height, width)."""
@@ -134,7 +135,7 @@ class Augment:
 
 
 def _crop(images: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
-    """Show a part of each image at the size of the whole; half of them are mirrored."""
+    """Crop a part of each image and resize it to the whole size; half of them are mirrored."""
     count = len(images)
     side = (SMALLEST + (1 - SMALLEST) * torch.rand(count, generator=draws)).sqrt()
     shift = (1 - side)[:, None] * (2 * torch.rand(count, 2, generator=draws) - 1)
@@ -155,7 +156,7 @@ def _blur(images: torch.Tensor) -> torch.Tensor:
 
 
 def _erase(images: torch.Tensor, corners: torch.Tensor) -> torch.Tensor:
-    """Set a rectangle with a quarter of each side to zero, at the corners that were drawn."""
+    """Set a rectangle with a quarter of each side to zero, at the given corners."""
     height, width = images.shape[-2:]
     rows, columns = torch.arange(height)[None, :, None], torch.arange(width)[None, None, :]
     tall, wide = max(1, height // 4), max(1, width // 4)

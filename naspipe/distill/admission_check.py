@@ -1,8 +1,9 @@
-"""Admission of remote teachers: each one is checked, from its card to the last batch of the check.
+"""Admission of remote teachers: a teacher is checked before it may compute labels for a student.
 
-A teacher introduces itself by its card. If the card names the right weights, numeric class and key,
-the student greets the teacher and asks it for the labels of one batch of every shape. Only a
-teacher that returns the bits of the student's own process is admitted, and asked for other labels.
+A teacher introduces itself with its card. If the card has the right weights, numeric class and key,
+the student greets the teacher and requests the labels of one batch of every shape. Only a teacher
+whose labels are bitwise equal to those of the student's own process is admitted and receives
+further requests.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ Shapes = tuple[tuple[int, ...], ...]
 Fields = Sequence[torch.Tensor]
 
 SEARCHED_BATCHES = 64
-"""Shapes are looked for among this many batches from the first, and in the last one."""
+"""Shapes are searched for among this number of first batches, and in the last batch."""
 
 ANSWER_SECONDS = 60.0
-"""How long a teacher may take for one answer before it is admitted; then it loses its place."""
+"""Time limit for one answer before a teacher is admitted; after it the teacher loses its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class AdmissionCheck:
     trailing: tuple[int | None, ...]
     """Sizes of a label after the first dimension; None where batches differ."""
     shapes: Mapping[Shapes, torch.Size]
-    """The shape of a label, by the shapes of the fields that the teacher takes of its batch."""
+    """The shape of a label, by the shapes of the fields that the teacher takes from its batch."""
     fields: Mapping[int, Shapes]
     """The shapes of the fields of each batch of the check."""
 
@@ -71,7 +72,7 @@ class AdmissionCheck:
         )
 
     def shape_problem(self, number: int, label: torch.Tensor, taken: Shapes) -> str:
-        """Return why the label of a batch with these fields is misshapen; empty if it is not."""
+        """Return why the label of a batch with these fields has a wrong shape, or an empty text."""
         expected = self.shapes.get(taken, label.shape)
         if expected == label.shape:
             return ""
@@ -81,7 +82,7 @@ class AdmissionCheck:
 
 
 def make_admission_check(teacher: Workload, device: str, batches: Sequence[int]) -> AdmissionCheck:
-    """Compute the labels of one batch of every shape among those that a student will ask for.
+    """Compute the labels of one batch of every shape among those that a student will request.
 
     Raises:
         ConfigError: if they cannot be computed.
@@ -112,9 +113,9 @@ class Terms:
     """What a student expects of its teachers."""
 
     digest: str
-    """Of their weights."""
+    """Digest of their weights."""
     numeric_class: str
-    """Of the process that computed the labels of the check."""
+    """Numeric class of the process that computed the labels of the check."""
     check: AdmissionCheck
     keys: frozenset[str]
     """Known CURVE keys; see :func:`naspipe.distill.teacher_card.read_keys`."""
@@ -136,7 +137,7 @@ class Terms:
         return self.class_problem(card.numeric_class)
 
     def class_problem(self, found: str) -> str:
-        """Return why a teacher is refused because of its numeric class; empty if it is the same."""
+        """Return why a teacher is refused because of its numeric class; empty if it matches."""
         if found == self.numeric_class:
             return ""
         return f"expected {self.numeric_class}, found {found:.200}"
@@ -144,7 +145,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How a student asks for labels."""
+    """How a student requests labels."""
 
     scheduler: LabelScheduler
     watch: RegistryWatch
@@ -152,11 +153,11 @@ class Asking:
     """Identifies the labels; see :func:`naspipe.distill.label_file.label_key`."""
     terms: Terms
     timeout_seconds: float
-    """For one label, after which the run ends."""
+    """Time limit for one label, after which the run ends."""
     fields: Callable[[int], Fields]
-    """Returns what a teacher takes of a batch; called on the stage's thread only."""
+    """Returns the fields that a teacher takes from a batch; called only on the stage's thread."""
     sends_fields: bool = False
-    """Whether the fields are sent with each request because teachers do not have the data."""
+    """True if the fields are sent with each request because teachers do not have the data."""
 
 
 @dataclass(slots=True)
@@ -166,12 +167,12 @@ class Applicant:
     left: list[int]
     """Batches of the check that it has not answered, in order."""
     asked_ns: int
-    """When it was greeted or last asked."""
+    """Time at which it was greeted or last asked."""
     seconds: float = 0.0
     """Time of its fastest answer."""
 
     def answer(self, number: int, label: torch.Tensor, check: AdmissionCheck, now_ns: int) -> str:
-        """Take an answer, and return why the teacher has failed; empty if the answer is right."""
+        """Record an answer, and return why the teacher has failed; empty if the answer is right."""
         expected = self.left[0] if self.left else None
         if number != expected:
             return f"expected the label of batch {expected}, found that of {number}"
@@ -190,16 +191,16 @@ class Applicant:
 def share_of(
     shown: Collection[TeacherCard], refused: Mapping[str, TeacherCard], share: tuple[int, int]
 ) -> list[TeacherCard]:
-    """Return the teachers of one student; all students share the teachers evenly.
+    """Return the teachers of one student; the teachers are divided evenly among all students.
 
-    No student is without a teacher while there is any. Every student computes its share from the
-    cards alone, because sooner or later all students see the same cards. Teachers that a student
-    has refused are left out.
+    As long as there is any teacher, every student has one. Every student computes its share from
+    the cards alone, because all students eventually see the same cards. Teachers that a student has
+    refused are omitted.
 
     Args:
         shown: cards of all teachers.
         refused: cards that this student has refused, by name.
-        share: the number of this student, and how many students there are.
+        share: the number of this student, and the total number of students.
     """
     able = [card for card in shown if refused.get(card.name) != card]
     which, count = share
@@ -209,10 +210,10 @@ def share_of(
 
 
 class StageBatches:
-    """Batches that the reader's thread needs and the stage's thread makes.
+    """Batches that the reader's thread needs and the stage's thread computes.
 
-    ``make`` returns what a teacher takes of a batch; the other two functions are called when a
-    batch is needed and when it is made.
+    ``make`` returns the fields that a teacher takes from a batch; the other two functions are
+    called when a batch is needed and when it is ready.
     """
 
     def __init__(
@@ -227,14 +228,14 @@ class StageBatches:
         self._made: queue.SimpleQueue[tuple[int, Fields]] = queue.SimpleQueue()
 
     def ask(self, number: int, then: Callable[[Fields], None]) -> None:
-        """On the reader's thread: have a batch made, and call ``then`` with it."""
+        """Request a batch, and call ``then`` with it when ready; called on the reader's thread."""
         if number not in self._waiting:
             self._wanted.put(number)
             self._wake_stage()
         self._waiting.setdefault(number, []).append(then)
 
     def settle(self) -> None:
-        """On the reader's thread: continue with the batches that were made."""
+        """Call the callbacks of the batches that are ready; called on the reader's thread."""
         while not self._made.empty():
             number, fields = self._made.get()
             for then in self._waiting.pop(number):
@@ -251,13 +252,13 @@ class Admission:
     """Greets, checks, admits and dismisses teachers; belongs to one thread.
 
     Args:
-        asking: how the student asks, and what it expects.
-        seat: of the source.
-        lines: to teachers.
+        asking: how the student requests labels, and what it expects.
+        seat: the seat of the source.
+        lines: connections to teachers.
         batches: made by the stage.
         record: called with an event, the name of its teacher and further values.
         handle: takes events for the label scheduler, which counts the batches of ``seat``.
-        take_answer: takes labels of admitted teachers: name, number of the batch, label.
+        take_answer: called with labels of admitted teachers: name, number of the batch, label.
     """
 
     def __init__(
@@ -275,14 +276,14 @@ class Admission:
         self._places = {batch: place for place, batch in enumerate(seat.batches)}
         self._shown: Sequence[TeacherCard] = ()
         self._cards: dict[str, TeacherCard] = {}
-        """Of teachers with a line."""
+        """Cards of the teachers that have a line."""
         self._applicants: dict[str, Applicant] = {}
         self._refused: dict[str, TeacherCard] = {}
         self.last_no = ""
         """The last reason for which a teacher refused a batch."""
 
     def update(self, cards: Sequence[TeacherCard]) -> None:
-        """Greet new teachers, and let go of teachers whose cards are no longer shown."""
+        """Greet new teachers, and drop teachers whose cards are no longer published."""
         shown = {card.name for card in cards}
         for name in sorted(self._cards.keys() - shown):
             self._let_go(name, "left")
@@ -292,7 +293,7 @@ class Admission:
         self._share_out()
 
     def hear(self) -> None:
-        """Take what teachers have sent; a teacher that sends something invalid is dismissed."""
+        """Process what teachers have sent; a teacher that sends something invalid is dismissed."""
         for name, message in self._lines.heard():
             self._hear(name, message)
         now_ns = time.monotonic_ns()
@@ -301,7 +302,7 @@ class Admission:
                 self._dismiss(name, f"expected an answer within {ANSWER_SECONDS:g} s, found none")
 
     def request(self, name: str, number: int) -> None:
-        """Ask a teacher for a label, together with the fields if it does not have the data."""
+        """Request a label from a teacher, with the batch fields if it does not have the data."""
         if not self._asking.sends_fields:
             self._lines.send(name, LabelRequest(number))
             return
@@ -318,7 +319,7 @@ class Admission:
         match message:
             case TransportError():
                 self._dismiss(name, str(message))
-            case Stranger():  # the teacher's side of the line was lost
+            case Stranger():  # the teacher has lost its side of the line
                 card = self._cards[name]
                 self._let_go(name, "left")
                 self._greet(card)
@@ -337,7 +338,7 @@ class Admission:
                     self._dismiss(name, problem)
                 elif label.shape in terms.check.shapes.values():
                     self._take_answer(name, number, label)
-                else:  # the batch tells whether this shape is right
+                else:  # the batch determines whether this shape is right
                     self._check_shape(name, number, label)
             case No(why, number) if number is None or applicant is not None:
                 self._dismiss(name, why)
@@ -359,7 +360,7 @@ class Admission:
         self._batches.ask(number, judge)
 
     def _share_out(self) -> None:
-        """Greet this student's share; let go of others once a teacher of the share is admitted."""
+        """Greet this student's share; drop others once a teacher of the share is admitted."""
         while new := [each for each in self._share() if self._cards.get(each.name) != each]:
             for card in new:
                 if card.name in self._cards:
@@ -388,7 +389,7 @@ class Admission:
         self._lines.send(card.name, Hello(self._asking.key))
 
     def _check_next(self, name: str, applicant: Applicant) -> None:
-        """Ask for the next batch of the check, or admit the teacher."""
+        """Request the next batch of the check, or admit the teacher."""
         if applicant.left:
             applicant.asked_ns = time.monotonic_ns()
             self.request(name, applicant.left[0])
@@ -399,7 +400,7 @@ class Admission:
         self._share_out()
 
     def _let_go(self, name: str, how: str) -> None:
-        """Close the line; others are asked for what the teacher had under way."""
+        """Close the line; the teacher's open requests are sent to others."""
         self._lines.close(name)
         del self._cards[name]
         if self._applicants.pop(name, None) is None:

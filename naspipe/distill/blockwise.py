@@ -1,8 +1,8 @@
 """Blockwise distillation (Pipe-BD, DATE'23): each block of a frozen teacher teaches one student.
 
-Student block i learns the output of the teacher's block i for the teacher's output i - 1, and
-nothing else. No gradient leaves a block. Each student block is a stream of its own, so that no
-block waits for an optimizer step of another one.
+Student block i takes the teacher's output i - 1 as its input and learns only the teacher's output
+i. No gradient leaves a block. Each student block is a separate stream, so that no block waits for
+an optimizer step of another one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ RELAYS = {
     BARRIER: "pairs",
     APART: "packed",
 }
-"""How blocks get the teacher's outputs, and where they are placed by default.
+"""Ways in which blocks receive the teacher's outputs, and the default placement of each.
 
-``decoupled``: outputs are handed on, and no block waits for a student. ``barrier``: outputs are
-handed on, and no block begins a step before all have finished the one before (for comparison).
-``apart``: every student has its own copy of the teacher's blocks up to its own (layerwise
-scheduling, for comparison).
+``decoupled``: outputs are forwarded, and no block waits for a student. ``barrier``: outputs are
+forwarded, and no block begins a step before all blocks have finished the previous one (for
+comparison). ``apart``: every student has its own copy of the teacher's blocks up to its own
+(layerwise scheduling, for comparison).
 """
 
 
@@ -55,7 +55,7 @@ def teacher_folder(block: int) -> str:
 
 
 class BlockLoss:
-    """The mean squared difference to the teacher's output, over all elements."""
+    """Mean squared difference from the teacher's output, over all elements."""
 
     fields = ()
 
@@ -78,18 +78,18 @@ def blockwise(
 
     Args:
         teachers: the teacher's blocks, with their weights.
-        students: for each of them a chain of choice blocks, or modules in its place.
+        students: for each teacher block, the choice blocks or modules that replace it.
         data: (seed, number) -> named tensors.
-        define: makes a workload of a space, data, a loss and the number of the block.
-        loss: of every student block but the last; :class:`BlockLoss` by default.
-        last_loss: of the last one; by default cross entropy against the teacher's softmax.
+        define: creates a workload from a space, data, a loss and the number of the block.
+        loss: loss of every student block except the last; :class:`BlockLoss` by default.
+        last_loss: loss of the last block; by default cross entropy against the teacher's softmax.
         relay: one of :data:`RELAYS`.
-        window: steps that a block of the teacher may be ahead of the blocks that take its output.
+        window: steps that a block of the teacher may run ahead of the blocks that use its output.
 
     Raises:
-        ConfigError: for a wrong number of students, outputs of another shape than the teacher's, a
-            loss that needs more than these outputs, a teacher that changes its inputs or itself, or
-            an unknown relay.
+        ConfigError: for a wrong number of students, outputs whose shape differs from the teacher's,
+            a loss that needs more than these outputs, a teacher that changes its inputs or itself,
+            or an unknown relay.
     """
     if relay not in RELAYS:
         raise ConfigError(f"relay: expected {' or '.join(RELAYS)}, found {relay!r:.80}")
@@ -114,7 +114,7 @@ def blockwise(
         defined.append(replace(own, definition=definition, is_taught=True))
     own_streams = [_fitting(number, each, blocks) for number, each in enumerate(defined)]
     firsts = [number if relay != APART else 0 for number in range(count)]
-    """The first block that each stream of the teacher computes."""
+    """The first teacher block that each teacher stream computes."""
     teaching = []
     for end, first in enumerate(firsts):
         space = Space(teacher_folder(end), _frozen(blocks[first : end + 1]), takes_input=not first)
@@ -148,7 +148,7 @@ def blockwise(
         end = len(own_streams[number].space) - 1
         taps.append(Tap((own_teacher, number - first), (own_student, end), TapRole.LESSON))
         # A student takes the output of the teacher's block before its own. If the teacher's stream
-        # does not compute that block, it takes the output of the stream before, too.
+        # does not compute that block, it also takes the output of the previous stream.
         if number and first < number:
             taps.append(Tap((own_teacher, number - first - 1), (own_student, 0), TapRole.INPUT))
         elif number:
@@ -164,7 +164,7 @@ def _frozen(blocks: Sequence[nn.Module]) -> list[Block]:
 
 
 def _fitting(number: int, student: Workload, blocks: Sequence[nn.Module]) -> Workload:
-    """Check that a student block has inputs and outputs as the teacher's block in its place."""
+    """Check that a student block has the inputs and outputs of the teacher block it replaces."""
     fields = [f"the batch field {name}" for name in student.space.fields(0)]
     before = ["the output of the teacher's block before it"] if number else []
     given = " and ".join([*before, *fields])
@@ -178,7 +178,7 @@ def _fitting(number: int, student: Workload, blocks: Sequence[nn.Module]) -> Wor
 def _after(
     blocks: Sequence[nn.Module], workload: Workload, outputs: Sequence[torch.Tensor]
 ) -> Workload:
-    """Add what a profiler has to know of the teacher's blocks before a stream."""
+    """Add what a profiler needs to know about the teacher's blocks before a stream."""
     return replace(
         workload,
         tapped=partial(through, blocks) if blocks else None,
@@ -188,7 +188,7 @@ def _after(
 
 @torch.no_grad()
 def _outputs(blocks: Sequence[nn.Module], workload: Workload) -> tuple[torch.Tensor, ...]:
-    """Compute the first candidates' outputs for a batch after the teacher's blocks before them."""
+    """Run ``blocks`` and then the first candidate of each of the workload's blocks on a batch."""
     batch = first_batch(workload)
     state = through(blocks, batch) if blocks else ()
     for position, block in enumerate(workload.space.blocks):
@@ -200,7 +200,7 @@ def _outputs(blocks: Sequence[nn.Module], workload: Workload) -> tuple[torch.Ten
 
 
 def student_space(student: Space | nn.Module, number: int) -> Space:
-    """Make the space of a student block; all but the first take the teacher's output as input."""
+    """Return the space of a student block; all but the first take the teacher's output as input."""
     if isinstance(student, Space):
         own = student
     else:
@@ -224,7 +224,7 @@ def student_space(student: Space | nn.Module, number: int) -> Space:
 def through(
     blocks: Sequence[nn.Module], batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """Run the teacher's first blocks on a batch: the input of the student block after them."""
+    """Run the teacher's first blocks on a batch and return the input of the next student block."""
     state: Any = batch["input"]
     for block in blocks:
         state = block(*state) if isinstance(state, tuple) else block(state)

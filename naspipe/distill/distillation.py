@@ -1,6 +1,6 @@
-"""Streams that train together: a student, its teachers, and the outputs that go between them.
+"""Streams that train together: a student, its teachers, and the taps between them.
 
-A tap takes the output of a block of one stream to a block of another.
+A tap passes the output of a block of one stream to a block of another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from naspipe.plan.costs import CostTable
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """Streams that train together, a student first, and the taps between them."""
+    """Streams that train together, the students first, and the taps between them."""
 
     workloads: tuple[Workload, ...]
     taps: tuple[Tap, ...] = ()
     places: tuple[str, ...] = ()
-    """Directory of each stream's records, below the run directory."""
+    """Directory of each stream's records, relative to the run directory."""
 
 
 class MakesTeacher(Protocol):
@@ -42,10 +42,10 @@ class MakesTeacher(Protocol):
 
 
 def carried_out(streams: Distillation, execution: Execution) -> Distillation:
-    """Apply the execution's settings of teachers: how far they are ahead, and their cuts.
+    """Apply the execution's settings for teachers: how far they run ahead, and their cuts.
 
     Raises:
-        ConfigError: if there is no teacher, or one that cannot be cut so.
+        ConfigError: if there is no teacher, or if it cannot be cut as requested.
     """
     way = execution.pipeline
     window, cuts = way.teacher_window, way.teacher_cuts
@@ -85,8 +85,8 @@ def only_student(students: Sequence[Workload]) -> Workload:
     """Return the only student of a teacher.
 
     Raises:
-        ConfigError: if there are several students, or one whose loss takes no teacher, or whose
-            steps already contain one.
+        ConfigError: if there are several students, or one whose loss takes no teacher outputs, or
+            whose steps already contain a teacher.
     """
     student, *others = students
     if others:
@@ -102,13 +102,13 @@ def only_student(students: Sequence[Workload]) -> Workload:
 
 
 def forward_ns(workload: Workload, costs: CostTable | None) -> int:
-    """Forward time of the subnet of first candidates on one batch; 0 without costs."""
+    """Return the forward time of the first candidates' subnet on one batch; 0 without costs."""
     blocks = range(len(workload.space))
     return sum(costs.of(block, 0).forward_ns for block in blocks) if costs else 0
 
 
 def forward_ratio(workloads: Sequence[Workload], costs: Sequence[CostTable | None]) -> float | None:
-    """Forward time of a teacher divided by that of its student; None if one is unknown."""
+    """Return the forward time of a teacher divided by the student's; None if one is unknown."""
     student, *teachers = zip(workloads, costs, strict=True)
     if not teachers or any(each.is_trained for each, _ in teachers):
         return None
@@ -117,9 +117,9 @@ def forward_ratio(workloads: Sequence[Workload], costs: Sequence[CostTable | Non
 
 
 def passes_to_fill(ratio: float, stages: int) -> int:
-    """Minimum number of passes of a step with which a teacher that is ahead fills a pipeline.
+    """Return the minimum number of passes per step with which a teacher ahead fills the pipeline.
 
-    Its forwards then take as long as the student's pipeline takes to fill and drain:
+    The teacher's forwards then take as long as the student's pipeline takes to fill and drain:
     ``ratio * passes >= 3 * (stages - 1)``.
     """
     return math.ceil(3 * (stages - 1) / ratio) if ratio else 0
@@ -128,7 +128,7 @@ def passes_to_fill(ratio: float, stages: int) -> int:
 def how_full(
     workloads: Sequence[Workload], costs: Sequence[CostTable | None], stages: int
 ) -> str | None:
-    """Return a line that says whether a teacher's forwards can fill the pipeline, if known."""
+    """Return a line on whether a teacher's forwards can fill the pipeline; None if unknown."""
     ratio = forward_ratio(workloads, costs)
     if stages == 1 or ratio is None:
         return None

@@ -1,7 +1,7 @@
-"""Combines the workloads of a run with their teacher, and with the taps that their losses need.
+"""Combines the workloads of a run with their teacher and with the taps that their losses need.
 
-With a joined loss, which compares all passes of a step, the output of every pass goes to the end of
-every other pass.
+With a joined loss, which compares all passes of a step, the output of every pass is sent to the end
+of every other pass.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def join(
 ) -> Distillation:
     """Combine streams with their teacher and the taps that their losses need.
 
-    The execution may say how far the teacher is ahead, and where it is cut.
+    ``execution`` may set how far the teacher runs ahead and where it is cut.
 
     Raises:
-        ConfigError: for a teacher or a loss that does not fit them.
+        ConfigError: for a teacher or a loss that does not fit the streams.
     """
     if (relay := execution.pipeline.relay) != "decoupled":
         raise ConfigError(
@@ -44,7 +44,7 @@ def join(
     for number, workload in enumerate(found.workloads):
         passes, end = range(workload.recipe.steps.passes), len(workload.space) - 1
         if workload.is_trained and is_joined(workload.loss) and len(passes) > 1:
-            for one in passes:  # its output goes to the end of every other pass of its step
+            for one in passes:  # its output is sent to the end of every other pass of its step
                 pairs = tuple((one, other) for other in passes if other != one)
                 source, sink = (StreamId(number), end - 1), (StreamId(number), end)
                 wired.append(Tap(source, sink, role=TapRole.LESSON, number=one, passes=pairs))
@@ -77,19 +77,20 @@ def join(
     execution.teaching.check_together()
     if execution.teaching.source == PIPELINE:
         return found
-    from naspipe.distill.label_sources import with_labels  # imports all about remote teachers
+    from naspipe.distill.label_sources import with_labels  # imports the code for remote teachers
 
     return with_labels(found, execution)
 
 
 def _with_end(student: Workload) -> Workload:
-    """Add a block at the end, if the loss needs one.
+    """Append a block to the student if the loss needs one.
 
-    The passes of a joined loss meet in that block, or it is a loss with parameters or buffers.
+    The passes of a joined loss meet in that block; any other loss needs it for its parameters or
+    buffers.
 
     Raises:
-        ConfigError: for a loss that cannot be a layer, or if a joined loss gets passes with
-            different subnets or different weights in the average.
+        ConfigError: for a loss that cannot be a layer, or for a joined loss if the passes of a step
+            have different subnets or different weights in the average.
     """
     if not is_joined(student.loss):
         return with_loss_layer(student)

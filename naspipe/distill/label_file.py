@@ -2,9 +2,9 @@
 
     magic, version | length, number, CRC32 | payload | length, number, CRC32 | payload | ...
 
-The payload of number -1 is the key, in msgpack. The payload of a batch is the length of the
+The record with number -1 contains the key, in msgpack. The payload of a batch is the length of the
 description of its label (dtype, shape, strides, alignment), the description in msgpack, and the
-bytes. The CRC32 covers the length, the number and the payload.
+bytes of the label. The CRC32 covers the length, the number and the payload.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def label_key(definition: Definition) -> dict[str, Any]:
 
 
 class LabelWriter:
-    """Writes a file of labels; a context manager, at whose end the file appears as a whole.
+    """Writes a file of labels; a context manager, on whose exit the file appears as a whole.
 
     Raises:
         ConfigError: if the file exists.
-        StorageError: from every method, if it cannot be written.
+        StorageError: from every method, if the file cannot be written.
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
@@ -96,7 +96,8 @@ class LabelFile:
     """Reads the labels of a file by batch.
 
     Raises:
-        ConfigError: if there is no file, or it is no file of labels, truncated or damaged.
+        ConfigError: if the file does not exist, is not a file of labels, or is truncated or
+            damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -120,8 +121,8 @@ class LabelFile:
         """Check that the file contains the labels of a run.
 
         Args:
-            key: of the run, see :func:`label_key`.
-            batches: number of batches, from 0 on.
+            key: the key of the run's labels, see :func:`label_key`.
+            batches: number of batches, starting from 0.
 
         Raises:
             ConfigError: naming what differs, or the first batch that is missing.
@@ -143,7 +144,7 @@ class LabelFile:
         """Read the label of a batch, which must be one of ``numbers``.
 
         Raises:
-            ConfigError: if it is damaged.
+            ConfigError: if the file is damaged.
         """
         start, length = self._places[number]
         with self._path.open("rb") as file:
@@ -218,17 +219,17 @@ def write_labels(
 ) -> None:
     """Write a teacher's outputs for the first batches, for runs with ``labels=file:PATH``.
 
-    The bits are those of a teacher that is a stream of such a run.
+    The labels are bitwise equal to those of a teacher that is a stream of such a run.
 
     Args:
-        teacher: in mode ``eval``.
-        data: of the student.
+        teacher: a teacher in mode ``eval``.
+        data: the student's data.
         path: a file that does not exist yet.
         batches: number of batches; a run needs one per pass.
-        seed: of the runs.
-        recipe: of the runs; its precision and threads matter.
+        seed: seed of the runs.
+        recipe: recipe of the runs; its precision and threads affect the labels.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        on_label: called with the number of each label that is written.
+        on_label: called with the number of each label that has been written.
 
     Raises:
         ConfigError: for a teacher whose labels do not depend on the batch alone, because it is in
@@ -254,7 +255,7 @@ def write_labels(
 def label_workload(teacher: Teacher, data: Batches, seed: int, recipe: Recipe) -> Workload:
     """Combine a teacher's network with a student's data, to compute labels.
 
-    Its definition names the teacher, as the definition of the student does.
+    Like the student's definition, its definition contains the digest of the teacher.
     """
     made = Workload.of(
         teacher.space, data, torch.nn.CrossEntropyLoss(), recipe=recipe, seed=seed, steps=1

@@ -32,17 +32,17 @@ _MAX_FIELDS = 4096
 
 
 class Hello(NamedTuple):
-    """A student says which labels it wants."""
+    """A student states which labels it wants."""
 
     key: Mapping[str, Any]
 
 
 class LabelRequest(NamedTuple):
-    """A student asks for the label of a batch."""
+    """A student requests the label of a batch."""
 
     number: int
     fields: tuple[torch.Tensor, ...] = ()
-    """What the teacher takes of the batch, if it does not have the data."""
+    """The fields that the teacher takes from the batch, if it does not have the data."""
 
 
 class Ready(NamedTuple):
@@ -59,7 +59,7 @@ class LabelAnswer(NamedTuple):
 
 
 class Stranger(NamedTuple):
-    """A teacher does not know the student, whose greeting was lost or is long ago."""
+    """A teacher does not know the student, because its greeting was lost or has been forgotten."""
 
 
 class No(NamedTuple):
@@ -94,10 +94,10 @@ def teacher_frames(message: TeacherMessage) -> list[Any]:
 
 
 def read_student(frames: Sequence[Any]) -> Hello | LabelRequest:
-    """Decode a message of a student.
+    """Decode a message from a student.
 
     Raises:
-        TransportError: if it is no such message.
+        TransportError: if the message is invalid.
     """
     kind, *rest = _header(frames)
     match kind, rest:
@@ -114,10 +114,10 @@ def read_student(frames: Sequence[Any]) -> Hello | LabelRequest:
 
 
 def read_teacher(frames: Sequence[Any]) -> TeacherMessage:
-    """Decode a message of a teacher.
+    """Decode a message from a teacher.
 
     Raises:
-        TransportError: if it is no such message.
+        TransportError: if the message is invalid.
     """
     kind, *rest = _header(frames)
     match kind, rest:
@@ -162,19 +162,19 @@ def _tensor(entry: Any, frame: Any) -> torch.Tensor:
 _MAX_FRAME_BYTES = 1 << 30
 _MOST_LINES = 512
 _MOST_AT_ONCE = 64
-"""Messages of one teacher that are read before other teachers have their turn."""
+"""Messages of one teacher that are read before those of other teachers."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """A socket, and what was sent over it and is not answered yet."""
+    """A socket, and the requests sent over it that have not been answered yet."""
 
     socket: zmq.Socket[Any]
     is_greeting: bool = False
     asked: Counter[int] = field(default_factory=Counter)
 
     def check(self, message: TeacherMessage) -> None:
-        """Check that a message answers something.
+        """Check that a message answers a request.
 
         Raises:
             TransportError: if it does not.
@@ -212,7 +212,7 @@ class TeacherLines:
         self._ready: dict[Any, int] = {}
 
     def open(self, card: TeacherCard) -> None:
-        """Open a line to a teacher, which need not be there yet.
+        """Open a line to a teacher, which need not be running yet.
 
         Raises:
             TransportError: for an invalid address or key.
@@ -243,7 +243,7 @@ class TeacherLines:
         socket.close()
 
     def wait(self, milliseconds: int) -> set[int]:
-        """Wait for any message; returns the file descriptors of ``others`` that are ready."""
+        """Wait for any message, and return the file descriptors of ``others`` that are ready."""
         self._ready = dict(self._poller.poll(milliseconds))
         return {each for each in self._ready if isinstance(each, int)}
 
@@ -256,7 +256,7 @@ class TeacherLines:
         line.socket.send_multipart(student_frames(message))
 
     def heard(self) -> Iterator[tuple[str, TeacherMessage | TransportError]]:
-        """Yield messages that came in the last wait, or why one of them is invalid."""
+        """Yield messages that arrived during the last wait, or an error for each invalid one."""
         for name in [name for name, line in self._lines.items() if line.socket in self._ready]:
             for _ in range(_MOST_AT_ONCE):
                 line = self._lines.get(name)

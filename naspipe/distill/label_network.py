@@ -1,8 +1,8 @@
 """A frozen teacher as a function from the number of a batch to its label.
 
-A label is what a teacher that is a stream of the pipeline hands to the loss: its forward in
-evaluation mode on the student's batch, one pass of ``accumulate:S`` at a time, with the same draws.
-The unit is the batch, which is never split, joined or padded.
+A label is what a teacher that is a stream of the pipeline passes to the loss: the output of its
+forward in evaluation mode for the student's batch, one pass of ``accumulate:S`` at a time, with the
+same random draws. The unit is the batch, which is never split, joined or padded.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class LabelNetwork:
     """A teacher that is ready to compute labels."""
 
     workload: Workload
-    """Of the teacher, with the data and the seed of the student."""
+    """The teacher's workload, with the data and the seed of the student."""
     forward: Forward
-    """Its layers, in this process or elsewhere."""
+    """Runs its layers, in this process or elsewhere."""
     device: torch.device
-    """Where its fields are given to them."""
+    """Device on which its inputs are placed."""
 
     @classmethod
     def of(cls, workload: Workload, device: str = "cpu") -> LabelNetwork:
-        """Make all layers of a teacher in this process; its space has one candidate per block."""
+        """Create all layers of a teacher in this process; its space has one candidate per block."""
         where = torch.device(device)
         modules = [block.candidates[0]().eval().to(where) for block in workload.space.blocks]
 
@@ -57,8 +57,8 @@ class LabelNetwork:
         """Compute the label of a batch; the number of a batch is that of its pass.
 
         Raises:
-            ConfigError: for a batch without the fields that the teacher takes, or a teacher whose
-                last block returns several tensors.
+            ConfigError: if the batch lacks a field that the teacher takes, or if the last block of
+                the teacher returns several tensors.
         """
         return self.label_of(number, self.fields(number))
 
@@ -71,7 +71,7 @@ class LabelNetwork:
         ]
 
     def split(self, fields: Tensors) -> list[Tensors]:
-        """Divide fields that came in one row among the blocks.
+        """Divide a flat list of fields among the blocks.
 
         Raises:
             ConfigError: if their number is wrong.
@@ -101,10 +101,10 @@ def run_block(
     fields: Tensors,
     state: Tensors,
 ) -> Tensors:
-    """Run the forward of one block of a teacher on its fields and the output of the block before.
+    """Run the forward of one block of a teacher on its fields and the output of the previous block.
 
     ``block`` is its position in the chain, ``module`` is its layer on the device of the inputs, and
-    ``number`` is that of the batch.
+    ``number`` is the number of the batch.
     """
     definition = workload.definition
     steps = definition.recipe.steps
@@ -122,10 +122,10 @@ def run_block(
 
 
 def fields_of(workload: Workload, number: int) -> list[torch.Tensor]:
-    """Return what a teacher takes of a batch, block by block, in one row.
+    """Return the fields that a teacher takes from a batch, block by block, as a flat list.
 
     Raises:
-        ConfigError: for a batch without one of the fields.
+        ConfigError: if the batch lacks one of the fields.
     """
     space = workload.space
     batch = workload.data(workload.definition.seed, number)
@@ -134,7 +134,7 @@ def fields_of(workload: Workload, number: int) -> list[torch.Tensor]:
 
 
 def check_draws(network: LabelNetwork, number: int, fields: list[Tensors]) -> torch.Tensor:
-    """Return the label of a batch, which must not depend on the step and the pass of the batch.
+    """Return the label of a batch after checking that it does not depend on the step and the pass.
 
     Raises:
         ConfigError: if a layer has drawn random numbers.

@@ -1,4 +1,4 @@
-"""Remote teachers: what a run with ``labels=service`` needs, and how ``naspipe teach`` serves."""
+"""Remote teachers: the needs of a run with ``labels=service``, and the server ``naspipe teach``."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from naspipe.machine.determinism import deterministic_torch
 from naspipe.machine.forking import ASKING
 
 _GRACE_SECONDS = 0.1
-"""How much longer an answer may take on a machine that is busy with other work."""
+"""Additional time allowed for an answer on a machine that is busy with other work."""
 
 _RELEASE_SECONDS = 300.0
-"""A teacher of the run's own that was not needed for this long is released."""
+"""One of the run's own teachers that was not needed for this long is released."""
 
 _MOST_NETWORKS = 16
-"""Networks of a teacher, one for each seed and data of students; the oldest is replaced."""
+"""Maximum number of networks per teacher, one for each seed and data; the oldest is replaced."""
 
 
 class LabelService:
-    """Both sides of a run with ``labels=service``: its own teachers, and how its student asks.
+    """Both sides of a run with ``labels=service``: its own teachers, and its student's requests.
 
     Args:
-        teacher: its network, with the student's data; its definition names its digest.
-        execution: of the run.
+        teacher: its network, with the student's data; its definition contains its digest.
+        execution: how the run is executed.
 
     Raises:
         ConfigError: for a file of keys that cannot be read, or if the registry's client is missing.
@@ -66,7 +66,7 @@ class LabelService:
         self._teacher, self._execution = teacher, execution
         way = execution.teaching
         _check_stages(teacher.space, way.teacher_stages)
-        # With tcp:// the run's own registry listens there, too.
+        # With tcp:// the run's own registry also listens at that address.
         self._is_elsewhere = bool(way.registry) and not way.registry.startswith("tcp://")
         if self._is_elsewhere:
             open_registry(way.registry).cards()
@@ -131,14 +131,14 @@ class Teaching:
     registry: str
     """``redis://...``, or ``tcp://HOST:PORT`` of a run."""
     host: str = "127.0.0.1"
-    """An address of this machine that students reach."""
+    """Address of this machine at which students reach the teacher."""
     port: int = 0
     """0 for any free port."""
     key: Path
-    """File of its CURVE keys, which is made if it does not exist."""
+    """File of its CURVE keys, which is created if it does not exist."""
     device: str = "cpu"
     stages: int = 1
-    """Processes among which its blocks are divided if one device is too small."""
+    """Number of processes among which its blocks are divided if one device is too small."""
     threads: int = 1
     ttl_seconds: float = 6.0
     pace_seconds: float = 0.0
@@ -151,13 +151,13 @@ def teach(
     way: Teaching,
     say: Callable[[str], None],
 ) -> int:
-    """Serve labels until SIGTERM, SIGINT or SIGHUP; returns the number of labels computed.
+    """Serve labels until SIGTERM, SIGINT or SIGHUP, and return the number of labels computed.
 
     Args:
-        teacher: in mode ``eval``.
-        find_data: returns the data of a student, from their record in its definition.
+        teacher: a teacher in mode ``eval``.
+        find_data: returns the data of a student, given their record in the student's definition.
         way: how the teacher is found and reached.
-        say: takes lines for the user.
+        say: called with each line for the user.
 
     Raises:
         ConfigError: for an invalid address of a registry, or keys that cannot be read.
@@ -185,11 +185,11 @@ def teach(
     )
     networks: dict[str, LabelNetwork] = {}
     forwards: list[Forward] = []
-    """The layers, made for the first student and shared by all."""
+    """The layers, created for the first student and shared by all."""
     with ExitStack() as stack:
 
         def open_network(wanted: Mapping[str, Any]) -> LabelNetwork:
-            """Find or make the network for what a student wants."""
+            """Return the network for a student's key, and create it if necessary."""
             text = repr(sorted(wanted.items()))
             if text not in networks:
                 workload = _wanted_workload(teacher, find_data, wanted, way.threads)

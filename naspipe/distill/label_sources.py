@@ -1,4 +1,4 @@
-"""The three sources of a frozen teacher's outputs as a late batch field, in place of a stream.
+"""Three sources of a frozen teacher's outputs as a late batch field, instead of a stream.
 
 Such an output is called a label. Labels are computed by the stage of the loss itself
 (:class:`InlineLabels`), read from a file (:class:`FiledLabels`), or computed by remote teachers
@@ -60,7 +60,7 @@ _MOST_WAIT_MS = 1000
 
 
 class _StageLabels:
-    """Labels that the stage reads or computes itself, when it has nothing else to do."""
+    """Labels that the stage reads or computes itself when it is otherwise idle."""
 
     def __init__(self, seat: SourceSeat) -> None:
         self._wake = seat.wake
@@ -75,14 +75,13 @@ class _StageLabels:
 
 
 class FiledLabels(_StageLabels):
-    """Labels of a file that holds those of the whole run."""
+    """Labels from a file that holds those of the whole run."""
 
     def __init__(self, file: LabelFile, seat: SourceSeat) -> None:
         super().__init__(seat)
         self._file = file
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
-        """Read every label that was asked for."""
         asked, self._asked = self._asked, deque()
         return [(batch, self._file.label(batch)) for batch in asked]
 
@@ -95,7 +94,7 @@ class InlineLabels(_StageLabels):
         self._teacher = teacher
         self._device = device
         self._network: LabelNetwork | None = None
-        """Made with the first request, which only the stage of the loss gets."""
+        """Created on the first request, which only the stage of the loss receives."""
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
         if not self._asked:
@@ -115,9 +114,9 @@ class InlineLabels(_StageLabels):
 
 
 class MissingLabels:
-    """Watches how long a label has been missing; times are seconds of one monotonic clock.
+    """Measures how long a label has been missing; times are seconds of one monotonic clock.
 
-    The time-out of a label begins when it becomes the first one that is missing.
+    The time-out of a label begins when it becomes the first missing one.
     """
 
     def __init__(self, timeout_seconds: float, now: float) -> None:
@@ -125,16 +124,16 @@ class MissingLabels:
         self._missing: int | None = None
         self._since = self._noted = self._last = now
         self.seconds = 0.0
-        """Total time in which a label was missing that the student had asked for."""
+        """Total time during which a requested label was missing."""
 
     def update(self, now: float, missing: int | None, num_teachers: int, why: str = "") -> str:
-        """Return a line for the user, which is mostly empty.
+        """Return a line for the user, which is usually empty.
 
-        ``missing`` is the first batch whose label was asked for and has not come, and ``why`` is
-        the reason of a teacher that refused a batch, if any.
+        ``missing`` is the first batch whose label was requested and has not arrived, and ``why`` is
+        the reason given by a teacher that refused a batch, if any.
 
         Raises:
-            ConfigError: when the label has been missing for too long.
+            ConfigError: if the label has been missing for too long.
         """
         if self._missing is not None:
             self.seconds += now - self._last
@@ -158,11 +157,11 @@ class MissingLabels:
 
 
 class LabelRecord:
-    """Appends lines to ``teachers-N.jsonl``: events as they come, and counts at the end.
+    """Appends lines to ``teachers-N.jsonl``: events as they occur, and counts at the end.
 
-    ``number`` is that of the student among those of the run (its group); ``generation`` says how
-    often the run has been resumed. Every method raises a StorageError if the file cannot be
-    written.
+    ``number`` is that of the student among those of the run (its group); ``generation`` is the
+    number of times that the run has been resumed. Every method raises a StorageError if the file
+    cannot be written.
     """
 
     def __init__(self, directory: Path, number: int, generation: int) -> None:
@@ -175,7 +174,7 @@ class LabelRecord:
         self.event("begin", generation=generation)
 
     def event(self, what: str, teacher: str | None = None, **more: Any) -> None:
-        """Write an event, of a teacher if there is one."""
+        """Write an event; ``teacher`` is the teacher that it concerns, if any."""
         who = {} if teacher is None else {"teacher": teacher}
         line = {"time_ns": time.monotonic_ns(), "event": what, **who, **more}
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
@@ -185,7 +184,7 @@ class LabelRecord:
     def close(
         self, counts: Mapping[str, Counts], audits_missed: int, seconds_missing: float
     ) -> None:
-        """Write what each teacher has done in this attempt, and close the file."""
+        """Write the counts of each teacher in this attempt, and close the file."""
         for teacher, found in sorted(counts.items()):
             self.event("counts", teacher, **asdict(found))
         self.event("end", audits_missed=audits_missed, seconds_missing=seconds_missing)
@@ -193,13 +192,13 @@ class LabelRecord:
 
 
 class ServedLabels:
-    """Labels of remote teachers, which a thread of its own asks as the label scheduler decides.
+    """Labels of remote teachers, which are requested by a separate thread that runs the scheduler.
 
-    The thread starts with the first request, which only the stage of the loss gets.
+    The thread starts with the first request, which only the stage of the loss receives.
 
     Args:
-        begin: returns how to ask; called with the first request.
-        seat: of the source.
+        begin: returns how to request labels; called with the first request.
+        seat: the seat of the source.
     """
 
     def __init__(self, begin: Callable[[SourceSeat], Asking], seat: SourceSeat) -> None:
@@ -207,7 +206,7 @@ class ServedLabels:
         self._thread: threading.Thread | None = None
         self._asked: set[int] = set()
         self._held: dict[int, torch.Tensor] = {}
-        """Labels that came before they were asked for."""
+        """Labels that arrived before they were requested."""
 
     def request(self, batch: int) -> None:
         if self._thread is None:
@@ -218,10 +217,10 @@ class ServedLabels:
             self._seat.wake()
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
-        """Return the labels that were asked for and have come, and make batches for the thread.
+        """Return the requested labels that have arrived, and make batches for the thread.
 
         Raises:
-            ConfigError: if two teachers disagree, or there has been no teacher for too long.
+            ConfigError: if two teachers disagree, or no teacher has been available for too long.
         """
         if self._thread is None:
             return ()
@@ -250,12 +249,12 @@ class ServedLabels:
         seat, asking = self._seat, self._begin(self._seat)
         self._scheduler, self._watch = asking.scheduler, asking.watch
         self._places = {batch: place for place, batch in enumerate(seat.batches)}
-        """The scheduler counts the batches of this student only."""
+        """The scheduler counts only the batches of this student."""
         self._events: queue.SimpleQueue[tuple[type[Wanted] | type[Used], int]] = queue.SimpleQueue()
         self._delivered: queue.SimpleQueue[tuple[int, torch.Tensor]] = queue.SimpleQueue()
         self._answers: dict[tuple[str, int], torch.Tensor] = {}
         self._is_newest_kept = False
-        """False if the last answer came from a teacher whose earlier one is still compared."""
+        """False if an earlier answer of the teacher that answered last is still being compared."""
         self._missing = MissingLabels(asking.timeout_seconds, time.monotonic())
         self._doubt = Doubt()
         self._failure: NaspipeError | None = None
@@ -286,7 +285,7 @@ class ServedLabels:
                 self._turn()
         except NaspipeError as error:
             self._failure = error
-        except Exception as error:  # the stage must learn of any error
+        except Exception as error:  # the stage must be informed of any error
             self._failure = TransportError(f"labels: {type(error).__name__}: {error}")
         finally:
             self._lines.end()
@@ -349,7 +348,7 @@ class ServedLabels:
                     self._watch.release(teacher)
 
     def _conflict(self, batch: int, teachers: tuple[str, str]) -> ConfigError:
-        """Two teachers disagree, and earlier labels of one of them may be wrong, too."""
+        """Return the error for two teachers that disagree; earlier labels may be wrong, too."""
         first = min((batch, *(self._doubt.since(name, batch) for name in teachers)))
         self._record.event("doubt", batch=first)  # the next attempt begins before this batch
         return ConfigError(
@@ -362,11 +361,11 @@ class ServedLabels:
 def with_labels(streams: Distillation, execution: Execution) -> Distillation:
     """Return the student with labels from the execution's source, without its teacher's stream.
 
-    Its definition is the same, because a label is the output of the teacher of that digest.
+    Its definition does not change, because a label is the output of the teacher with that digest.
 
     Raises:
-        ConfigError: without a frozen teacher in evaluation mode whose output depends on the batch
-            alone, or for a file of another teacher's labels.
+        ConfigError: if there is no frozen teacher in evaluation mode whose output depends only on
+            the batch, or for a file of another teacher's labels.
     """
     source = execution.teaching.source
     student, teacher = _student_and_teacher(streams, source)
@@ -399,7 +398,7 @@ def _student_and_teacher(streams: Distillation, source: str) -> tuple[Workload, 
     """Return both streams.
 
     Raises:
-        ConfigError: if the teacher's outputs cannot come as batch fields.
+        ConfigError: if the teacher's outputs cannot be supplied as batch fields.
     """
     student, *teachers = streams.workloads
     expected = f"labels={source:.40}: expected"

@@ -1,4 +1,4 @@
-"""A momentum teacher: a network that follows the student, and whose output the student learns."""
+"""A momentum teacher: a moving average of the student, whose output the student learns."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ from naspipe.worker.layers.layer_store import LayerStore
 from naspipe.worker.layers.stored_layer import check_pair
 
 PREDICTOR = "predictor"
-"""Label of the last block that has no teacher by default."""
+"""Label of a last block that the teacher omits by default."""
 
 _STUDENT, _TEACHER = StreamId(0), StreamId(1)
 
 
 @knows_keywords
 class Momentum:
-    """A teacher that moves towards the student after each of its steps (BYOL, MoCo-v3).
+    """A teacher that moves towards the student after each of the student's steps (BYOL, MoCo-v3).
 
-    It begins as a copy of the student. ``without`` names the last blocks of the student that the
+    It starts as a copy of the student. ``without`` names the last blocks of the student that the
     teacher does not have, such as a predictor. With ``lag=K`` a step of the student learns from the
-    teacher as it was K steps before: 0 is the ordinary loop; 1 is TSPipe's asymmetric update
-    (ICML'22, section 4.2), where the teacher's forwards need not wait for the student's last step.
+    teacher as it was K steps earlier: 0 is the ordinary loop; 1 is TSPipe's asymmetric update
+    (ICML'22, section 4.2), in which the teacher's forwards need not wait for the student's last
+    step.
 
-    Data with several views of each sample (:class:`naspipe.Views`) are crossed: the output of each
-    view goes to the loss of the other ones.
+    If the data have several views of each sample (:class:`naspipe.Views`), the views are crossed:
+    the output for each view is passed to the loss of the other views.
 
     Args:
         tau: fraction of the teacher that is kept in each step, from 0 to 1.
         end: tau of the last step, reached by a half cosine; None for a constant ``tau``.
         lag: K, in steps.
         without: labels of the last blocks of the student that have no teacher; by default the last
-            one, if it is called ``predictor``.
+            block, if it is called ``predictor``.
         mode: ``train``, in which norms use the batch's statistics, or ``eval``.
         buffers: ``own``, ``copied`` or ``averaged``: see
             :class:`naspipe.config.rules.MomentumUpdate`.
@@ -90,7 +91,8 @@ class Momentum:
         rules = {name: str(rule) for name, rule in space.shared_rules.items()}
         definition = replace(own, space=space.name, rules=rules)
         window = (self._lag + 2) * student.recipe.steps.passes
-        rank = 0 if self._lag else -1  # the student then waits for it at once
+        # With lag 0 the student waits for the teacher in the same step.
+        rank = 0 if self._lag else -1
         teacher = replace(
             student,
             space=space,
@@ -141,7 +143,7 @@ class Momentum:
         return last if last == (PREDICTOR,) else ()
 
     def _space(self, student: Workload) -> Space:
-        """Return the student's blocks without the last ones, each following its own."""
+        """Return the student's space without the omitted blocks; blocks follow the student's."""
         space, without = student.space, self._left_out(student.space)
         count = network_length(space)
         count, last = count - len(without), space.labels[count - len(without) : count]
@@ -167,7 +169,7 @@ class Momentum:
         found = Space(space.name, blocks, space.decisions)
         keeps_statistics = self.update.mode == "eval" and self.update.buffers == "own"
         if student.recipe.norms != "deferred" and not keeps_statistics:
-            # Statistics may change at WRITEs only, because readers of older versions are running.
+            # Statistics may change only at WRITEs, because readers of older versions are running.
             for layer in sorted(buffered_layers(found, defers_norms=False)):
                 raise ConfigError(
                     f"momentum: expected norms=deferred, as layer {found.label(*layer)} keeps "
@@ -176,7 +178,7 @@ class Momentum:
         return found
 
     def _alike(self, student: Workload, blocks: Sequence[AnyBlock]) -> Sequence[AnyBlock]:
-        """Put the user's modules in the places of the student's layers."""
+        """Replace the student's layers with the user's modules."""
         given = self._network.blocks if self._network else ()
         if len(given) != len(blocks):
             raise ConfigError(

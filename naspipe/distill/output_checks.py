@@ -1,4 +1,4 @@
-"""Checks before a run that the outputs of a student and its teacher can be compared."""
+"""Checks, before a run, that the outputs of a student and its teacher can be compared."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def check_outputs(workloads: Sequence[Workload]) -> None:
-    """Check that student and teachers have outputs of the same shapes, if the loss needs that.
+    """Check that student and teachers have outputs of the same shape, if the loss requires it.
 
     Shapes are computed on the meta device with the first candidates; nothing is checked if a layer
-    cannot run there. A norm in training mode must see two samples or more.
+    cannot run there. A norm in training mode must get at least two samples.
 
     Args:
         workloads: the student, then its teachers.
@@ -86,7 +86,7 @@ def _network_shapes(workload: Workload) -> Shapes | None:
                 state = result if isinstance(result, tuple) else (result,)
     except ConfigError:
         raise
-    except Exception:  # any problem is reported when real layers compute
+    except Exception:  # any problem is reported when the real layers run
         return None
     return _shapes(state)
 
@@ -97,15 +97,15 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
 
 @torch.no_grad()
 def check_block(number: int, student: Workload, outputs: Tensors, targets: Tensors) -> None:
-    """Check that a student block has outputs as its teacher's block, and a loss of these two alone.
+    """Check that a student block has its teacher block's output shapes, and a loss of only these.
 
-    Paths with one other candidate than the first ones are tried on the meta device, as far as
+    Paths that differ from the first candidates in one block are tried on the meta device, if their
     layers can run there.
 
     Args:
-        number: of the block.
+        number: number of the block.
         student: the workload of the student block.
-        outputs: of its first candidates.
+        outputs: outputs of its first candidates.
         targets: the outputs of the teacher's block for the same batch.
 
     Raises:
@@ -150,20 +150,20 @@ def check_block(number: int, student: Workload, outputs: Tensors, targets: Tenso
 def _other_paths(
     space: Space, inputs: Tensors, batch: Mapping[str, Any]
 ) -> Iterator[tuple[Shapes, str]]:
-    """Yield the output shapes of each path with one other candidate than the first."""
+    """Yield the output shapes of each path that differs from the first candidates in one block."""
     try:
         choices = [list(_candidates(space, position, batch)) for position in range(len(space))]
         states = [tuple(each.to("meta") for each in inputs)]
         for (first, _), *_ in choices:
             states.append(_through([first], states[-1]))
-    except Exception:  # any problem is reported when real layers compute
+    except Exception:  # any problem is reported when the real layers run
         return
     for position, (_, *others) in enumerate(choices):
         behind = [options[0][0] for options in choices[position + 1 :]]
         for module, label in others:
             try:
                 found = _through([module, *behind], states[position])
-            except Exception:  # likewise
+            except Exception:  # as above
                 continue
             yield _shapes(found), f" of candidate {label}"
 
@@ -173,8 +173,8 @@ def _candidates(
 ) -> Iterator[tuple[Callable[..., Any], str]]:
     """Yield the candidates of a block on the meta device, with their batch fields, and their names.
 
-    The candidates of a mixed edge are its own. Elastic layers have their first settings, whose
-    shapes agree with those of the others.
+    The candidates of a mixed edge are listed one by one. Elastic layers have their first settings,
+    whose shapes agree with those of the others.
     """
     for candidate in range(len(space.blocks[position].candidates)):
         module = sketch(space, position, candidate).eval().to("meta")
@@ -202,10 +202,10 @@ def _through(modules: Sequence[Callable[..., Any]], state: Tensors) -> Tensors:
 def given_fields(
     module: torch.nn.Module, space: Space, position: int, batch: Mapping[str, Any]
 ) -> Tensors:
-    """Return the batch fields that a layer is called with to find the shape of its output.
+    """Return the batch fields with which a layer is called to determine the shape of its output.
 
-    A mixed edge gets the input alone, without the kind of the round: it then computes the candidate
-    that it has chosen, and no cost.
+    A mixed edge gets only the input, without the kind of the round: it then computes its chosen
+    candidate, and no cost.
 
     Raises:
         ConfigError: if the batch has no such field.

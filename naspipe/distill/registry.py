@@ -1,8 +1,8 @@
-"""Registries hold the cards of teachers for as long as they are renewed.
+"""Registries hold the cards of teachers for as long as the teachers renew them.
 
-:class:`OwnRegistry` is kept by a process of the run, :class:`RedisRegistry` is a server elsewhere.
-:class:`RegistryWatch` is the thread that reads their cards for a student. A registry may be down:
-labels keep coming from the known teachers.
+:class:`OwnRegistry` runs in a process of the run, :class:`RedisRegistry` is an external server.
+:class:`RegistryWatch` is the thread that reads their cards for a student. If a registry is down,
+labels continue to arrive from the known teachers.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ ANNOUNCE, WITHDRAW, CARDS, HIRE, RELEASE = "announce", "withdraw", "cards", "hir
 MAX_CARDS = 4096
 
 PREFIX = "naspipe:teacher:"
-"""Of the keys in a Redis server."""
+"""Prefix of the keys in a Redis server."""
 TIMEOUT_SECONDS = 2.0
 
 T = TypeVar("T")
 
 
 class Registry(Protocol):
-    """Each method raises a TransportError if the registry does not answer."""
+    """A store of cards; each method raises a TransportError if the registry does not answer."""
 
     def announce(self, card: TeacherCard, ttl_seconds: float) -> None:
-        """Show a card for this time, or prolong its time."""
+        """Publish a card for this time, or extend its time."""
         ...
 
     def withdraw(self, name: str) -> None:
-        """Stop showing the card of a teacher."""
+        """Remove the card of a teacher."""
         ...
 
     def cards(self) -> Sequence[TeacherCard]:
-        """Return the cards that are shown now, by name; invalid ones are left out."""
+        """Return the current cards, sorted by name; invalid ones are omitted."""
         ...
 
 
@@ -59,7 +59,7 @@ def _valid_cards(found: Iterable[Any]) -> list[TeacherCard]:
 class OwnRegistry:
     """A registry in a process of the run.
 
-    It may be used from several threads; each call has a socket of its own.
+    It may be used from several threads; each call opens its own socket.
     """
 
     def __init__(self, address: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -82,7 +82,6 @@ class OwnRegistry:
         self._ask([HIRE, count])
 
     def release(self, name: str) -> None:
-        """Let one of the run's own teachers go."""
         self._ask([RELEASE, name])
 
     def _ask(self, words: list[Any]) -> Any:
@@ -103,10 +102,11 @@ class RedisRegistry:
     """A registry in a Redis or Valkey server.
 
     Args:
-        url: ``redis://HOST[:PORT][/DATABASE]``, also with a password; or ``rediss://`` with TLS.
+        url: ``redis://HOST[:PORT][/DATABASE]``, optionally with a password; or ``rediss://`` with
+            TLS.
 
     Raises:
-        ConfigError: without the extra ``redis``, or for an invalid address.
+        ConfigError: if the extra ``redis`` is not installed, or for an invalid address.
     """
 
     def __init__(self, url: str) -> None:
@@ -145,20 +145,20 @@ class RedisRegistry:
     def _try(self, do: Callable[[], T]) -> T:
         try:
             return do()
-        except Exception as error:  # the client raises anything if the server is no Redis
+        except Exception as error:  # the client raises anything if the server is not Redis
             kind = "" if isinstance(error, self._problems) else f"{type(error).__name__}: "
             found = kind + " ".join(str(error).split())
             raise TransportError(f"the registry does not answer: {found:.200}") from error
         finally:
-            with suppress(Exception):  # forked processes must have connections of their own
+            with suppress(Exception):  # forked processes must have their own connections
                 self._client.connection_pool.disconnect(inuse_connections=False)
 
 
 def open_registry(url: str) -> Registry:
-    """Open ``redis://...`` or ``rediss://...``, or ``tcp://HOST:PORT`` of a run.
+    """Open ``redis://...`` or ``rediss://...``, or a run's ``tcp://HOST:PORT``.
 
     Raises:
-        ConfigError: for another address, or without the extra ``redis``.
+        ConfigError: for another address, or if the extra ``redis`` is not installed.
     """
     if url.startswith(("redis://", "rediss://")):
         return RedisRegistry(url)
@@ -168,10 +168,10 @@ def open_registry(url: str) -> Registry:
 
 
 BEATS = 4
-"""How often a card is renewed, and the registries are read, within the time of a card."""
+"""Number of times that a card is renewed, and the registries are read, per lifetime of a card."""
 
 _UNREACHABLE = (TransportError, OSError, zmq.ZMQError)
-"""Also if this process has no socket left."""
+"""Errors of an unreachable registry, including those raised if no more sockets can be opened."""
 
 _SHORTEST_SECONDS = 0.05
 
@@ -179,12 +179,12 @@ _SHORTEST_SECONDS = 0.05
 class RegistryWatch:
     """A thread that keeps the cards up to date.
 
-    If a registry does not answer, its teachers remain known. Once it answers again, no teacher is
-    removed before every teacher had the time to show its card again.
+    If a registry does not answer, its teachers remain known. After it answers again, no teacher is
+    removed until every teacher has had time to publish its card again.
 
     Args:
-        registries: read by this thread only, one after the other.
-        ttl_seconds: of a card.
+        registries: read only by this thread, one after the other.
+        ttl_seconds: lifetime of a card.
         own: the registry of the run, which hires and releases teachers.
     """
 
@@ -206,7 +206,7 @@ class RegistryWatch:
         self._thread.start()
 
     def fileno(self) -> int:
-        """For pollers: readable when :meth:`take` has news."""
+        """Return a descriptor for pollers, which is readable when :meth:`take` has news."""
         return self._news.fileno()
 
     def take(self) -> Sequence[TeacherCard]:
@@ -214,17 +214,17 @@ class RegistryWatch:
         return self._newest
 
     def hire(self, count: int) -> None:
-        """Ask for more teachers, without waiting for the registry."""
+        """Request more teachers, without waiting for the registry."""
         if (own := self._own) is not None:
             self._request(lambda: own.hire(count))
 
     def release(self, teacher: str) -> None:
-        """Let a teacher go, without waiting for the registry."""
+        """Release a teacher, without waiting for the registry."""
         if (own := self._own) is not None:
             self._request(lambda: own.release(teacher))
 
     def close(self) -> None:
-        """End the thread: within one answer of the registry, or its time-out."""
+        """End the thread, which takes at most one answer of the registry or its time-out."""
         self._is_closing = True
         self._leaving.set()
         self._thread.join()
@@ -238,9 +238,9 @@ class RegistryWatch:
     def _run(self) -> None:
         known: dict[str, TeacherCard] = {}
         of_registry: list[dict[str, TeacherCard]] = [{} for _ in self._registries]
-        """What each registry showed last."""
+        """The cards that each registry returned last."""
         kept_until = [0.0] * len(of_registry)
-        """Until when a registry that was down may have lost cards."""
+        """Time until which a registry that was down may be missing cards."""
         pause = _SHORTEST_SECONDS
         while not self._is_closing:
             while not self._requests.empty():
@@ -258,7 +258,7 @@ class RegistryWatch:
             found = {name: card for cards in of_registry for name, card in cards.items()}
             pause = min(1.0, self._ttl / BEATS, 2 * pause)
             if found != known:
-                known, pause = found, _SHORTEST_SECONDS  # more may be about to follow
+                known, pause = found, _SHORTEST_SECONDS  # more changes may follow soon
                 self._newest = [known[name] for name in sorted(known)]
                 self._news.set()
             if self._leaving.wait(pause):

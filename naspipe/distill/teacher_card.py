@@ -1,6 +1,6 @@
-"""The card by which a teacher introduces itself, and the keys of teachers.
+"""The card with which a teacher introduces itself, and the keys of teachers.
 
-A card grants nothing: everything in it is checked before the teacher is asked for labels.
+A card grants nothing: everything in it is checked before labels are requested from the teacher.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class TeacherCard(NamedTuple):
     name: str
     """Unique among the teachers at one time."""
     address: str
-    """Of its ZeroMQ socket."""
+    """Address of its ZeroMQ socket."""
     public_key: str
     """CURVE key in z85; empty for a teacher in the run's private directory."""
     digest: str
-    """Of its weights, as in ``definition.teacher``."""
+    """Digest of its weights, as in ``definition.teacher``."""
     numeric_class: str
     """See :func:`numeric_class`."""
 
 
 def numeric_class(device: str, threads: int) -> str:
-    """Name what must be equal for two processes to compute the same bits, as far as it is known."""
+    """Return what must be equal for two processes to compute the same bits, as far as is known."""
     kind = torch.device(device).type
     if kind == "cuda":
         where = torch.cuda.get_device_name(torch.device(device))
@@ -56,7 +56,7 @@ def read_card(data: bytes) -> TeacherCard:
     """Decode a card.
 
     Raises:
-        TransportError: if the bytes are no card.
+        TransportError: if the bytes are not a card.
     """
     try:
         if len(data) > MAX_CARD_BYTES:
@@ -73,10 +73,10 @@ _KEY_CHARACTERS = 40
 
 
 def read_keys(path: Path) -> frozenset[str]:
-    """Read public keys, one on a line; text after a key, and lines with #, are comments.
+    """Read public keys, one per line, ignoring text after a key and lines that start with ``# ``.
 
     Raises:
-        ConfigError: naming a line that is no key, or a file that cannot be read.
+        ConfigError: naming a line that is not a key, or a file that cannot be read.
     """
     found = set()
     try:
@@ -99,10 +99,10 @@ def read_keys(path: Path) -> frozenset[str]:
 
 
 def own_pair(path: Path) -> tuple[str, bytes]:
-    """Read a teacher's public and secret key; if there is no file, make one for this user alone.
+    """Read a teacher's public and secret key; if the file does not exist, create it (mode 0600).
 
     Raises:
-        ConfigError: for a file with other content, or that others may read.
+        ConfigError: for a file with other content, or one that other users may read.
     """
     try:
         if not path.exists():

@@ -1,4 +1,4 @@
-"""A run's own registry and its own teachers: one process owns both, and ends with the run."""
+"""A run's own registry and teachers: a single process owns both and ends with the run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MOST_AT_ONCE = 256
 _WAIT_MS = 200
 _START_SECONDS = 30.0
 _MOST_FAILED = 3
-"""After this many teachers that ended with an error, no other one is started."""
+"""After this many teachers have ended with an error, no more are started."""
 
 
 class _Shown(NamedTuple):
@@ -65,7 +65,7 @@ class _Shown(NamedTuple):
 
 
 class CardTable:
-    """Cards by name, each until its time is over; answers requests to a registry.
+    """Cards by name, each kept until its time has expired; answers requests to a registry.
 
     Args:
         clock: seconds of a monotonic clock.
@@ -141,9 +141,9 @@ def listen(context: zmq.Context[Any], address: str) -> zmq.Socket[Any]:
 
 
 def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: int) -> None:
-    """Answer the requests that have come or come within ``wait_ms``.
+    """Answer requests that have arrived or arrive within ``wait_ms``.
 
-    ``sockets`` says of each socket whether only processes of the run reach it.
+    ``sockets`` maps each socket to True if only processes of the run can reach it.
     """
     poller = zmq.Poller()
     for socket in sockets:
@@ -162,20 +162,20 @@ def serve(sockets: Mapping[zmq.Socket[Any], bool], table: CardTable, wait_ms: in
 class TeacherPool:
     """The run's own teachers; a context manager.
 
-    No process is left when the context or this process ends.
+    No process remains when the context or this process ends.
     """
 
     teacher: Workload
     execution: Execution
-    """Of the run; says how many teachers there are, and on which device."""
+    """Execution of the run; determines the number of teachers and their device."""
     listens_at: str
-    """Where others find its registry, ``tcp://ADDRESS:PORT``; empty for nowhere."""
+    """Address at which others find its registry, ``tcp://ADDRESS:PORT``; empty for none."""
     directory: str = ""
-    """Private; contains the sockets."""
+    """Private directory that contains the sockets."""
     _folder: ExitStack = field(default_factory=ExitStack)
     _process: BaseProcess | None = None
     _parent_pipe: tuple[int, int] = field(default=(-1, -1))
-    """Its write end is held by this process only, so that the pool notices the end of the run."""
+    """Only this process holds the write end, so that the pool notices the end of the run."""
 
     @property
     def private(self) -> str:
@@ -217,7 +217,7 @@ class TeacherPool:
 
 
 def _pool_main(pool: TeacherPool, sender: Any) -> None:
-    """Serve the registry, and keep the teachers that were started or hired."""
+    """Serve the registry, and watch over the teachers that were started or hired."""
     leave_signals_to_launcher()
     read_end, write_end = pool._parent_pipe
     os.close(write_end)
@@ -274,7 +274,7 @@ class _Teachers:
             self._processes[name] = process
 
     def hire(self, count: int) -> None:
-        """Start teachers as far as the settings allow; none if too many have failed."""
+        """Start teachers as far as the settings allow; start none if too many have failed."""
         failed = sum((process.exitcode or 0) > 0 for process in self._processes.values())
         if failed >= _MOST_FAILED:
             return

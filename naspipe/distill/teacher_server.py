@@ -71,8 +71,8 @@ class TeacherServer:
         seat: how the teacher is reached.
         open_network: returns the network for the key of a student, see
             :func:`naspipe.distill.label_file.label_key`.
-        say: takes a line for the user.
-        is_over: may be set by a handler of a signal.
+        say: called with each line for the user.
+        is_over: may be set by a signal handler.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TeacherServer:
         self.num_answered = 0
 
     def run(self) -> None:
-        """Serve until the end of the batch in which ``is_over`` is set; show the card until then.
+        """Serve, and publish the card, until the end of the batch during which ``is_over`` is set.
 
         Raises:
             TransportError: if it cannot listen.
@@ -111,7 +111,7 @@ class TeacherServer:
             context.destroy(linger=1000)
 
     def _receive(self, socket: zmq.Socket[Any], wait_ms: int) -> None:
-        """Read all messages that have come; an invalid one is refused."""
+        """Read all messages that have arrived, and refuse invalid ones."""
         for _ in range(_MAX_WAITING):
             if not socket.poll(wait_ms) or self._is_over.is_set():
                 break
@@ -132,12 +132,12 @@ class TeacherServer:
     def _greet(self, student: bytes, hello: Hello) -> Ready | No:
         try:
             network = self._open(hello.key)
-        except Exception as error:  # anybody may greet, with any key
+        except Exception as error:  # anybody may send a greeting, with any key
             kind = "" if isinstance(error, NaspipeError) else f"{type(error).__name__}: "
             why = " ".join(f"{kind}{error}".split())
             self._say(f"a student is refused: {why:.400}")
             return No(why)
-        while len(self._students) >= _MAX_STUDENTS:  # the oldest one is probably gone
+        while len(self._students) >= _MAX_STUDENTS:  # the oldest one has probably ended
             del self._students[next(iter(self._students))]
         self._students[student] = network
         return Ready(self._seat.card.numeric_class)
@@ -154,7 +154,7 @@ class TeacherServer:
             else:
                 label = network.label(number)
         except Exception as error:  # another teacher may succeed
-            if isinstance(error, TransportError):  # a process of this teacher is gone
+            if isinstance(error, TransportError):  # a process of this teacher has ended
                 self._is_over.set()
             return No(f"{type(error).__name__}: {error}", number)
         left = begin + self._seat.pace_seconds - time.monotonic()
@@ -168,7 +168,7 @@ class TeacherServer:
         socket.send_multipart([student, *frames], copy=True)
 
     def _beat(self) -> None:
-        """Announce the card repeatedly, also while the registry is down."""
+        """Announce the card repeatedly, even while the registry is down."""
         seat = self._seat
         is_shown = True
         while True:
@@ -218,7 +218,7 @@ def check_wanted(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 
 def end_with_parent(read_end: int) -> None:
-    """End this process when its parent ends, which alone holds the other end; run in a thread."""
+    """End this process when its parent, which alone holds the other end, ends; runs in a thread."""
     os.read(read_end, 1)
     os._exit(0)
 
@@ -230,13 +230,13 @@ class StagedBlocks:
     """A :data:`naspipe.distill.label_network.Forward` over processes; a context manager.
 
     The processes, one per device, are forked from this one, which must not have started CUDA. A
-    batch goes through one after the other, with strides and alignment, so that the bits are those
-    of one process.
+    batch passes through them one after the other, with its strides and alignment, so that the
+    result is bitwise equal to that of one process.
     """
 
     def __init__(self, teacher: Workload, devices: Sequence[str]) -> None:
         sizes = []
-        for block in teacher.space.blocks:  # one block at a time in memory
+        for block in teacher.space.blocks:  # only one block at a time is in memory
             tensors = block.candidates[0]().state_dict().values()
             sizes.append(1 + sum(each.nbytes for each in tensors))
         bounds = balanced_partition(sizes, len(devices)).bounds
@@ -272,7 +272,8 @@ class StagedBlocks:
 
         Raises:
             ConfigError: if a block has failed.
-            TransportError: if a process is gone or does not answer; then no other label can come.
+            TransportError: if a process has ended or does not answer; no further label can be
+                computed.
         """
         state: Tensors = ()
         for blocks, connection in self._stages:
@@ -295,7 +296,7 @@ class StagedBlocks:
 
 
 def staged_network(teacher: Workload, devices: Sequence[str], stack: ExitStack) -> LabelNetwork:
-    """Make a teacher on one device in this process, or on several, with a process for each.
+    """Create a teacher on one device in this process, or on several, with a process for each.
 
     ``stack`` ends the processes.
     """
@@ -306,7 +307,7 @@ def staged_network(teacher: Workload, devices: Sequence[str], stack: ExitStack) 
 
 
 def stage_devices(device: str, count: int) -> list[str]:
-    """Return a device for each process: for ``cuda`` GPUs from 0 on, otherwise always the same."""
+    """Return a device for each process: GPUs from 0 on for ``cuda``, otherwise the same device."""
     return [f"cuda:{number}" for number in range(count)] if device == "cuda" else [device] * count
 
 

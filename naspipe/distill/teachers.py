@@ -1,4 +1,4 @@
-"""A frozen teacher: a network that is only run forward, and whose output the student learns."""
+"""A frozen teacher: a network that only runs forward, and whose output the student learns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from naspipe.machine.staging import tensor_bytes
 
 
 class InTurn(nn.Module):
-    """Modules in sequence; unlike in ``torch.nn.Sequential`` a tuple is passed on as arguments."""
+    """Modules in sequence; unlike ``torch.nn.Sequential`` it passes a tuple on as arguments."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -48,11 +48,11 @@ class InTurn(nn.Module):
 def check_teaching(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> None:
     """Check that the blocks of a teacher, in evaluation mode, change neither inputs nor themselves.
 
-    Students are called with the same tensors, and every forward must compute the same of a batch.
+    Students are called with the same tensors, and repeated forwards must give the same result.
 
     Args:
-        blocks: in their order.
-        inputs: of the first block.
+        blocks: the blocks in order.
+        inputs: inputs of the first block.
 
     Raises:
         ConfigError: naming the block that changes one of them.
@@ -86,16 +86,16 @@ def _kept(block: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes, so that NaN is equal to itself."""
+    """Return the bytes, so that NaN equals itself."""
     return tensor_bytes(tensor.detach().cpu())
 
 
 Pairs = tuple[tuple[int, int], ...]
-"""A teacher's pass, and the student's pass that learns from it."""
+"""Pairs of a teacher's pass and the student's pass that learns from it."""
 
 
 def crossed(views: int, passes: int) -> Pairs | None:
-    """Let each view learn from the next one; None for one view, which learns from its own."""
+    """Pair each view with the next one; None for one view, which learns from itself."""
     if views == 1:
         return None
     batches = passes // views
@@ -103,13 +103,13 @@ def crossed(views: int, passes: int) -> Pairs | None:
 
 
 def pass_pairs(student: Workload, are_crossed: bool) -> Pairs | None:
-    """Return which pass of a teacher each pass of the student learns from; None if always its own.
+    """Return which teacher pass each student pass learns from; None if always the same pass.
 
-    Local views, which the teacher does not see, learn from the first view.
+    Local views, which the teacher does not process, learn from the first view.
 
     Args:
         student: its data may be :class:`naspipe.Views`.
-        are_crossed: whether each view learns from another one.
+        are_crossed: True if each view learns from another one.
 
     Raises:
         ConfigError: if the passes of its steps are not the views of the batches.
@@ -133,31 +133,32 @@ def pass_pairs(student: Workload, are_crossed: bool) -> Pairs | None:
 
 
 WINDOW = 16
-"""Passes that a teacher may be ahead by default."""
+"""Number of passes that a teacher may run ahead by default."""
 
 
 @knows_keywords
 class Teacher:
     """A network with its weights, in evaluation mode, that is not trained.
 
-    It is cut into blocks, and runs on the student's stages while they wait. It sees the batches of
-    the student. The output of its last block goes to the ``distill`` of the student's loss.
+    It is cut into blocks and runs on the student's stages while they are idle. It processes the
+    student's batches. The output of its last block is passed to the ``distill`` method of the
+    student's loss.
 
     Args:
-        network: modules in their order, as :func:`naspipe.chain` takes them, with their present
-            weights; an exported subnet, as its ``load()`` returns it; or a run whose space has one
-            subnet, or of which ``choices`` name one.
-        choices: of a run's supernet, one per choice block.
+        network: modules in order, as :func:`naspipe.chain` takes them, with their present weights;
+            an exported subnet, as returned by its ``load()``; or a run whose space has one subnet,
+            or from which ``choices`` select one.
+        choices: choices within a run's supernet, one per choice block.
         ema: use the moving averages of a run's weights.
-        window: passes that it may be ahead.
+        window: number of passes that it may run ahead.
         mode: ``eval``; or ``train``, in which norms use the statistics of their batch. Running
             statistics do not change in either mode.
-        joint_cuts: cut it where the student is cut, block by block; otherwise both are balanced
-            separately. Changes no bit.
+        joint_cuts: cut it where the student is cut, block by block; otherwise the two are balanced
+            separately. This changes no bit of the result.
         weights: a safetensors file for modules, with the names of ``Sequential(*modules)``.
-        top: output this many of the greatest scores of the last dimension, with their classes, for
-            losses such as :class:`naspipe.losses.TopTarget`; 0 for all. In the definition of a run
-            this is another teacher than one with all scores.
+        top: output only this number of greatest scores of the last dimension, with their classes,
+            for losses such as :class:`naspipe.losses.TopTarget`; 0 for all. In the definition of a
+            run this is a different teacher from one with all scores.
 
     Raises:
         ConfigError: for anything else, a layer that the run never trained, or weights that are not
@@ -216,12 +217,12 @@ class Teacher:
         """Divide its layers into modules, for :func:`naspipe.distill_blockwise`.
 
         Args:
-            cuts: positions of its chain at which the second module begins, the third one, and so
-                on, as in ``search_spaces.cuts("mobilenet-v2")``.
+            cuts: positions in its chain at which the second, third, ... module begins, as in
+                ``search_spaces.cuts("mobilenet-v2")``.
 
         Raises:
-            ConfigError: for cuts outside of the chain, or a teacher that takes more of a batch than
-                the ``input`` of its first layer, or is not in evaluation mode.
+            ConfigError: for cuts outside of the chain, or a teacher that takes more from a batch
+                than the ``input`` of its first layer, or is not in evaluation mode.
         """
         if self.mode != "eval":
             raise ConfigError(

@@ -1,7 +1,8 @@
-"""Layers of many settings, for :class:`naspipe.Elastic`.
+"""Layers with several settings, for :class:`naspipe.Elastic`.
 
-Each is made with its largest sizes, names the settings that its sizes are, and takes these in its
-forward. A setting uses the first rows and columns of a weight. ``cut`` makes the plain layer.
+Each is created with its largest sizes, lists the settings that determine its sizes, and takes them
+in its forward. A setting uses the first rows and columns of a weight. ``cut`` creates the plain
+layer.
 
 ========================= ==========================================================================
 :class:`Linear`            widths of input and output
@@ -11,9 +12,9 @@ forward. A setting uses the first rows and columns of a weight. ``cut`` makes th
 :class:`BatchNorm1d`       channels, and :class:`BatchNorm2d`
 :class:`LayerNorm`         width
 :class:`Attention`         number of heads, width
-:class:`Sequential`        of such modules, and of plain ones
-:class:`Residual`          the same, beside a skip
-:class:`Depth`             a module that may be left out
+:class:`Sequential`        modules in sequence, elastic or plain
+:class:`Residual`          the same, with a skip connection
+:class:`Depth`             a module that may be skipped
 ========================= ==========================================================================
 """
 

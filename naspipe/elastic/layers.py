@@ -1,7 +1,7 @@
-"""Layers of many settings, each made with its largest sizes.
+"""Layers with several settings, each created with its largest sizes.
 
-A forward uses the first rows and columns of a weight, as the settings say; ``cut`` makes the plain
-layer of one setting. Exported subnets copy what they need of this file's source.
+A forward uses the first rows and columns of a weight according to the settings; ``cut`` creates the
+plain layer of one setting. Exported subnets copy the parts of this file's source that they need.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _cut(module: nn.Module, settings: dict[str, Any]) -> nn.Module:
 
 
 class Sequential(nn.Sequential):
-    """Modules one after the other, elastic or plain; settings go to those that take them."""
+    """Modules in sequence, elastic or plain; settings are passed to those that take them."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__(*modules)
@@ -75,12 +75,12 @@ class Residual(Sequential):
 
 
 class Depth(nn.Module):
-    """A module that passes its input on where the network is not as deep; cut, it is an identity.
+    """A module that returns its input if the network is less deep; its ``cut`` is then an identity.
 
     Args:
         module: elastic or plain.
-        place: how many such modules come before it: the first has 0.
-        depth: the setting that is how many of them are used.
+        place: number of such modules before it; 0 for the first.
+        depth: name of the setting that is the number of such modules that are used.
     """
 
     def __init__(self, module: nn.Module, place: int, depth: str = "depth") -> None:
@@ -103,19 +103,19 @@ class Depth(nn.Module):
 
 
 class Conv2d(nn.Conv2d):
-    """The first filters of a convolution, and the middle of each where the kernel is smaller.
+    """The first filters of a convolution, and the centre of each if the kernel is smaller.
 
-    It is padded so that every odd kernel gives as many rows and columns.
+    The padding keeps the output size equal for every odd kernel.
 
     Args:
-        in_channels: the most.
-        out_channels: the most.
-        kernel_size: the largest.
-        stride: of the kernel.
-        bias: whether there is one.
-        inputs: the setting that is the input's channels; None where they are always the most.
-        outputs: the setting that is the output's.
-        kernel: the setting that is the kernel's size.
+        in_channels: maximum number of input channels.
+        out_channels: maximum number of output channels.
+        kernel_size: maximum size of the kernel.
+        stride: stride of the kernel.
+        bias: True to add a bias.
+        inputs: name of the setting for the input channels; None if they are fixed.
+        outputs: name of the setting for the output channels; None if they are fixed.
+        kernel: name of the setting for the kernel size; None if it is fixed.
     """
 
     def __init__(
@@ -163,15 +163,15 @@ class Conv2d(nn.Conv2d):
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """A filter for each channel; as many as the input has, and the middle of each.
+    """One filter per channel: as many as the input has channels, and the centre of each.
 
     Args:
-        channels: the most.
-        kernel_size: the largest.
-        stride: of the kernel.
-        bias: whether there is one.
-        inputs: the setting that is the input's channels; None where they are always the most.
-        kernel: the setting that is the kernel's size.
+        channels: maximum number of channels.
+        kernel_size: maximum size of the kernel.
+        stride: stride of the kernel.
+        bias: True to add a bias.
+        inputs: name of the setting for the input channels; None if they are fixed.
+        kernel: name of the setting for the kernel size; None if it is fixed.
     """
 
     def __init__(
@@ -222,16 +222,16 @@ def _middle(size: int, largest: int) -> slice:
 
 
 class _ElasticBatchNorm(_BatchNorm):
-    """A batch norm of which an input uses as much as it has channels.
+    """A batch norm that uses its first channels, as many as the input has.
 
-    Each channel has one set of statistics, over all widths that have it, as in usual loops. Before
-    a subnet is scored, they are taken anew.
+    Each channel has one set of statistics, shared by all widths that include it, as in ordinary
+    training loops. They are recomputed before a subnet is scored.
 
     Args:
-        num_features: the most.
-        eps: as torch has it.
-        momentum: as torch has it.
-        inputs: the setting that is the input's channels; None where they are always the most.
+        num_features: maximum number of channels.
+        eps: as in torch.
+        momentum: as in torch.
+        inputs: name of the setting for the input channels; None if they are fixed.
     """
 
     plain: type[_BatchNorm]
@@ -248,7 +248,7 @@ class _ElasticBatchNorm(_BatchNorm):
         self.inputs, self.takes = inputs, named(inputs)
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        """Whatever torch's function takes."""
+        """Accept any input that torch's function accepts."""
 
     def forward(self, input: torch.Tensor, **settings: Any) -> torch.Tensor:
         size = input.shape[1]
@@ -282,12 +282,12 @@ class BatchNorm2d(_ElasticBatchNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """A layer norm over as many features as the input has.
+    """A layer norm that uses its first features, as many as the input has.
 
     Args:
-        features: the most.
-        eps: as torch has it.
-        inputs: the setting that is the input's size; None where that is always the most.
+        features: maximum number of features.
+        eps: as in torch.
+        inputs: name of the setting for the input size; None if it is fixed.
     """
 
     def __init__(self, features: int, eps: float = 1e-5, *, inputs: str | None = None) -> None:
@@ -309,11 +309,11 @@ class Linear(nn.Linear):
     """The first rows of a Linear's weight, and as many columns as the input has.
 
     Args:
-        in_features: the most.
-        out_features: the most.
-        bias: whether there is one.
-        inputs: the setting that is the input's size; None where that is always ``in_features``.
-        outputs: the setting that is the output's.
+        in_features: maximum input size.
+        out_features: maximum output size.
+        bias: True to add a bias.
+        inputs: name of the setting for the input size; None if it is fixed.
+        outputs: name of the setting for the output size; None if it is fixed.
     """
 
     def __init__(
@@ -348,9 +348,9 @@ class Embedding(nn.Embedding):
     """The first columns of an Embedding's weight.
 
     Args:
-        num_embeddings: how many there are.
-        embedding_dim: the most features.
-        outputs: the setting that is the output's size; None where that is always the most.
+        num_embeddings: number of embeddings.
+        embedding_dim: maximum number of features.
+        outputs: name of the setting for the output size; None if it is fixed.
     """
 
     def __init__(
@@ -374,12 +374,12 @@ class Attention(nn.Module):
     """The first heads of a self-attention over inputs ``[batch, length, features]``.
 
     Args:
-        features: the most of input and output.
-        num_heads: the most.
-        head_size: of each head; it does not change.
-        inputs: the setting that is the size of input and output; None where it is always the most.
-        heads: the setting that is the number of heads.
-        causal: whether a place sees none that follows it.
+        features: maximum size of input and output.
+        num_heads: maximum number of heads.
+        head_size: size of each head; it does not change.
+        inputs: name of the setting for the size of input and output; None if it is fixed.
+        heads: name of the setting for the number of heads.
+        causal: True if a position attends only to itself and earlier positions.
     """
 
     def __init__(

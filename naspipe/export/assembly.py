@@ -1,7 +1,7 @@
-"""A subnet of a run as a chain of modules with the run's weights, and with statistics of its own.
+"""A subnet of a run as a chain of modules with the run's weights and, optionally, own statistics.
 
-The weights are those that the run left, or their moving averages. Running statistics can be taken
-anew from batches of the run, as a search takes them before it judges a subnet.
+The weights are the final weights of the run, or their moving averages. Running statistics can be
+recomputed from batches of the run, as a search does before it scores a subnet.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class ChainLayer:
     """One layer of a subnet."""
 
     name: str
-    """A Python name: the shared layer's, or ``block`` and its number."""
+    """Python identifier: the name of the shared layer, or ``block`` and the block's number."""
     label: str
     fields: tuple[str, ...]
     module: nn.Module
     is_trained: bool
-    """Whether the run ever used it; else it has the weights that the run would start it with."""
+    """True if the run ever used it; otherwise it has the run's initial weights."""
     whole: Callable[..., Any] | None = None
-    """Of a layer that was cut, what computes the same with all of it."""
+    """For a layer that was cut, the computation by the whole layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class ModuleChain:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Batch fields that the layers name, each once, in the order of the chain."""
+        """Batch fields that the layers use, each once, in the order of the chain."""
         return tuple(dict.fromkeys(field for layer in self.layers for field in layer.fields))
 
     def __call__(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """What the last layer returns for a batch."""
+        """Return the output of the last layer for a batch."""
         state: tuple[torch.Tensor, ...] = ()
         for layer in self.layers:
             state = as_outputs(layer.module(*state, *(batch[name] for name in layer.fields)))
@@ -73,12 +73,12 @@ class ModuleChain:
 
 
 def find_choices(run: Run, text: str) -> tuple[int, ...]:
-    """Return the choices that ``first``, ``last``, a sequence ID or a list such as ``0,1,3`` names.
+    """Return the choices given by ``first``, ``last``, a sequence ID or a list such as ``0,1,3``.
 
     ``best`` is the best subnet of the run's newest search.
 
     Raises:
-        ConfigError: when it names no subnet of the run or of its space.
+        ConfigError: if the text is not a subnet of the run or of its space.
     """
     if re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*,[0-9\s]*", text):
         choices = tuple(int(part) for part in text.split(",") if part.strip())
@@ -102,13 +102,13 @@ def find_choices(run: Run, text: str) -> tuple[int, ...]:
 
 
 def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleChain:
-    """Return the layers of a subnet with the weights that the run left, in evaluation mode.
+    """Return the layers of a subnet with the final weights of the run, in evaluation mode.
 
-    The layer of a loss is left out. With ``ema`` the weights are their moving averages.
+    The layer of a loss is omitted. With ``ema`` the weights are their moving averages.
 
     Raises:
-        ConfigError: when the choices or the checkpoint do not fit the space, or when the run kept
-            no averages.
+        ConfigError: if the choices or the checkpoint do not fit the space, or if the run kept no
+            averages.
     """
     if ema:
         run.check_averages()
@@ -143,7 +143,7 @@ def assemble(run: Run, choices: Sequence[int], *, ema: bool = False) -> ModuleCh
 
 
 def check_cuts(chain: ModuleChain, batch: Mapping[str, torch.Tensor]) -> None:
-    """Check that what was cut computes what the whole layer does, but for rounding.
+    """Check that layers that were cut compute the same as the whole layers, except for rounding.
 
     Raises:
         ConfigError: naming the first layer that does not.
@@ -191,7 +191,7 @@ def with_own_statistics(
     batches: int | None,
     observer: LaunchObserver | None = None,
 ) -> int:
-    """Calibrate, and return with how many batches; if ``batches`` is None, with none and a note."""
+    """Calibrate, and return the number of batches; if ``batches`` is None, only write a note."""
     if calibrate(chain, run, data, batches or 0):
         return batches or 0
     if batches is None and (
@@ -205,7 +205,7 @@ def with_own_statistics(
 
 
 def who_keep(labels: Sequence[str]) -> str:
-    """Return how a sentence about layers begins: the first of them, and how many others."""
+    """Return the start of a sentence about layers: the first label, and the number of others."""
     others = len(labels) - 1
     if not others:
         return f"layer {labels[0]} keeps"
@@ -213,13 +213,14 @@ def who_keep(labels: Sequence[str]) -> str:
 
 
 def calibrate(chain: ModuleChain, run: Run, data: Batches | None, batches: int) -> bool:
-    """Take the statistics of a subnet's norms from so many of the run's batches, and keep them.
+    """Recompute the statistics of a subnet's norms from this number of the run's batches.
 
-    They are those that a search with as many batches takes, bit for bit: of all batches alike,
-    each normalised by its own on its way. Returns whether there were any to take.
+    The statistics are bitwise equal to those of a search with the same number of batches: all
+    batches count equally, and each is normalised by its own statistics. Return True if there were
+    any statistics to compute.
 
     Raises:
-        ConfigError: when the subnet has such norms, but there are no data.
+        ConfigError: if the subnet has such norms, but no data are given.
     """
     if batches < 0:
         raise ConfigError(f"calibrate: expected 0 batches or more, found {batches}")

@@ -1,4 +1,4 @@
-"""Student blocks as one network: judged whole, and written as one subnet is."""
+"""Student blocks combined into one network, which is validated and exported like a subnet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from naspipe.search.scores import Scores, scores_of
 
 
 def compose(found: Blockwise, choices: Choices | None = None) -> ModuleChain:
-    """Join the layers of a path of every block; one of them is called ``student0_block1``."""
+    """Join the layers of one path per block, with names such as ``student0_block1``."""
     layers = []
     chosen = found.checked(choices)
     for number, (run, own) in enumerate(zip(found.blocks, chosen, strict=True)):
@@ -49,9 +49,9 @@ def validate_blocks(
         choices: for each block, one per choice block.
         held_out: (seed, number) -> named tensors, with ``target``.
         loss: called with the last output and the target; cross entropy by default.
-        calibrate: batches of the distillation's data that running statistics are taken from anew,
-            through the whole network; 0 for those that the blocks have.
-        validate: batches of ``held_out``; 8, or all if there are fewer.
+        calibrate: number of batches of the distillation's data from which running statistics are
+            recomputed through the whole network; 0 to keep the statistics of the blocks.
+        validate: number of batches of ``held_out``; 8 by default, or all if there are fewer.
 
     Raises:
         ConfigError: for input that cannot be used.
@@ -74,13 +74,14 @@ def export_blocks(
 ) -> Exported:
     """Write a network of student blocks as ``model.py``, ``.json`` and ``.safetensors``.
 
-    What was written is loaded again, and must give the same bits for the first batch. With
-    ``held_out`` it is validated whole, as by :func:`validate_blocks`, whose arguments these are.
+    The files are loaded again, and must give bitwise equal outputs for the first batch. With
+    ``held_out`` the whole network is validated as by :func:`validate_blocks`, which defines the
+    other arguments.
 
     Args:
         found: a finished distillation.
-        directory: one that does not exist yet, or is empty.
-        onnx: write ``model.onnx`` too, for batches of the shape of the first.
+        directory: a directory that does not exist yet, or is empty.
+        onnx: also write ``model.onnx``, for batches of the shape of the first.
 
     Raises:
         ConfigError: for input that cannot be used, or a layer that cannot be exported.
@@ -101,7 +102,7 @@ def export_blocks(
 
 
 def text_of(choices: Choices) -> str:
-    """Return choices as in ``0,1;2;``."""
+    """Return choices in the form ``0,1;2;``."""
     return ";".join(",".join(map(str, own)) for own in choices)
 
 

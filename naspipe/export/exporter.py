@@ -1,6 +1,6 @@
 """Export a subnet of a run as PyTorch or ONNX files, and train a subnet alone.
 
-The files appear whole or not at all, and what they compute is compared with the run's own layers.
+Either all files are written or none, and their outputs are compared with the run's own layers.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from naspipe.wire.reports import Observer
 
 EXTRA = "pip install 'naspipe[onnx]'"
 TOLERANCE = 1e-5
-"""How far ONNX Runtime's outputs may be from torch's, absolutely and relatively."""
+"""Maximum absolute and relative difference of ONNX Runtime's outputs from torch's."""
 
 
 def check_onnx() -> None:
-    """Raise, with the extra to install, unless what writes and checks ONNX is there."""
+    """Raise, naming the extra to install, if packages that write or check ONNX are missing."""
     missing = [
         name for name in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(name)
     ]
@@ -55,7 +55,7 @@ def check_onnx() -> None:
 
 
 def write_onnx(model: nn.Module, batch: Mapping[str, torch.Tensor], path: Path) -> float:
-    """Write the model for batches of this shape; return the greatest difference of an output.
+    """Write the model for batches of this shape, and return the greatest difference of an output.
 
     Raises:
         ConfigError: for an operator that ONNX does not have, or outputs that differ by more than
@@ -81,7 +81,7 @@ def write_onnx(model: nn.Module, batch: Mapping[str, torch.Tensor], path: Path) 
             )
     except Exception as error:
         path.unlink(missing_ok=True)
-        cause: BaseException = error  # the exporter wraps it in advice of several lines
+        cause: BaseException = error  # the exporter wraps it in several lines of advice
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise ConfigError(f"ONNX: expected operators that it has, found {reason(cause)}") from error
@@ -122,23 +122,23 @@ def _difference(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export left."""
+    """The result of an export."""
 
     directory: Path
     needs: tuple[str, ...]
-    """Modules that must be importable where the subnet is loaded, beside torch and safetensors."""
+    """Modules that must be importable where the subnet is loaded, besides torch and safetensors."""
     untrained: tuple[str, ...]
-    """Layers that the run never used, with the weights it would start them with."""
+    """Layers that the run never used; they have the run's initial weights."""
     is_checked: bool
-    """Whether the files were loaded again and gave bitwise the same outputs for a batch."""
+    """True if the files were loaded again and gave bitwise equal outputs for a batch."""
     onnx_difference: float | None = None
-    """The greatest difference of ONNX Runtime's outputs, where that form was asked for."""
+    """Greatest difference of ONNX Runtime's outputs, if ONNX was requested."""
     calibrated: int = 0
-    """Batches that running statistics were taken from anew; 0 where they are the run's own."""
+    """Number of batches used to recompute running statistics; 0 if they are the run's own."""
     scores: Scores | None = None
-    """On held-out batches, where it was validated."""
+    """Scores on held-out batches, if the subnet was validated."""
     whys: tuple[str, ...] = ()
-    """Why modules of your own are needed, a line for each class or function."""
+    """Reasons why the user's own modules are needed, one line for each class or function."""
 
 
 def export_subnet(
@@ -157,18 +157,18 @@ def export_subnet(
     Args:
         run: a finished run, with the space that it trained.
         choices: one per choice block.
-        directory: one that does not exist yet, or is empty.
-        data: the run's data; its first batch checks what was written.
-        onnx: write ``model.onnx`` too, for batches of that shape.
-        ema: the moving averages of the weights in their stead.
-        calibrate: batches of ``data`` to take running statistics from anew, as a search does before
-            it judges a subnet (``search.calibration``); 0, and by default with a note, for the
-            mixture over all subnets that the run left.
-        observer: told of notes, in place of stderr.
+        directory: a directory that does not exist yet, or is empty.
+        data: the run's data; its first batch checks the files.
+        onnx: also write ``model.onnx``, for batches of that shape.
+        ema: use the moving averages of the weights.
+        calibrate: number of batches of ``data`` from which to recompute running statistics, as a
+            search does before it scores a subnet (``search.calibration``); 0 (the default, with a
+            note) keeps the mixture over all subnets that the run left.
+        observer: receives notes, instead of stderr.
 
     Raises:
-        ConfigError: when the run, the space or a layer cannot be exported, when ONNX lacks an
-            operator, or when the directory is in use.
+        ConfigError: if the run, the space or a layer cannot be exported, if ONNX lacks an operator,
+            or if the directory is in use.
     """
     path = Path(directory)
     check_space(run)
@@ -184,7 +184,7 @@ def export_subnet(
 
 
 def check_place(path: Path, data: Batches | None, onnx: bool) -> None:
-    """Refuse a directory in use, and ONNX without what it needs."""
+    """Reject a directory in use, and ONNX without its requirements."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"{path}: expected a new or empty directory; choose another --output")
     if onnx:
@@ -203,12 +203,12 @@ def write_checked(
     onnx: bool,
     calibrated: int,
 ) -> Exported:
-    """Write a chain, load what was written, and compare on the first batch of a run's data.
+    """Write a chain, load the files, and compare on the first batch of a run's data.
 
     Raises:
-        ConfigError: when a layer cannot be exported, or ONNX lacks an operator; the other form is
-            there then.
-        InvariantError: when the outputs differ; nothing is left of what was written then.
+        ConfigError: if a layer cannot be exported, or if ONNX lacks an operator; in the latter case
+            the PyTorch files have been written.
+        InvariantError: if the outputs differ; no files remain.
     """
     definition = run.manifest["definition"]
     batch = first_batch(data, definition["seed"], chain.inputs) if data is not None else None
@@ -232,7 +232,7 @@ def write_checked(
 
 @contextmanager
 def _all_or_nothing(path: Path) -> Iterator[None]:
-    """Leave a new or empty directory as it was if anything is raised."""
+    """Restore a new or empty directory if anything is raised."""
     was_there = path.exists()
     try:
         yield
@@ -246,7 +246,7 @@ def _all_or_nothing(path: Path) -> Iterator[None]:
 
 
 def first_batch(data: Batches, seed: int, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the fields of a run's first batch that a subnet reads."""
+    """Return the fields of a run's first batch that a subnet uses."""
     with users_code(f"data: expected a batch with {', '.join(names)} from data({seed}, 0), found"):
         batch: Mapping[str, Any] = data(seed, 0)
         return {name: batch[name] for name in names}
@@ -262,9 +262,9 @@ def train_alone(
     steps: int,
     observer: LaunchObserver | None = None,
 ) -> Run:
-    """Train one subnet from its first weights, with a run's recipe and seed; without a sandwich.
+    """Train one subnet from its initial weights, with a run's recipe and seed; without a sandwich.
 
-    It is an ordinary run whose every step takes the same subnet.
+    It is an ordinary run in which every step trains the same subnet.
 
     Raises:
         ConfigError: as :func:`naspipe.train`.

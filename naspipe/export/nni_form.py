@@ -27,22 +27,23 @@ def to_nni(
     calibrate: int | None = None,
     ema: bool = False,
 ) -> nn.Module:
-    """Return what ``model_space.freeze(sample)`` makes, with a run's weights, in evaluation mode.
+    """Return ``model_space.freeze(sample)`` with a run's weights, in evaluation mode.
 
-    It computes what :func:`naspipe.export_subnet` writes for the same arguments, bit for bit.
+    It is bitwise equal to the model that :func:`naspipe.export_subnet` writes for the same
+    arguments.
 
     Args:
         run: a finished run of a space of :func:`naspipe.from_nni`.
         subnet: its choices, as in ``search.ranked()[0].choices``, or NNI's sample: the value of
             every label.
         data: the run's data; its first batch checks the model.
-        calibrate: batches of ``data`` to take running statistics from anew, as a search does before
-            it judges a subnet (``search.calibration``); 0, and by default with a note, for the
-            mixture over all subnets that the run left.
-        ema: the moving averages of the weights in their stead.
+        calibrate: number of batches of ``data`` from which to recompute running statistics, as a
+            search does before it scores a subnet (``search.calibration``); 0 (the default, with a
+            note) keeps the mixture over all subnets that the run left.
+        ema: use the moving averages of the weights.
 
     Raises:
-        ConfigError: when the run's space is not NNI's, or the subnet none of it.
+        ConfigError: if the run's space is not NNI's, or if the subnet does not belong to it.
     """
     check_space(run)
     decisions = proof_of(run.space).decisions

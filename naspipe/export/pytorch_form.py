@@ -1,7 +1,7 @@
 """The files of a subnet: ``model.py``, ``model.json`` and ``model.safetensors``.
 
 A module is written as plain data: its class, attributes, submodules, and the names of its tensors.
-The classes stand in ``model.py``, with all that their forwards need.
+``model.py`` contains the classes, with everything that their forwards need.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ def write_pytorch(
 
     Args:
         chain: the subnet.
-        directory: made if it does not exist; nothing is written before all is known to fit.
+        directory: created if it does not exist; nothing is written before everything is known to
+            fit.
         note: one line for the head of ``model.py``.
-        calibrated: batches that running statistics were taken from anew.
+        calibrated: number of batches used to recompute running statistics.
 
     Raises:
-        ConfigError: for a layer that has no form as data, with the reason and the place.
+        ConfigError: for a layer that cannot be written as data, with the reason and the place.
     """
     writer = _Writer()
-    modules = [folded(layer.module) for layer in chain.layers]  # named by what they are, so kept
+    modules = [folded(layer.module) for layer in chain.layers]  # kept alive: named by id()
     layers = []
     for layer, module in zip(chain.layers, modules, strict=True):
         name = layer.name
@@ -98,7 +99,7 @@ def write_pytorch(
 
 
 def load_pytorch(directory: Path) -> nn.Module:
-    """Load the subnet as whoever gets the files will load it."""
+    """Load the subnet in the same way as a recipient of the files."""
     spec = importlib.util.spec_from_file_location("naspipe_exported_model", directory / "model.py")
     if spec is None or spec.loader is None:
         raise ConfigError(f"{directory}: expected an exported subnet, found no model.py")
@@ -109,7 +110,7 @@ def load_pytorch(directory: Path) -> nn.Module:
 
 
 class _Writer:
-    """Turns modules into data; gathers their tensors by full name, and the source of classes."""
+    """Converts modules to data; collects their tensors by full name, and the source of classes."""
 
     def __init__(self) -> None:
         self.source = SourceFile()
@@ -117,11 +118,11 @@ class _Writer:
         self.kinds: set[type] = set()
         self.needs: set[str] = set()
         self.whys: dict[str, None] = {}
-        """Why modules of the user's are needed."""
+        """Reasons why modules of the user are needed."""
         self.layer = self.failed = ""
         self.tensors: dict[str, torch.Tensor] = {}
         self.strides: dict[str, list[int]] = {}
-        """Of tensors that are not in row-major order, because kernels round by it."""
+        """Strides of tensors that are not in row-major order, which affect rounding in kernels."""
         self._names: dict[int, str] = {}
 
     def name(self, module: nn.Module) -> str:
@@ -145,7 +146,7 @@ class _Writer:
         return name
 
     def reference(self, value: Any) -> str:
-        """Return the name of a function or class that a module holds; empty if there is none."""
+        """Return the name of a function or class that a module holds; empty if it has none."""
         is_own = isinstance(value, type | FunctionType) and is_users_module(value.__module__)
         if is_own and (name := self._source_of(value)):
             return name
@@ -158,7 +159,7 @@ class _Writer:
         return name
 
     def _source_of(self, thing: Any) -> str:
-        """Write a class or function out and return its name; empty if it cannot be."""
+        """Add the source of a class or function and return its name; empty if impossible."""
         before, self.failed = copy.deepcopy(self.source), ""
         try:
             return self.source.add(thing)
@@ -177,7 +178,7 @@ class _Writer:
             self.whys[f"{thing.__qualname__} {self.failed}"] = None
 
     def is_read(self, module: nn.Module, attribute: str) -> bool:
-        """All attributes count, but for classes whose whole forward is in the file."""
+        """Return False if the exported code of the module's class does not read an attribute."""
         kind = type(module)
         if isinstance(module, fx.GraphModule):
             return False
@@ -203,10 +204,10 @@ class _Writer:
         )
 
     def module(self, module: nn.Module, where: str) -> dict[str, Any]:
-        """Describe a module whose tensors are named from ``where``.
+        """Describe a module whose tensors have names that begin with ``where``.
 
         Raises:
-            ConfigError: for hooks, and for attributes that have no form as data.
+            ConfigError: for hooks, and for attributes that cannot be written as data.
         """
         if is_compiled(module):
             raise ConfigError(
@@ -251,7 +252,7 @@ class _Writer:
         }
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> str:
-        """Keep a tensor and return its name, which is the first of its places."""
+        """Store a tensor and return its name, which is the first of its places."""
         name = self._names.setdefault(id(tensor), name)
         self.tensors[name] = tensor.detach().cpu().contiguous().clone()
         if tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
@@ -288,7 +289,7 @@ _PLAIN_BASES = {"torch.nn.modules.module", "builtins"}
 
 
 def _file(writer: _Writer, note: str) -> str:
-    """The loader's own source, with the subnet's classes in the place that it leaves."""
+    """Return the loader's own source, with the subnet's classes inserted."""
     head, table, rest = inspect.getsource(standalone).partition("_SUBNET_CLASSES: dict")
     _, _, rest = rest.partition("\n")
     head = head.replace("\n\n``load()``", f"\n\n{note}\n``load()``", 1)
@@ -301,7 +302,7 @@ def _file(writer: _Writer, note: str) -> str:
 
 
 def same_outputs(chain: ModuleChain, loaded: nn.Module, batch: dict[str, Any]) -> bool:
-    """Return True if another form of a subnet gives bitwise what the run's own layers give."""
+    """Return True if another form of a subnet is bitwise equal to the run's own layers."""
     with torch.no_grad():
         expected = chain(batch)
         found = loaded(*(batch[name] for name in chain.inputs))

@@ -1,8 +1,8 @@
-"""The source that a module's forward needs, gathered from the packages whose classes it has.
+"""The source that a module's forward needs, collected from the packages of its classes.
 
-Only what a forward can reach is taken: constructors stay behind, because a layer is rebuilt from
-what it is and not from how it was made. Of a user's own module whole statements are taken, with the
-names that they need.
+Only code that a forward can reach is taken: constructors are omitted, because a layer is rebuilt
+from its state and not from its arguments. Of a user's own module, whole statements are taken, with
+the names that they need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def own_statements(tree: ast.Module, name: str) -> list[ast.stmt]:
-    """Return the statements at the top of a module that bind a name, or change its value."""
+    """Return the top-level statements of a module that bind a name, or change its value."""
     return [node for node in tree.body if _touches(node, name)]
 
 
@@ -66,13 +66,13 @@ def _root(node: ast.AST) -> str:
 
 
 def source_of(node: ast.ImportFrom, module: ModuleType) -> str:
-    """Return the module that a statement of another one imports from."""
+    """Return the name of the module from which a statement in ``module`` imports."""
     package = module.__name__ if hasattr(module, "__path__") else module.__package__
     return resolve_name("." * node.level + (node.module or ""), package)
 
 
 def imported_by_star(module: ModuleType, tree: ast.Module, name: str) -> ast.ImportFrom | None:
-    """Return the import by name that binds what a module has by ``from ... import *``."""
+    """Return the import by name equivalent to the ``from ... import *`` that binds a name."""
     for node in reversed(tree.body):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             there = vars(sys.modules[source_of(node, module)])
@@ -82,7 +82,7 @@ def imported_by_star(module: ModuleType, tree: ast.Module, name: str) -> ast.Imp
 
 
 def early_parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """Yield what runs where a statement stands; what else it holds runs when it is called."""
+    """Yield the parts of a statement that run immediately, unlike the bodies of functions."""
     if isinstance(node, ast.ClassDef):
         yield from (*node.decorator_list, *node.bases, *node.keywords)
         for part in node.body:
@@ -95,7 +95,7 @@ def early_parts(node: ast.stmt) -> Iterator[ast.AST]:
 
 
 def imports_inside(node: ast.stmt) -> bool:
-    """Whether a statement that is no import holds one."""
+    """Return True if a statement that is not an import contains one."""
     is_plain = isinstance(node, ast.Import | ast.ImportFrom)
     inner = (isinstance(each, ast.Import | ast.ImportFrom) for each in ast.walk(node))
     return not is_plain and any(inner)
@@ -136,12 +136,12 @@ def names_read(node: ast.AST) -> list[str]:
 
 
 PACKAGES = ("search_spaces", "nni", "naspipe.elastic")
-"""Packages whose classes are written out, as the user's own are; those of others are imported."""
+"""Packages whose classes are written out like the user's own; those of others are imported."""
 
 _PREFIXES = tuple(f"{package}." for package in PACKAGES)
 _ALWAYS_THERE = ("torch", "safetensors", *sys.stdlib_module_names)
 _EVERYWHERE = {"__name__", "__doc__"}
-"""What every file has of its own."""
+"""Names that every file defines itself."""
 
 _BASES = ("MutableModule", "ParametrizedModule", "ModelSpace")
 _ENTRIES = {"forward", "__getitem__", "__len__", "__iter__", "__call__"}
@@ -156,7 +156,7 @@ def _is_copied(module: str) -> bool:
 
 
 class _Class:
-    """A module's class with the methods that are kept; prints as its source."""
+    """A module's class with the methods that are kept; ``str`` returns its source."""
 
     def __init__(self, node: ast.ClassDef, module: str) -> None:
         self.module = module
@@ -167,7 +167,7 @@ class _Class:
         self._body = node.body
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Class:
-        """With kept methods of its own; what was parsed is not changed, and shared."""
+        """Copy the set of kept methods; the parsed source never changes and is shared."""
         made = copy.copy(self)
         made.kept = set(self.kept)
         return made
@@ -187,29 +187,29 @@ class _Class:
 
 
 class SourceFile:
-    """Classes, and all that they need, in an order in which they can be defined."""
+    """Classes, and everything that they need, in an order in which they can be defined."""
 
     def __init__(self) -> None:
         self._imports: dict[str, str] = {}
         self._defined: dict[str, str | _Class] = {}
         self._owners: dict[str, str] = {}
         self._mentioned: set[str] = set()
-        """Attributes, of whatever object, that the code taken so far mentions."""
+        """Attributes, of any object, that the code taken so far mentions."""
         self._is_open = False
-        """Whether some of it may read attributes that it does not mention."""
+        """True if some of it may read attributes that it does not mention."""
 
     @property
     def needs(self) -> set[str]:
-        """Packages that the file imports, beside torch, safetensors and Python's own."""
+        """Packages that the file imports, besides torch, safetensors and the standard library."""
         lines = self._imports.values()
         found = {line.split()[1].partition(".")[0] for line in lines}
         return found.difference(_ALWAYS_THERE)
 
     def add(self, kind: Any) -> str:
-        """Take a class or a function in; return its name in the file.
+        """Add a class or a function, and return its name in the file.
 
         Raises:
-            ConfigError: when it cannot be taken out of its module.
+            ConfigError: if it cannot be extracted from its module.
         """
         module = sys.modules[kind.__module__]
         if is_users_module(kind.__module__):
@@ -222,7 +222,7 @@ class SourceFile:
         return str(kind.__name__)
 
     def add_class(self, name: str, body: str, needed: dict[str, Any]) -> str:
-        """Take in a class that has no source file, with the names its code needs."""
+        """Add a class that has no source file, with the names that its code needs."""
         for alias, value in needed.items():
             self._import(alias, value)
         if self._defined.get(name, body) != body:
@@ -231,16 +231,15 @@ class SourceFile:
         return name
 
     def reads(self, attribute: str) -> bool:
-        """Whether the code, as far as it is taken, mentions an attribute."""
+        """Return True if the code taken so far mentions an attribute."""
         return self._is_open or attribute in self._mentioned
 
     def text(self) -> str:
-        """Return imports, then definitions."""
         imports = "\n".join(sorted(set(self._imports.values())))
         return "\n\n\n".join([imports, *map(str, self._defined.values())]) + "\n"
 
     def _take_methods(self) -> bool:
-        """Take every method that code already taken may call; return whether there was one."""
+        """Take every method that code already taken may call; return True if there was one."""
         taken = False
         for part in list(self._defined.values()):
             if not isinstance(part, _Class):
@@ -317,7 +316,7 @@ class SourceFile:
         self._defined[name] = ast.unparse(node)
 
     def _copy(self, module: ModuleType, name: str, nodes: list[ast.stmt]) -> None:
-        """Statements of a user's module as they are: what they need at once stands before them."""
+        """Copy statements of a user's module, after everything that they need immediately."""
         if not nodes or any(map(imports_inside, nodes)):
             raise ConfigError(f"{module.__name__}.{name} cannot be copied alone")
         for part in (early for node in nodes for early in early_parts(node)):
@@ -361,7 +360,7 @@ def _check_free(name: str, value: Any, module: ModuleType) -> None:
 
 
 def _without_text(part: ast.stmt) -> ast.stmt:
-    """Remove a method's docstring, which has no place in code that is taken apart."""
+    """Remove a method's docstring, which does not describe partial code."""
     if isinstance(part, ast.FunctionDef) and ast.get_docstring(part, clean=False) is not None:
         part.body = part.body[1:] or [ast.Pass()]
     return part

@@ -1,8 +1,8 @@
-"""Subnets of translation spaces judged by BLEU, and how long whole subnets take on this machine.
+"""BLEU scores of subnets of translation spaces, and the latency of whole subnets on this machine.
 
-Beam search takes a subnet as an ordinary module, plain and exact: every step computes the whole
-prefix anew, so that nothing that a layer keeps of earlier tokens has to be known. Sentences are
-decoded together, and leave as they end. BLEU is counted by sacrebleu.
+Beam search uses a subnet as an ordinary module and is plain and exact: every step recomputes the
+whole prefix, so that no layer needs to expose a cache of earlier tokens. Sentences are decoded
+together, and removed when they are finished. BLEU is computed by sacrebleu.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from naspipe.search.search_directory import Candidate, Search
 
 
 _PREFIX = "previous"
-"""The batch field of the target's tokens before each place."""
+"""The batch field with the target's tokens before each position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamOptions:
-    """How to decode."""
+    """Options of the beam search."""
 
     beams: int = 4
     length_penalty: float = 0.6
     """Scores are divided by length to this power: 0 prefers short sentences."""
     longest: tuple[float, int] = (1.2, 10)
-    """A translation has at most a times its source's tokens, and b more."""
+    """(a, b): a translation has at most a times the number of its source's tokens, plus b."""
 
     def __post_init__(self) -> None:
         if self.beams < 1:
@@ -53,24 +53,24 @@ class _Hypothesis(NamedTuple):
 
 @dataclass(slots=True)
 class _Sentence:
-    """What is decided of one sentence."""
+    """The state of one sentence."""
 
     place: int
     limit: int
     finished: list[_Hypothesis] = field(default_factory=list)
 
     def best(self) -> tuple[int, ...]:
-        """The tokens of the best translation; of equal ones, of the one that ended first."""
+        """Return the tokens of the best translation; of equal ones, the one that ended first."""
         return max(self.finished, key=lambda each: each.score).tokens
 
 
 def translate(
     chain: ModuleChain, batch: Mapping[str, torch.Tensor], options: BeamOptions
 ) -> list[tuple[int, ...]]:
-    """Return the best translation of every sentence of a batch, without its end.
+    """Return the best translation of every sentence of a batch, without its end token.
 
-    The subnet reads the fields ``source`` and ``previous``; of the batch ``source`` is used, (B, S)
-    and padded.
+    The subnet reads the fields ``source`` and ``previous``; of the batch only ``source`` is used,
+    of shape (B, S) and padded.
     """
     reading = (place for place, layer in enumerate(chain.layers) if _PREFIX in layer.fields)
     split = next(reading, None)
@@ -98,7 +98,6 @@ def _run(
     state: tuple[torch.Tensor, ...],
     fields: Mapping[str, torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
-    """Some of the layers."""
     for layer in chain.layers[first:last]:
         result: Any = layer.module(*state, *(fields[name] for name in layer.fields))
         state = result if isinstance(result, tuple) else (result,)
@@ -106,7 +105,7 @@ def _run(
 
 
 class _Beam:
-    """The sentences that still go on, with ``beams`` prefixes each."""
+    """The unfinished sentences, with ``beams`` prefixes each."""
 
     def __init__(
         self,
@@ -122,10 +121,10 @@ class _Beam:
         self._memory = tuple(each.repeat_interleave(beams, 0) for each in memory)
         self._tokens = torch.full((count, beams, 1), EOS, dtype=torch.int64)
         self._scores = torch.full((count, beams), -torch.inf)
-        self._scores[:, 0] = 0.0  # all prefixes are alike at first: one is enough
+        self._scores[:, 0] = 0.0  # all prefixes are equal at first: one is enough
 
     def advance(self) -> None:
-        """One more token for every prefix; sentences that are decided leave."""
+        """Extend every prefix by one token, and remove sentences that are finished."""
         count, beams, length = self._tokens.shape
         fields = {_PREFIX: self._tokens.flatten(0, 1)}
         logits = _run(self._chain, self._split, len(self._chain.layers), self._memory, fields)[0]
@@ -155,7 +154,7 @@ class _Beam:
     def _sort(
         self, row: int, scores: list[float], words: list[int], origin: list[int], length: int
     ) -> list[int] | None:
-        """Return the places that go on for one sentence, the best first; None if it is decided."""
+        """Return the places that continue one sentence, the best first; None if it is finished."""
         sentence, beams = self.sentences[row], self._options.beams
 
         def finish(place: int, *more: int) -> None:
@@ -194,7 +193,7 @@ def check_sacrebleu() -> None:
 
 
 def words_of(tokens: Iterable[int], symbols: Sequence[str]) -> str:
-    """A sentence's words, its subwords joined; padding and the end left out."""
+    """Return a sentence's words, its subwords joined; padding and the end token are omitted."""
     pieces = [symbols[token] for token in tokens if token not in (EOS, PADDING)]
     return " ".join(pieces).replace(f"{_JOINED} ", "").removesuffix(_JOINED)
 
@@ -203,13 +202,13 @@ class BleuScorer:
     """Decodes the same held-out batches with any subnet of a run.
 
     Args:
-        run: whose weights.
+        run: the run that provides the weights.
         held_out: translation data; its ``target_symbols`` are the words.
-        batches: how many.
-        options: of the beam search.
+        batches: number of batches.
+        options: options of the beam search.
 
     Raises:
-        ConfigError: when the data are no translations, or sacrebleu is missing.
+        ConfigError: if the data are not translations, or if sacrebleu is missing.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class BleuScorer:
         ]
 
     def __call__(self, choices: Sequence[int]) -> float:
-        """BLEU of a subnet, from 0 to 100; the same bits at every call."""
+        """Return the BLEU of a subnet, from 0 to 100; every call returns the same bits."""
         chain = assemble(self._run, choices)
         with deterministic_torch(self._threads):
             return self.of(chain)
@@ -258,9 +257,10 @@ _ROUNDS = 5
 def measure_top(
     run: Run, search: Search, candidates: Sequence[Candidate], data: Batches
 ) -> dict[int, float]:
-    """Return the milliseconds of each subnet's forward on one batch, and note them in the search.
+    """Return the milliseconds of each subnet's forward on one batch, and record them in the search.
 
-    They are medians; the subnets take turns, so that a slow moment of the machine affects all.
+    The values are medians; the subnets are measured in turn, so that a slow moment of the machine
+    affects all.
     """
     definition = run.manifest["definition"]
     batch = data(definition["seed"], 0)

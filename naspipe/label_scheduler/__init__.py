@@ -1,1 +1,1 @@
-"""Which label is asked of which remote teacher, and when again."""
+"""The label scheduler: which label is requested from which remote teacher, and when again."""

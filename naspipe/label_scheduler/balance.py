@@ -1,13 +1,13 @@
-"""Two decisions about several students and teachers: who serves whom, and which labels to distrust.
+"""Two decisions for several students and teachers: who serves whom, and which labels are in doubt.
 
-The shares are even, and few teachers move. Example: of three students a, b, c and seven teachers 0
-to 6, a has three teachers, b and c have two. If there are more students than teachers, each student
-has one teacher, and a teacher has several students.
+The shares are even, and few teachers are reassigned. Example: of three students a, b, c and seven
+teachers 0 to 6, a has three teachers, b and c have two. If there are more students than teachers,
+each student has one teacher, and a teacher has several students.
 
 Labels are in doubt when a teacher turns out to be wrong. Example: a teacher passed its admission
 check and computed labels 0 to 9. Label 4 was audited, and another teacher agreed. Then label 10 is
-audited, and the two do not agree. Labels 5 to 9 may be wrong, because nobody compared them. Labels
-0 to 4 are right, because a teacher that is wrong stays wrong.
+audited, and the two do not agree. Labels 5 to 9 may be wrong, because they were not compared.
+Labels 0 to 4 are right, because a teacher that is wrong remains wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 Serving = Mapping[str, tuple[str, ...]]
-"""The teachers of each student, in the order of their names."""
+"""The teachers of each student, sorted by name."""
 
 
 def balanced(
@@ -26,8 +26,8 @@ def balanced(
     """Return the teachers of each student: floor(S / C) of S teachers for C students, or one more.
 
     With fewer teachers than students, each teacher has floor(C / S) students, or one more. As many
-    as possible stay where they were ``before``; those with the most keep the odd one, otherwise
-    the first by name have it.
+    assignments of ``before`` as possible are kept; the extra one goes to those that had the most,
+    with ties broken by name.
     """
     serving = dict[str, tuple[str, ...]]((student, ()) for student in sorted(students))
     if not students or not teachers:
@@ -49,7 +49,7 @@ def balanced(
 def _shares(
     given: Collection[str], before: Mapping[str, Collection[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Divide ``given`` among the keys of ``before``, which names what each of them had."""
+    """Divide ``given`` among the keys of ``before``, whose values are the previous shares."""
     taken = set[str]()
     have: dict[str, list[str]] = {}
     for owner in sorted(before):
@@ -70,7 +70,7 @@ def _shares(
 
 
 _KEPT = 4096
-"""Labels of a teacher that are remembered one by one; of older ones only the lowest is known."""
+"""Labels of a teacher that are stored individually; of older ones only the lowest is stored."""
 
 
 @dataclass(slots=True)
@@ -79,15 +79,15 @@ class _Unconfirmed:
 
     count: int = 0
     places: dict[int, int] = field(default_factory=dict)
-    """By batch, for answers that are not delivered: how many answers came before."""
+    """For answers that are not delivered: the number of earlier answers, by batch."""
     labels: deque[tuple[int, int]] = field(default_factory=deque)
-    """Delivered labels: how many answers came before, and the batch."""
+    """Delivered labels: the number of earlier answers, and the batch."""
     older: int | None = None
-    """The lowest batch of those before ``labels``."""
+    """The lowest batch of those older than ``labels``."""
 
 
 class Doubt:
-    """The labels that each teacher computed since another one last agreed with it."""
+    """The labels that each teacher has computed since another teacher last agreed with it."""
 
     def __init__(self) -> None:
         self._teachers: dict[str, _Unconfirmed] = {}
@@ -102,7 +102,7 @@ class Doubt:
             self._teachers[teacher].places.pop(batch, None)
 
     def delivered(self, batch: int, makers: Collection[str]) -> None:
-        """A label was handed to the student; several ``makers`` agree on its bits."""
+        """Record that a label was delivered to the student; all ``makers`` agree on its bits."""
         for name in makers:
             found = self._teachers[name]
             place = found.places.pop(batch)

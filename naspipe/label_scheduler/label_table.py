@@ -1,8 +1,9 @@
-"""The state of each label, the requests under way at each teacher, and the choice of teachers.
+"""The state of each label, the open requests of each teacher, and the choice of teachers.
 
-A batch goes to the teacher that is expected to finish it first. Example: a fast teacher takes 1 s
-and has two batches under way, a slow one takes 10 s and has none. The next batch waits for the fast
-teacher, which finishes it after 3 s; the eighth batch from there on goes to the slow one.
+A batch is assigned to the teacher that is expected to finish it first. Example: a fast teacher
+takes 1 s and has two open requests, a slow one takes 10 s and has none. The next batch waits for
+the fast teacher, which finishes it after 3 s; the eighth batch after it is assigned to the slow
+one.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ Answer = tuple[str, str | bytes]
 
 @dataclass(slots=True)
 class Label:
-    """One label, from the time at which it is taken up until it is used."""
+    """One label, from the time at which it is first considered until it is used."""
 
     batch: int
     copies: int
-    """Teachers that have to compute it: two if the label is audited."""
+    """Number of teachers that must compute it: two if the label is audited."""
     asked_of: set[str] = field(default_factory=set)
-    """Every teacher that was ever asked, including those that left."""
+    """Every teacher that was ever asked, including those that have left."""
     active: set[str] = field(default_factory=set)
     """Teachers from which an answer is expected in time."""
     late: set[str] = field(default_factory=set)
@@ -35,7 +36,7 @@ class Label:
     is_disputed: bool = False
     """Answers differ, so the label is never delivered."""
     limit_ns: int | None = None
-    """When an audit with one answer stops waiting for the other one."""
+    """When an audit with one answer stops waiting for the other."""
 
     @property
     def open(self) -> int:
@@ -45,7 +46,7 @@ class Label:
         return max(0, self.copies - len(self.active) - len(self.answers))
 
     def may_be_asked_of(self, teacher: str) -> bool:
-        """Return True unless this teacher has the label under way or has computed it."""
+        """Return True unless this teacher is computing or has computed the label."""
         busy = teacher in self.active or teacher in self.late
         return not busy and all(teacher != name for name, _ in self.answers)
 
@@ -55,24 +56,24 @@ class Label:
 
 
 class LabelTable:
-    """All labels of a run; only those that are taken up and not used occupy memory."""
+    """All labels of a run; only those that have been opened and not yet used occupy memory."""
 
     def __init__(self, first_batch: int) -> None:
         self._labels: dict[int, Label] = {}
         self._missing: set[int] = set()
         self._below = first_batch
-        """All lower batches are used."""
+        """All lower batches have been used."""
         self._gone: set[int] = set()
         """Used batches at or above ``_below``."""
         self.frontier = first_batch
-        """The lowest batch that was never taken up; all lower ones were."""
+        """The lowest batch that was never opened; all lower ones were."""
         self.num_held = 0
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __iter__(self) -> Iterator[Label]:
-        """Iterate in the order of the batches, in which labels are taken up."""
+        """Iterate in the order of the batches, which is the order in which labels are opened."""
         return iter(self._labels.values())
 
     def find(self, batch: int) -> Label | None:
@@ -80,7 +81,7 @@ class LabelTable:
 
     @property
     def first_missing(self) -> int | None:
-        """The lowest batch that is wanted and not held."""
+        """Lowest batch that is wanted and not held."""
         return min(self._missing, default=None)
 
     @property
@@ -88,10 +89,10 @@ class LabelTable:
         return any(batch >= self.frontier for batch in self._missing)
 
     def want(self, batch: int) -> None:
-        """Record that the student asks for a label; it may do so several times.
+        """Record that the student requests a label; it may do so several times.
 
         Raises:
-            InvariantError: if the label was used before.
+            InvariantError: if the label has been used before.
         """
         if batch < self._below or batch in self._gone:
             raise InvariantError(f"label {batch} is wanted, which was used before")
@@ -129,32 +130,32 @@ class LabelTable:
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the requests to one teacher, including earlier connections to it."""
+    """Statistics of the requests to one teacher, including earlier connections to it."""
 
     asked: int = 0
     answered: int = 0
-    """Answers that came, including dropped ones."""
+    """Answers that arrived, including dropped ones."""
     repeated: int = 0
-    """Of ``asked``: labels for which a teacher had been asked before, without audits."""
+    """Of ``asked``: labels that another teacher had been asked for before, without audits."""
     dropped: int = 0
-    """Of ``answered``: the label was already there, or this teacher was not asked for it."""
+    """Of ``answered``: the label was already present, or this teacher was not asked for it."""
     audited: int = 0
     """Of ``answered``: compared with another teacher's label, and equal."""
     missed: int = 0
-    """Deadlines that passed."""
+    """Deadlines that have passed."""
     refused: int = 0
 
 
 @dataclass(slots=True)
 class Request:
-    """One batch for which a teacher was asked and that it has not answered."""
+    """One batch that a teacher was asked for and that it has not answered."""
 
     batch: int
     deadline_ns: int
     is_missed: bool = False
-    """A deadline passed, so the answer is no longer expected in time."""
+    """True if a deadline has passed, so that the answer is no longer expected in time."""
     is_void: bool = False
-    """The label also came from another teacher: the request takes no room, and has no deadline."""
+    """True if another teacher supplied the label: the request takes no room and has no deadline."""
 
 
 @dataclass(slots=True)
@@ -163,22 +164,22 @@ class TeacherQueue:
 
     name: str
     times_ns: list[int]
-    """Times of one batch, at most three, the newest last; the first one was announced."""
+    """Times of the last batches, at most three, the newest last; the first value was announced."""
     factor: float
     """A request is late after this multiple of the pace, plus ``grace_ns``."""
     counts: Counts
     grace_ns: int = 0
     requests: list[Request] = field(default_factory=list)
     started_ns: int = 0
-    """When the first of ``requests`` began: when it was asked for, or the one before answered."""
+    """Start of the first request: when it was sent, or when the previous one was answered."""
     is_doubtful: bool = False
-    """It is late or refused a batch, and has answered nothing since: others are asked first."""
+    """True if it was late or refused a batch and has not answered since; others are preferred."""
     is_leaving: bool = False
     refused: set[int] = field(default_factory=set)
 
     @property
     def pace_ns(self) -> int:
-        """Time of one batch: the median of the last three, so that one stall changes nothing."""
+        """Time of one batch: the median of the last three, so that a single stall has no effect."""
         return sorted(self.times_ns)[len(self.times_ns) // 2]
 
     @property
@@ -190,11 +191,11 @@ class TeacherQueue:
         return next((each for each in self.requests if each.batch == batch), None)
 
     def likely_pace_ns(self, now_ns: int) -> int:
-        """Time of one batch, but no less than the first one under way has taken already."""
+        """Return the time of one batch, or the time so far of the first open request if longer."""
         return max(self.pace_ns, now_ns - self.started_ns) if self.requests else self.pace_ns
 
     def free_at_ns(self, now_ns: int) -> int:
-        """When everything that is under way is expected to be finished."""
+        """Return the time at which all open requests are expected to be finished."""
         if not self.requests:
             return now_ns
         return self.started_ns + self.likely_pace_ns(now_ns) * len(self.requests)
@@ -223,7 +224,7 @@ class TeacherQueue:
             self._remove(request, now_ns)
 
     def miss(self, request: Request, now_ns: int) -> None:
-        """Record that a deadline passed, and set the next one, which is later each time."""
+        """Record that a deadline passed, and set the next one, with a growing delay."""
         request.is_missed = True
         self.is_doubtful = True
         self.counts.missed += 1
@@ -232,8 +233,8 @@ class TeacherQueue:
     def _remove(self, request: Request, now_ns: int) -> None:
         place = self.requests.index(request)
         behind = self.requests[place + 1 :]
-        # Answers come in order, so the requests before it were lost. One whose label is still
-        # needed keeps its deadline, at which the label is asked for again.
+        # Answers arrive in order, so the requests before it were lost. One whose label is still
+        # needed keeps its deadline, at which the label is requested again.
         self.requests = [each for each in self.requests[:place] if not each.is_void] + behind
         self.started_ns = now_ns
         ahead = 0
@@ -247,10 +248,10 @@ class TeacherQueue:
 
 
 class Deal:
-    """One round, in which labels are placed in the order of their batches on the present teachers.
+    """One round, in which labels are assigned to the present teachers in batch order.
 
-    A label whose best teacher has no room is planned behind the requests of that teacher, and is
-    not asked for yet. Later labels therefore go where they do not finish later than there.
+    A label whose best teacher has no room is planned after the requests of that teacher, and is not
+    requested yet. Later labels therefore go only to teachers where they finish no later than there.
     """
 
     def __init__(self, queues: Mapping[str, TeacherQueue], requests: int, now_ns: int) -> None:
@@ -262,11 +263,11 @@ class Deal:
 
     @property
     def has_room(self) -> bool:
-        """Whether a preferred teacher can be asked for one more label."""
+        """True if a preferred teacher can be asked for one more label."""
         return any(self._room[each.name] > 0 for each in self._preferred)
 
     def candidates(self, label: Label) -> Sequence[TeacherQueue]:
-        """Teachers that may be asked for a label; doubtful ones only if there is no other."""
+        """Return the teachers that may be asked for a label; doubtful ones only if needed."""
         for among in (self._preferred, self._queues):
             found = [
                 each

@@ -1,7 +1,7 @@
-"""Events that the label scheduler handles, and commands that it returns, in order.
+"""Events that the label scheduler handles, and the commands that it returns, in order.
 
 Times are nanoseconds of one monotonic clock, and never decrease. A label is a teacher's output for
-one batch, so it is named by the number of its batch. The name of a teacher is unique among the
+one batch, so it is identified by the number of its batch. The name of a teacher is unique among the
 teachers that are present at one time.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask a teacher for the label of a batch; it is followed by ``Answered`` or ``Refused``."""
+    """Request the label of a batch from a teacher; ``Answered`` or ``Refused`` follows."""
 
     teacher: str
     batch: int
@@ -20,7 +20,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand the label that ``teacher`` computed to the student; returned once for each batch.
+    """Pass the label that ``teacher`` computed to the student; returned once for each batch.
 
     The label of an audited batch was computed by two teachers, first by ``teacher``; both labels
     are equal.
@@ -32,7 +32,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget an answer: the label was already there, or this teacher was not asked for it."""
+    """Discard an answer: the label was already present, or this teacher was not asked for it."""
 
     teacher: str
     batch: int
@@ -47,14 +47,14 @@ class Hire:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let a teacher go: it is not needed, has nothing under way, and is asked nothing more."""
+    """Release a teacher: it is not needed, has no open requests, and receives no more."""
 
     teacher: str
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two teachers computed unequal labels of one batch, in the order of their answers.
+    """Two teachers computed unequal labels of one batch; they are in the order of their answers.
 
     The label is not delivered unless it already was; the run ends.
     """
@@ -69,9 +69,9 @@ Command = Ask | Deliver | Drop | Hire | Release | Conflict
 
 @dataclass(frozen=True, slots=True)
 class TeacherJoined:
-    """A teacher may be asked from now on; one batch takes it ``seconds`` (more than 0).
+    """A teacher is available from now on; one batch takes it ``seconds`` (more than 0).
 
-    A known teacher of the same name counts as having left before.
+    A known teacher of the same name is treated as having left before.
     """
 
     time_ns: int
@@ -81,7 +81,7 @@ class TeacherJoined:
 
 @dataclass(frozen=True, slots=True)
 class TeacherLeft:
-    """A teacher is gone; others are asked for what it had under way."""
+    """A teacher has left; its open requests are sent to others."""
 
     time_ns: int
     teacher: str
@@ -89,7 +89,7 @@ class TeacherLeft:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The student asks for a label, possibly long before it needs it."""
+    """The student requests a label, possibly long before it needs it."""
 
     time_ns: int
     batch: int
@@ -124,7 +124,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; due at the ``deadline_ns`` of the scheduler, and harmless before."""
+    """Time has passed; due at the ``deadline_ns`` of the scheduler, and harmless earlier."""
 
     time_ns: int
 

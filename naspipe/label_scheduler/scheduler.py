@@ -1,9 +1,9 @@
-"""Decides which labels a student asks for, from which teacher, and when again.
+"""Decides which labels are requested, from which teacher, and when they are requested again.
 
 The scheduler takes events and returns commands, as the controller of a stage does; it never reads a
-clock. Labels are asked for ahead of need. Some are computed by two teachers, so that a wrong
-teacher is noticed (:func:`is_audited`). More teachers are hired while the student runs dry, and
-released when the others are fast enough without them (:class:`Staffing`).
+clock. Labels are requested before they are needed. Some are computed by two teachers, so that a
+wrong teacher is detected (:func:`is_audited`). More teachers are hired while the student has to
+wait for labels, and released when the others are fast enough without them (:class:`Staffing`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from naspipe.label_scheduler.messages import (
 SECOND_NS = 1_000_000_000
 
 ROUNDS = 2
-"""Batches of a new teacher until its effect is seen: its first one, and one of all others."""
+"""Batches of a new teacher until its effect is visible: its first one, and one of all others."""
 MARGIN = 1.1
-"""How much faster than the student the other teachers must be before one is released."""
+"""A teacher is released if the others are this factor faster than the student."""
 
 
 def is_audited(seed: int, batch: int, one_in: int) -> bool:
-    """Whether this batch is one of ``one_in``, the same in every run; 0 audits none."""
+    """Return True for about one in ``one_in`` batches, the same in every run; 0 audits none."""
     if one_in == 0:
         return False
     digest = hashlib.blake2b(f"{seed}/audit/{batch}".encode(), digest_size=8).digest()
@@ -65,25 +65,25 @@ class SchedulerSettings:
     """
 
     upper: int = 64
-    """Labels that may be asked for and held together; at this number nothing is asked ahead."""
+    """Maximum number of labels requested or held together before requests ahead of need stop."""
     lower: int = 48
-    """Asking ahead continues when this many are left; less than ``upper``."""
+    """Requests ahead of need resume when this number of labels is left; less than ``upper``."""
     deadline_factor: float = 3.0
     """An answer is late after this multiple of its teacher's measured time; more than 1."""
     grace_seconds: float = 0.0
     """Added to each deadline, for a machine that is busy with other work."""
     audit: int = 0
-    """One in this many labels is computed by two teachers; 0 for none."""
+    """One in this number of labels is computed by two teachers; 0 for none."""
     most: int = 64
     """Maximum number of teachers."""
     requests: int = 2
-    """Requests that a teacher may have under way, so that it need not wait for the next one."""
+    """Maximum number of open requests per teacher, so that it need not wait for the next one."""
     load_seconds: float = 60.0
-    """How long a hired teacher may take until it joins; then another one is hired."""
+    """Time allowed for a hired teacher to join, after which another one is hired."""
     release_seconds: float = 300.0
     """A teacher that was not needed for this long is released; 0 for never."""
     first_batch: int = 0
-    """Lowest batch: more than 0 in a run that continues from a checkpoint."""
+    """Lowest batch; more than 0 in a run that continues from a checkpoint."""
     last_batch: int | None = None
     """Highest batch, if known."""
 
@@ -108,27 +108,27 @@ class SchedulerSettings:
 
 
 class Staffing:
-    """Hires a teacher when the student runs dry, and waits for the effect before the next one.
+    """Hires a teacher when the student lacks labels, and waits for the effect before the next one.
 
-    A teacher is not needed if the others alone are faster than the student was during a time in
-    which it never ran dry.
+    A teacher is not needed if the others alone are faster than the student was during a period in
+    which it never had to wait for labels.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._settings = settings
         self._hold_ns = 0
-        """Until when the effect of the last change is awaited."""
+        """Time until which the effect of the last change is awaited."""
         self._since_ns = 0
         self._used = 0
-        """Labels used since ``_since_ns``."""
+        """Number of labels used since ``_since_ns``."""
 
     def joined(self, pace_ns: int, now_ns: int) -> None:
-        """A teacher joined; its effect is seen when it has computed some batches."""
+        """Record that a teacher joined; its effect is visible when it has computed some batches."""
         self._hold_ns = now_ns + ROUNDS * pace_ns
         self._restart(now_ns)
 
     def left(self, now_ns: int) -> None:
-        """A teacher left, so that no effect is awaited."""
+        """Record that a teacher left, so that no effect is awaited."""
         self._hold_ns = now_ns
         self._restart(now_ns)
 
@@ -136,7 +136,7 @@ class Staffing:
         self._used += 1
 
     def is_hiring(self, num_teachers: int, now_ns: int) -> bool:
-        """Return True, and count it, if a student that runs dry gets one more teacher now."""
+        """Return True, and count it, if a student that lacks labels gets one more teacher now."""
         self._restart(now_ns)
         if now_ns < self._hold_ns or num_teachers >= self._settings.most:
             return False
@@ -144,12 +144,12 @@ class Staffing:
         return True
 
     def deadline_ns(self, num_teachers: int, now_ns: int) -> int | None:
-        """When a student that runs dry may get one more teacher."""
+        """Return when a student that lacks labels may get one more teacher."""
         is_full = num_teachers >= self._settings.most
         return None if is_full or self._hold_ns <= now_ns else self._hold_ns
 
     def spare(self, queues: Collection[TeacherQueue], now_ns: int) -> TeacherQueue | None:
-        """Return the slowest teacher if it was not needed for long; then the time starts anew."""
+        """Return the slowest teacher if it was not needed for long, and restart the measurement."""
         elapsed_ns = now_ns - self._since_ns
         release_ns = round(self._settings.release_seconds * 1e9)
         if not release_ns or elapsed_ns < release_ns or self._used < self._settings.upper:
@@ -172,8 +172,8 @@ class Staffing:
 class LabelScheduler:
     """Turns events into commands; there is one for each stage that computes a loss.
 
-    Labels are asked for from the lowest batch on, ahead of need, up to ``settings.upper``. The
-    first right answer wins; later ones are compared with it and dropped. ``seed`` is that of the
+    Labels are requested in the order of their batches, ahead of need, up to ``settings.upper``. The
+    first right answer is used; later ones are compared with it and dropped. ``seed`` is that of the
     run, and determines which labels are audited.
     """
 
@@ -184,27 +184,27 @@ class LabelScheduler:
         self._queues: dict[str, TeacherQueue] = {}
         self._staffing = Staffing(settings)
         self._is_full = False
-        """Nothing is asked ahead until no more than ``lower`` labels are left."""
+        """True until no more than ``lower`` labels are left: nothing is requested ahead of need."""
         self._now_ns = 0
         self._grace_ns = round(settings.grace_seconds * 1e9)
         self.counts: dict[str, Counts] = {}
-        """By teacher, including those that left."""
+        """Counts by teacher, including those that have left."""
         self.audits_missed = 0
-        """Audited labels that one teacher alone computed, because there was no other in time."""
+        """Audited labels that only one teacher computed, because no other was available in time."""
 
     @property
     def first_missing(self) -> int | None:
-        """The lowest batch that the student wants and that is not held."""
+        """Lowest batch that the student wants and that is not held."""
         return self._table.first_missing
 
     @property
     def num_labels(self) -> int:
-        """Labels that are asked for or held, at most ``upper``."""
+        """Number of labels that are requested or held, at most ``upper``."""
         return len(self._table)
 
     @property
     def num_held(self) -> int:
-        """Labels that were delivered and not used."""
+        """Number of labels that were delivered and not used."""
         return self._table.num_held
 
     @property
@@ -213,7 +213,7 @@ class LabelScheduler:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When a ``Tick`` is due if no other event comes before; None if none is due."""
+        """When a ``Tick`` is due if no other event occurs before; None if none is due."""
         times = [
             request.deadline_ns
             for queue in self._queues.values()
@@ -227,7 +227,7 @@ class LabelScheduler:
         return min(times, default=None)
 
     def handle(self, event: Event) -> list[Command]:
-        """Return what to do now, in this order.
+        """Return the commands to execute now, in this order.
 
         Raises:
             InvariantError: for impossible events: a time before the last one, a batch outside of
@@ -319,7 +319,7 @@ class LabelScheduler:
             self._deliver(label, commands)
 
     def _wait_for_another_ns(self, label: Label) -> int:
-        """Time of a full queue of the slowest teacher, after which another one has answered."""
+        """Return how long an audit waits: the time of a full queue of the slowest teacher."""
         if not self._queues.keys() - {name for name, _ in label.answers}:
             return 0  # there is no other teacher
         in_time = (each.pace_ns for each in self._queues.values() if not each.is_doubtful)
@@ -334,7 +334,7 @@ class LabelScheduler:
         commands.append(Deliver(label.batch, label.answers[0][0]))
 
     def _find_late(self) -> list[tuple[TeacherQueue, Request, bool]]:
-        """Return the requests whose deadline passed, and whether it is their first one."""
+        """Return the requests whose deadline has passed, and whether it is their first one."""
         found = []
         for name in sorted(self._queues):
             queue = self._queues[name]
@@ -362,14 +362,14 @@ class LabelScheduler:
                 break
             passed.append(label)
             if chosen := deal.place(label):
-                # Those before it, which wait for better teachers, take their room now.
+                # The skipped labels, which wait for better teachers, take their room now.
                 for each in passed:
                     self._table.take_up(each)
                 passed = []
                 self._ask(label, chosen, commands)
 
     def _ahead(self) -> Iterator[Label]:
-        """Return labels from the frontier on that may be taken up."""
+        """Return labels from the frontier on that may be opened."""
         size, settings = len(self._table), self._settings
         if size >= settings.upper:
             self._is_full = True
@@ -396,7 +396,7 @@ class LabelScheduler:
     def _ask_again(
         self, late: list[tuple[TeacherQueue, Request, bool]], commands: list[Command]
     ) -> None:
-        """Ask the same teacher again if no other took its place: the request may be lost."""
+        """Repeat the request to the same teacher if no other took over: it may have been lost."""
         if not late:
             return
         deal = Deal(self._queues, self._settings.requests, self._now_ns)

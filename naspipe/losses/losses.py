@@ -14,12 +14,12 @@ from naspipe.mixed.architecture import ARCHITECTURE, FIELD
 
 
 class BYOL:
-    """Bootstrap your own latent (Grill et al. 2020, equation 2): of vectors p and z ::
+    """Bootstrap your own latent (Grill et al. 2020, equation 2), for vectors p and z::
 
         mean(2 - 2 * cosine(p, z))
 
-    Both ways are trained where each view learns from the other one: with :class:`naspipe.Views`.
-    There is no label.
+    With :class:`naspipe.Views` each view learns from the other one, so that both directions are
+    trained. There is no label.
     """
 
     fields = ()
@@ -32,19 +32,19 @@ class BYOL:
 
 
 class Contrastive:
-    """MoCo-v3's loss (Chen et al. 2021, section 3): InfoNCE over all samples of a step, both ways.
+    """MoCo-v3's loss (Chen et al. 2021, section 3): InfoNCE over all samples of a step, symmetric.
 
-    For queries q of one view and keys k of the other, rows of unit length::
+    For queries q of one view and keys k of the other, with rows of unit length::
 
         2 * T * cross_entropy(q @ k.T / T, arange(len(q)))
 
-    The sum over pairs of views. The negatives of a sample are the other samples of the step, from
-    whatever pass: it is one loss over the outputs of all passes.
+    This is summed over pairs of views. The negatives of a sample are the other samples of the step,
+    from any pass: it is one loss over the outputs of all passes.
 
     Args:
         temperature: T.
-        views: of each sample, as :class:`naspipe.Views` has them.
-        local: more views, which have queries only.
+        views: number of views of each sample, as in :class:`naspipe.Views`.
+        local: number of additional views, which have queries only.
     """
 
     fields = ()
@@ -56,7 +56,7 @@ class Contrastive:
         self._views = views
         self._local = local
         self.record = {"temperature": temperature, "views": views}
-        """What of it is part of a run's definition."""
+        """Its part of a run's definition."""
         if local:
             self.record |= {"local": local}
 
@@ -66,8 +66,8 @@ class Contrastive:
         """Return the loss of the queries and keys of all passes, in their order.
 
         Args:
-            outputs: of the student, of shape (batch, features) each.
-            lessons: of the teacher, as many but for those of local views.
+            outputs: outputs of the student, each of shape (batch, features).
+            lessons: outputs of the teacher, the same number except for local views.
         """
         queries = _by_view(outputs, self._views + self._local)
         keys = _by_view(lessons, self._views)
@@ -92,17 +92,17 @@ class CostTerm:
 
         loss * weight * (log(expected operations) / log(reference)) ** power
 
-    In weight rounds it is the loss alone. It is for spaces of :func:`naspipe.mixed.student` with a
+    In weight rounds it is only the loss. It is for spaces of :func:`naspipe.mixed.student` with a
     table of operations, whose last layer returns the quotient after its output.
 
     Args:
-        loss: of a student of a teacher; the mean square of the difference by default.
-        weight: of the product.
-        power: of the quotient. Larger ones make expensive paths more expensive.
+        loss: a distillation loss; by default the mean squared difference.
+        weight: factor of the product.
+        power: exponent of the quotient. Larger values penalise expensive paths more.
     """
 
     needs_cost = True
-    """Called with a cost after the output."""
+    """It is called with a cost after the output."""
 
     def __init__(self, loss: Any = None, *, weight: float = 1.0, power: float = 0.6) -> None:
         self._distill: Loss = functional.mse_loss if loss is None else distilling(loss)
@@ -112,12 +112,12 @@ class CostTerm:
         self.distilled_fields = (*(() if loss is None else distilled_fields(loss)), FIELD)
         of = {} if loss is None else {"loss": type(loss).__qualname__}
         self.record = {**of, "weight": weight, "power": power}
-        """What of it is part of a run's definition."""
+        """Its part of a run's definition."""
 
     def __call__(
         self, output: torch.Tensor, cost: torch.Tensor, *fields: torch.Tensor
     ) -> torch.Tensor:
-        """Without a teacher, the output teaches itself, unless the loss can do without."""
+        """Return the loss without a teacher; if it needs one, the output is its own target."""
         *own, kind = fields
         if callable(self._loss):
             return self._with_cost(self._loss(output, *own), cost, kind)
@@ -147,21 +147,21 @@ class DistilBert:
         soft * T² * KL(softmax(taught / T) || softmax(output / T)) + label * cross_entropy
             + cosine * (1 - cosine(hidden, taught hidden))
 
-    The last blocks of both networks return a tuple (scores, hidden states) of shapes
-    (batch, positions, words) and (batch, positions, features). Positions whose target is
-    ``ignore_index`` count in the first and the last term only.
+    The last blocks of both networks return a tuple (scores, hidden states) of shapes (batch,
+    positions, words) and (batch, positions, features). Positions whose target is ``ignore_index``
+    count only in the first and the last term.
 
     Args:
         temperature: T.
         soft: weight of the first term.
-        label: of the second.
-        cosine: of the third.
-        ignore_index: of targets that were not masked.
+        label: weight of the second term.
+        cosine: weight of the third term.
+        ignore_index: target of positions that were not masked.
     """
 
     same_shapes = True
     wants_hidden = True
-    """What goes into the teacher's last block is taught, too."""
+    """The input of the teacher's last block is also a target."""
 
     def __init__(
         self,
@@ -177,13 +177,13 @@ class DistilBert:
         self.ignore_index = ignore_index
         weights = {"soft": soft, "label": label, "cosine": cosine}
         self.record = {"temperature": temperature, **weights}
-        """What of it is part of a run's definition."""
+        """Its part of a run's definition."""
         self._label = nn.CrossEntropyLoss(ignore_index=ignore_index)
 
     def __call__(
         self, scores: torch.Tensor, hidden: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """Without a teacher: where the student is validated."""
+        """Return the loss without a teacher, for validation of the student."""
         loss: torch.Tensor = self._label(scores.flatten(0, -2), target.flatten())
         return loss
 
@@ -209,7 +209,7 @@ class DistilBert:
 
 
 class HiddenStates:
-    """The mean square of the difference to the teacher's hidden states.
+    """Mean squared difference from the teacher's hidden states.
 
     Both networks return hidden states of shape (batch, positions, features) and a mask of shape
     (batch, positions) that is True at padding; padding does not count.
@@ -219,7 +219,7 @@ class HiddenStates:
     needs_teacher = True
 
     def __call__(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Without a teacher: where what a layer costs is measured."""
+        """Return a loss without a teacher, for measuring the cost of layers."""
         return self.distill(hidden, mask, hidden.detach(), mask)
 
     def distill(
@@ -245,9 +245,9 @@ class SoftTarget:
     The divergence is summed over classes (dimension 1) and averaged over the batch.
 
     Args:
-        loss: of an output and the batch field ``target``; cross entropy by default.
-        temperature: T. Larger ones show more of how the teacher ranks wrong classes.
-        weight: of the divergence.
+        loss: loss of an output and the batch field ``target``; cross entropy by default.
+        temperature: T. Larger values reveal more of the teacher's ranking of wrong classes.
+        weight: weight of the divergence.
     """
 
     same_shapes = True
@@ -259,16 +259,16 @@ class SoftTarget:
         self._loss = loss or nn.CrossEntropyLoss()
         self._temperature, self._weight = temperature, weight
         self.record = {"temperature": temperature, "weight": weight}
-        """What of it is part of a run's definition."""
+        """Its part of a run's definition."""
 
     def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Without a teacher: where the student is validated."""
+        """Return the loss without a teacher, for validation of the student."""
         return self._loss(output, target)
 
     def distill(
         self, output: torch.Tensor, taught: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """With the teacher's scores for the same batch; both of shape (batch, classes, ...)."""
+        """Return the loss with the teacher's scores; both of shape (batch, classes, ...)."""
         t = self._temperature
         own, other = functional.log_softmax(output / t, 1), functional.log_softmax(taught / t, 1)
         divergence = functional.kl_div(own, other, reduction="batchmean", log_target=True)

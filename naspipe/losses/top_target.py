@@ -1,4 +1,4 @@
-"""The label's loss, and the divergence from the teacher's greatest scores alone."""
+"""The label's loss, plus the divergence from only the teacher's greatest scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 from naspipe.config.errors import ConfigError
 
 _MOST_CLASSES = 1 << 24
-"""Of which float32 holds every number."""
+"""Up to this number, float32 represents every whole number exactly."""
 
 
 def top_classes(scores: torch.Tensor, top: int) -> torch.Tensor:
@@ -30,7 +30,7 @@ def top_classes(scores: torch.Tensor, top: int) -> torch.Tensor:
 
 
 def split_top(label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scores, and classes as whole numbers, each of shape (..., top)."""
+    """Return scores, and classes as integers, each of shape (..., top)."""
     values, classes = label.unbind(-2)
     return values, classes.long()
 
@@ -47,18 +47,18 @@ class KeepsTop(nn.Module):
 
 
 class TopTarget:
-    """Distillation from a teacher's K greatest scores v of classes c, as of ``Teacher(top=K)``::
+    """Distillation from a teacher's K greatest scores v of classes c, as in ``Teacher(top=K)``::
 
         loss(output, target) + weight * T² * sum_k p_k * (log p_k - log_softmax(output / T)[c_k])
 
-    with p = softmax(v / T) over the K kept ones: what the teacher gives to others is left out and
-    the rest is made to sum to one. The student's softmax is over all classes. The sum is averaged
+    with p = softmax(v / T) over the K kept scores: the teacher's other probabilities are dropped
+    and the rest is renormalised. The student's softmax is over all classes. The sum is averaged
     over the targets that count: all but the loss's ``padding`` or ``ignore_index``.
 
     Args:
-        loss: of an output and the batch field ``target``; cross entropy by default.
+        loss: loss of an output and the batch field ``target``; cross entropy by default.
         temperature: T.
-        weight: of the divergence.
+        weight: weight of the divergence.
     """
 
     same_shapes = True
@@ -71,22 +71,22 @@ class TopTarget:
         self._temperature, self._weight = temperature, weight
         self._padding = getattr(loss, "padding", getattr(loss, "ignore_index", None))
         self.record = {"temperature": temperature, "weight": weight}
-        """What of it is part of a run's definition."""
+        """Its part of a run's definition."""
 
     def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Without a teacher: where the student is validated."""
+        """Return the loss without a teacher, for validation of the student."""
         found: torch.Tensor = self._loss(output, target)
         return found
 
     def distill(
         self, output: torch.Tensor, taught: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor:
-        """With the teacher's label for the same batch.
+        """Return the loss with the teacher's label for the same batch.
 
         Args:
-            output: of shape (..., classes).
-            taught: of shape (..., 2, K); see :func:`naspipe.losses.top_target.top_classes`.
-            target: of shape (...), or of any other one where all count.
+            output: scores of shape (..., classes).
+            taught: a label of shape (..., 2, K); see :func:`naspipe.losses.top_target.top_classes`.
+            target: of shape (...), or of any other shape if all positions count.
         """
         t = self._temperature
         scores, classes = split_top(taught)

@@ -1,13 +1,13 @@
-"""Layers that draw a path themselves, from architecture parameters that are trained, too.
+"""Layers that draw their own path, from architecture parameters that are also trained.
 
-ProxylessNAS (Cai et al. 2019). A :class:`MixedEdge` is one layer of a chain; it holds all of its
-candidates and a number for each.
+This is ProxylessNAS (Cai et al. 2019). A :class:`MixedEdge` is one layer of a chain; it holds all
+of its candidates and a number for each.
 
 =========================== =======================================================================
 :func:`student`              a space of mixed edges
 :class:`MixedEdge`           one of its layers
 :class:`PairEdge`            one that learns from two sampled paths
-:class:`Rounds`              data for weights, and every so often others for architecture parameters
+:class:`Rounds`              data for weights, alternating with data for architecture parameters
 :func:`operations`           a table of operations, for :class:`naspipe.losses.CostTerm`
 =========================== =======================================================================
 """

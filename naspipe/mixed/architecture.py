@@ -1,4 +1,4 @@
-"""Architecture parameters: which of a layer's parameters they are, and how they are stepped."""
+"""Architecture parameters: how they are marked among a layer's parameters, and their optimizer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Alpha(nn.Parameter):
 
 
 class PairAlpha(Alpha):
-    """Alphas of which a step changes two, without a change of the others' path weights.
+    """Alphas of which a step changes two without changing the path weights of the others.
 
-    After the step, the same number is added to all that had a gradient other than 0, so that the
-    sum of their exponentials is what it was.
+    After the step, the same number is added to all alphas with a nonzero gradient, so that the sum
+    of their exponentials does not change.
     """
 
 
 class _OfAlphas(torch.optim.Adam):
-    """Adam, and what :class:`PairAlpha` needs after its step."""
+    """Adam, with the correction that :class:`PairAlpha` needs after each step."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -49,15 +49,15 @@ def alpha_optimizer(
     alpha_lr: float = 1e-3,
     alpha_betas: Sequence[float] = (0.0, 0.999),
 ) -> torch.optim.Optimizer:
-    """Make Adam without decay for alphas. Its rate is constant, unlike that of the weights."""
+    """Return Adam without decay for alphas, with a constant rate, unlike that of the weights."""
     first, second = alpha_betas
     return _OfAlphas([{"params": list(alphas)}], lr=alpha_lr, betas=(first, second))
 
 
 class WithAlphas(torch.optim.Optimizer):
-    """The optimizer of a layer's weights, whose group comes first, and that of its alphas, as one.
+    """Combines the optimizer of a layer's weights, whose group is first, and that of its alphas.
 
-    Both leave parameters without a gradient alone, with their state: no decay, no momentum. Each is
+    Neither changes parameters without a gradient or their state: no decay, no momentum. Each is
     made for one group of parameters, which may be empty.
     """
 
@@ -65,8 +65,8 @@ class WithAlphas(torch.optim.Optimizer):
         super().__init__([*weights.param_groups, *alphas.param_groups], {})
         self._parts = weights, alphas
         for part in self._parts:
-            self.state.update(part.state)  # some make it in their constructor
-            part.state = self.state  # what is restored here is found there
+            self.state.update(part.state)  # some create it in their constructor
+            part.state = self.state  # shared, so that restored state is used
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for part in self._parts:
@@ -83,10 +83,10 @@ WEIGHTS, ARCHITECTURE = 0, 1
 
 
 class Rounds:
-    """Data of two kinds of rounds: each step is of one kind, by its number alone.
+    """Data for two kinds of rounds: the kind of each step depends only on its number.
 
-    From step ``start`` on, the last of each ``every`` steps is an architecture round, on the next
-    held-out batch. All others are weight rounds, on the next batch of the data; none is left out.
+    From step ``start`` on, the last of each ``every`` steps is an architecture round, with the next
+    held-out batch. All others are weight rounds, with the next batch of the data; none is skipped.
 
     Example::
 
@@ -94,9 +94,9 @@ class Rounds:
 
     Args:
         data: (seed, number) -> named tensors.
-        held_out: the same, of samples that the data do not have.
-        every: how often an architecture round comes.
-        start: the step before which there is none.
+        held_out: the same, with samples that are not in the data.
+        every: interval of architecture rounds, in steps.
+        start: step before which there are no architecture rounds.
         batches: micro-batches of a step.
 
     Raises:
@@ -122,7 +122,7 @@ class Rounds:
         )
         numbers = {"every": every, "start": start, "batches": batches}
         self.record: dict[str, Any] = {**own, "held_out": other, **numbers}
-        """What of it is part of a run's definition."""
+        """Its part of a run's definition."""
 
     def kind(self, step: int) -> int:
         """Return the kind of a step: :data:`WEIGHTS` or :data:`ARCHITECTURE`."""
@@ -139,7 +139,7 @@ class Rounds:
 
 
 class _Batch(Mapping[str, torch.Tensor]):
-    """A batch and its round. Stages that only ask for the round make nothing else."""
+    """A batch and its round. Stages that only read the round compute no other field."""
 
     def __init__(self, kind: int, make: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         self._kind = torch.tensor(kind)

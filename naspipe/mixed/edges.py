@@ -1,8 +1,9 @@
 """A layer that holds several candidates and draws which of them runs (ProxylessNAS, section 3.2).
 
-Weight rounds run the drawn candidate alone. Architecture rounds run all of them, in their order;
-the output is still that of the drawn one, and the gradient passes to it alone. Gates of which one
-is 1 and the others 0 would have multiplied the outputs, so with p for the softmax of alpha::
+Weight rounds run only the drawn candidate. Architecture rounds run all of them, in order; the
+output is still that of the drawn one, and only this one receives the gradient of the output. The
+gradient of alpha is that of gates (1 for the drawn candidate, 0 for the others) that would multiply
+the outputs; with p for the softmax of alpha::
 
     of_gates[i] = (d loss / d output * output[i]).sum()
     of_alpha = p * (of_gates - (p * of_gates).sum())
@@ -23,19 +24,21 @@ from naspipe.mixed.architecture import ARCHITECTURE, Alpha, PairAlpha
 
 
 class MixedEdge(nn.Module):
-    """Candidates of which each forward takes one, drawn from the softmax of ``alpha``.
+    """Candidates of which each forward uses one, drawn from the softmax of ``alpha``.
 
     The draw is the first one of the forward: ``torch.multinomial(alpha.softmax(0), 1)``, in host
-    memory. So it is keyed as every other draw of a block: by seed, step and block.
+    memory. It is therefore keyed like every other draw of a block: by seed, step and block.
 
     Args:
-        candidates: each from a tensor to a tensor of one shape. One alone has no ``alpha``: a layer
-            without a choice, whose weights rest in architecture rounds, too.
-        operations: of each candidate; if given, their expectation is returned with the output.
-        reference: in the last layer of a chain: its cost is then log(expected) / log(reference).
+        candidates: modules that map a tensor to a tensor of the same shape for all. A single one
+            has no ``alpha``: it is a layer without a choice, whose weights also do not change in
+            architecture rounds.
+        operations: number of operations of each candidate; if given, their expectation is returned
+            with the output.
+        reference: for the last layer of a chain, whose cost is then log(expected) / log(reference).
 
     Raises:
-        ConfigError: for a table of another length, or a reference that has no logarithm above 0.
+        ConfigError: for a table of another length, or a reference whose logarithm is not above 0.
     """
 
     kind = Alpha
@@ -65,7 +68,7 @@ class MixedEdge(nn.Module):
 
     @property
     def path(self) -> int:
-        """The candidate with the greatest ``alpha``."""
+        """Index of the candidate with the greatest ``alpha``."""
         return 0 if self.alpha is None else int(self.alpha.argmax())
 
     @property
@@ -76,9 +79,9 @@ class MixedEdge(nn.Module):
         """Return the output of one candidate; with a table of operations, (output, cost).
 
         Args:
-            x: for the candidates.
-            rest: the cost of the layers before, where there is one, and the kind of the round. With
-                nothing, the layer is the candidate that it has chosen.
+            x: input of the candidates.
+            rest: the cost of the previous layers, if any, and the kind of the round. If empty, the
+                layer acts as its chosen candidate.
         """
         if not rest:
             return self.chosen(x)
@@ -99,7 +102,7 @@ class MixedEdge(nn.Module):
         return int(torch.multinomial(self.alpha.detach().cpu().softmax(0), 1))
 
     def _learned(self, x: torch.Tensor) -> tuple[torch.Tensor, Sequence[int] | None]:
-        """Return an architecture round's output, and which candidates it compares (None: all)."""
+        """Return an architecture round's output, and the candidates compared (None: all)."""
         drawn = self._draw()
         outputs = [self._through(at, x, at == drawn) for at in range(len(self.candidates))]
         if self.alpha is None:
@@ -108,7 +111,7 @@ class MixedEdge(nn.Module):
         return found, None
 
     def _through(self, number: int, x: torch.Tensor, is_drawn: bool) -> torch.Tensor:
-        """Run a candidate without gradients of weights. Norms see the batch in every candidate."""
+        """Run a candidate without weight gradients; norms see the batch even if it is not drawn."""
         candidate = self.candidates[number]
         weights = {name: value.detach() for name, value in candidate.named_parameters()}
         with torch.set_grad_enabled(is_drawn and torch.is_grad_enabled()):
@@ -122,7 +125,7 @@ class MixedEdge(nn.Module):
         among: Sequence[int] | None,
         device: torch.device,
     ) -> torch.Tensor:
-        """Return the expected operations of this layer, or of some candidates, and those before."""
+        """Return the expected operations of this layer, or of ``among``, plus those ``before``."""
         alpha = torch.zeros(1, device=device) if self.alpha is None else self.alpha
         table = torch.tensor(self.operations, dtype=alpha.dtype, device=device)
         with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
@@ -135,7 +138,7 @@ class MixedEdge(nn.Module):
 
 
 class _Gates(torch.autograd.Function):
-    """The drawn one of several outputs; its gradient goes on to it, and to alpha by all of them."""
+    """Selects the drawn output, which gets the gradient; alpha's gradient uses all outputs."""
 
     @staticmethod
     def forward(ctx: Any, alpha: torch.Tensor, drawn: int, *outputs: torch.Tensor) -> torch.Tensor:
@@ -154,12 +157,12 @@ class _Gates(torch.autograd.Function):
 
 
 class PairEdge(MixedEdge):
-    """A :class:`MixedEdge` that needs the memory of two candidates, however many it has.
+    """A :class:`MixedEdge` that needs the memory of two candidates, whatever their number.
 
     The draws of an architecture round are the first three of the forward, in host memory: one
-    candidate by the softmax of ``alpha``; another one by the softmax of the others; and which of
-    the two is the output, by the softmax of the two in the order of candidates. With a table of
-    operations their cost is what is expected of the two.
+    candidate from the softmax of ``alpha``; a second one from the softmax of the others; and which
+    of the two is the output, from the softmax of the two in the order of candidates. With a table
+    of operations, the cost is the expectation over the two.
     """
 
     kind = PairAlpha
@@ -177,7 +180,7 @@ class PairEdge(MixedEdge):
 
 
 class _PairOfGates(torch.autograd.Function):
-    """One of two outputs; its gradient goes on to it, and to the two alphas by both."""
+    """Selects one of two outputs, which gets the gradient; the alphas' gradients use both."""
 
     @staticmethod
     def forward(

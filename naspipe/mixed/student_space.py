@@ -15,7 +15,7 @@ from naspipe.mixed.architecture import FIELD
 from naspipe.mixed.edges import MixedEdge, PairEdge
 
 Layers = Sequence[Callable[[], nn.Module] | Sequence[Callable[[], nn.Module]]]
-"""Of each layer of a chain a factory, or those of its candidates."""
+"""For each layer of a chain a factory, or the factories of its candidates."""
 
 
 def candidates_of(layers: Layers) -> list[Sequence[Callable[[], nn.Module]]]:
@@ -26,15 +26,16 @@ def candidates_of(layers: Layers) -> list[Sequence[Callable[[], nn.Module]]]:
 def operations(layers: Layers, example: torch.Tensor) -> list[list[float]]:
     """Count the products in one sample's forward, for each candidate of each layer.
 
-    Counted are matrix products and convolutions, as torch's counter does, two of whose operations
-    are one product. Candidates are computed on torch's meta device; each layer is given what the
-    first candidate of the one before returns.
+    Matrix products and convolutions are counted by torch's counter, in which one product is two
+    operations. Candidates are run on torch's meta device; the input of each layer is the output of
+    the previous layer's first candidate.
 
     Args:
-        layers: as of :func:`naspipe.mixed.student`.
-        example: of the shape that the first one is given; the first dimension counts samples.
+        layers: as for :func:`naspipe.mixed.student`.
+        example: a tensor with the shape of the first layer's input; its first dimension counts
+            samples.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # which prints tables: needs more
+    from torch.utils.flop_counter import FlopCounterMode  # prints tables, which needs more packages
 
     table: list[list[float]] = []
     state = example.to("meta")
@@ -54,7 +55,7 @@ def operations(layers: Layers, example: torch.Tensor) -> list[list[float]]:
 
 FULL, PAIR = "full", "pair"
 EDGES = {FULL: MixedEdge, PAIR: PairEdge}
-"""Layers by what their architecture rounds run."""
+"""Layer classes by the candidates that their architecture rounds run."""
 
 
 def student(
@@ -65,18 +66,20 @@ def student(
     reference: float | None = None,
     gates: str = FULL,
 ) -> Space:
-    """Make a chain of mixed edges, each a block of the space with one candidate: itself.
+    """Create a chain of mixed edges, each a block of the space with one candidate: itself.
 
     Args:
-        name: how runs call it.
-        layers: the candidates of each, as factories; a factory alone is a layer without a choice.
-        operations: of each candidate of each layer, for :class:`naspipe.losses.CostTerm`.
-        reference: what the chain is to be compared with, such as the teacher's operations.
-        gates: which candidates an architecture round runs: ``full`` for all of them, ``pair`` for
+        name: name of the space in runs.
+        layers: factories of the candidates of each layer; a single factory is a layer without a
+            choice.
+        operations: operations of each candidate of each layer, for
+            :class:`naspipe.losses.CostTerm`.
+        reference: cost with which the chain is compared, such as the teacher's operations.
+        gates: candidates that an architecture round runs: ``full`` for all of them, ``pair`` for
             two that are sampled.
 
     Raises:
-        ConfigError: for a reference without a table, or a table that does not fit, or other gates.
+        ConfigError: for a reference without a table, a table that does not fit, or other gates.
     """
     if gates not in EDGES:
         raise ConfigError(

@@ -7,7 +7,7 @@ __all__ = ["NasExperiment"]
 
 
 def __getattr__(name: str) -> Any:
-    """The one name that a script of NNI's imports from here; what it needs comes with it."""
+    """Import ``NasExperiment``, the only name that NNI scripts import from here, on first use."""
     if name == "NasExperiment":
         return getattr(import_module("naspipe.experiment.nas_experiment"), name)
     raise AttributeError(f"module naspipe.nni has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""``naspipe.from_nni``: a model space of NNI as a chain of blocks, and back.
+"""``naspipe.from_nni``: converts an NNI model space to a chain of blocks, and back.
 
-A space that was made of NNI's gives NNI's own model of an architecture again, with the weights of
-a run's layers.
+From a space that was made from NNI's, it creates NNI's own model of an architecture with the
+weights of a run's layers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from naspipe.nni.trace import Traced, trace
 
 
 PROOFS = 1000
-"""How many layers are compared with NNI's own models, unless the user says otherwise."""
+"""Number of layers that are compared with NNI's own models by default."""
 
 SLICE = "slice"
 
 FIRST_LOOKS = 4
-"""Architectures whose forwards are compared at once: first values of all labels, second ones..."""
+"""Number of architectures whose forwards are compared at once: first values, second values, ..."""
 
 
 def from_nni(
@@ -48,32 +48,33 @@ def from_nni(
     proofs: int = PROOFS,
     share: str = "",
 ) -> Space:
-    """Turn a model space of NNI 3.0 into naspipe blocks, with its modules' own weights.
+    """Convert a model space of NNI 3.0 to naspipe blocks, with its modules' own weights.
 
-    The layers start as copies of the model space's modules; those whose sizes are themselves
-    choices start as NNI makes them, from the run's seed. Parameters keep their names. Subnets
-    are drawn over NNI's labels: ``space.decisions.choices_of(sample)`` and ``sample_of(choices)``
-    translate. Modules outside every choice are shared layers, ``exact`` unless ``rules`` says
-    otherwise, named after the first of them. A second argument of the model space's forward
-    is the batch field of its name; the first is ``input``.
+    The layers start as copies of the model space's modules; layers whose sizes are themselves
+    choices start as NNI creates them, from the run's seed. Parameters keep their names. Subnets are
+    drawn over NNI's labels: ``space.decisions.choices_of(sample)`` and ``sample_of(choices)``
+    convert between the two. Modules outside every choice become shared layers, which are ``exact``
+    unless ``rules`` specifies otherwise, and are named after their first module. The first argument
+    of the model space's forward is ``input``; a second one is the batch field of its name.
 
-    The chain of an architecture is NNI's own model of it, bit for bit. This is proved for
-    architectures that together use every layer: at once if an ``example`` is given, otherwise on
-    a run's first batch, before anything is trained.
+    The chain of an architecture is bitwise equal to NNI's own model of it. This is proved for
+    architectures that together use every layer: immediately if an ``example`` is given, otherwise
+    on a run's first batch, before anything is trained.
 
     Args:
-        model_space: NNI's, or the user's own.
-        name: of the space; that of the class by default.
-        rules: of shared layers, by name.
-        example: what the forward takes: a tensor, or a tuple of tensors.
-        proofs: layers to compare at most. If a space has more, only those of the first
-            architectures are compared, and the run's manifest says how many.
-        share: ``slice`` for one set of weights of all sizes of a layer, as in NNI's one-shot
-            strategies (AutoFormer): an elastic layer whose sizes are its settings.
-            Otherwise each size has weights of its own.
+        model_space: a model space of NNI's, or the user's own.
+        name: name of the space; the name of the class by default.
+        rules: rules of shared layers, by name.
+        example: arguments of the forward: a tensor, or a tuple of tensors.
+        proofs: maximum number of layers to compare. If a space has more, only those of the first
+            architectures are compared, and the run's manifest records the number.
+        share: ``slice`` for one set of weights for all sizes of a layer, as in NNI's one-shot
+            strategies (AutoFormer): an elastic layer whose sizes are its settings. Otherwise each
+            size has its own weights.
 
     Raises:
-        ConfigError: without NNI, and for what cannot be mapped, with the reason and the place.
+        ConfigError: if NNI is not installed, and for anything that cannot be converted, with the
+            reason and the place.
     """
     if share not in ("", SLICE):
         raise ConfigError(f"from_nni: expected share={SLICE!r} or nothing, found {share!r}")
@@ -153,7 +154,7 @@ def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
         with kept_draws():
             model = fixed_model(traced.space, sample)
         counterparts(traced, sample, model)
-        try:  # what was found alike in training must be so in evaluation
+        try:  # modules that match in training must also match in evaluation
             counterparts(traced, sample, model, training=False)
         except ConfigError:
             raise ConfigError(
@@ -164,7 +165,7 @@ def _look(traced: Traced, values: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _check_structure(model_space: Any) -> None:
-    """Refuse choices whose layers subnets could not share, or whose outputs have no shape."""
+    """Reject choices whose layers subnets could not share, or whose outputs have no shape."""
     known = library()
     if not isinstance(model_space, known.model_space):
         raise ConfigError(
@@ -189,7 +190,7 @@ def _check_structure(model_space: Any) -> None:
 
 
 def _unique_name(place: str, taken: set[str]) -> str:
-    """Make a path a name that no other shared layer has."""
+    """Convert a path to a name that no other shared layer has."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", place)
     name = name if re.match(r"[A-Za-z_]", name) else f"_{name}"
     unique, number = name, 2
@@ -203,7 +204,7 @@ def _unique_name(place: str, taken: set[str]) -> str:
 
 
 def proof_of(space: Space) -> NniProof:
-    """Return what :func:`naspipe.from_nni` noted of a whole space, or raise ConfigError."""
+    """Return what :func:`naspipe.from_nni` recorded for a whole space, or raise ConfigError."""
     if not isinstance(space.proof, NniProof) or space.decisions is not space.proof.decisions:
         raise ConfigError(
             f"space {space.name}: expected a whole space of naspipe.from_nni, found another one"
@@ -212,15 +213,15 @@ def proof_of(space: Space) -> NniProof:
 
 
 def instance(space: Space, sample: Sample, layers: Sequence[Any]) -> nn.Module:
-    """Return what NNI's ``model_context(sample)`` makes, with all tensors of the layers.
+    """Return the result of NNI's ``model_context(sample)``, with all tensors of the layers.
 
     Args:
-        space: of :func:`naspipe.from_nni`.
+        space: a space made by :func:`naspipe.from_nni`.
         sample: the value of every label.
-        layers: of this architecture, in the order of the chain.
+        layers: the layers of this architecture, in the order of the chain.
 
     Raises:
-        ConfigError: when the space is not NNI's, or the model is another than the layers.
+        ConfigError: if the space is not NNI's, or if the model differs from the layers.
     """
     traced = proof_of(space).traced
     with kept_draws():

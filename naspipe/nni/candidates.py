@@ -1,7 +1,7 @@
-"""The layers of a block, each made when it is first used.
+"""The layers of a block, each created when it is first used.
 
-A layer is a ``torch.fx.GraphModule`` whose submodules keep their paths in the model space, so
-that its parameters have the names that NNI gives them.
+A layer is a ``torch.fx.GraphModule`` whose submodules keep their paths in the model space, so that
+its parameters have NNI's names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from naspipe.worker.layers.held_tensors import copied
 def make_candidate(
     traced: Traced, draft: Draft, sample: Sample, found: Counterparts | None = None
 ) -> nn.Module:
-    """Make the layer that an architecture has in a block, with the original modules' weights.
+    """Create the layer that an architecture has in a block, with the original modules' weights.
 
-    Modules that are made with values have no original: they come from the counterparts ``found`` in
-    NNI's model of this architecture. If None, NNI makes that model, with draws from torch's
-    generator.
+    Modules that are constructed from label values have no original: they are taken from ``found``,
+    the counterparts in NNI's model of this architecture. If it is None, NNI creates that model,
+    using torch's random generator.
     """
     return _Builder(traced, draft, sample, found).build()
 
@@ -45,7 +45,7 @@ class _Builder:
         self._modules: dict[str, Any] = {}
         self._found = found
         self._memo: dict[int, Any] = {}
-        """So that what two originals of the layer share, their copies share, too."""
+        """Preserves sharing: what two originals of the layer share, their copies share, too."""
 
     def build(self) -> nn.Module:
         for node in self._draft.inputs:
@@ -55,14 +55,14 @@ class _Builder:
                 self._made[node] = self._copy(node)
         outputs = []
         for node in self._draft.outputs:
-            if node not in self._made:  # in a region that is left out, its source stands for it
+            if node not in self._made:  # in an inactive region, its source replaces it
                 inactive = (r for r in node.meta["regions"] if not r.is_active(self._sample))
                 node = next(inactive).source
             outputs.append(self._read(node))
         self._graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
         self._graph.lint()
         for node in self._graph.nodes:
-            node.meta = {}  # what it says is of the whole space
+            node.meta = {}  # it describes the whole space
         return fx.GraphModule(self._modules, self._graph, class_name="Layer")
 
     def _read(self, node: fx.Node) -> Any:

@@ -1,11 +1,11 @@
-"""Which modules and values of NNI's own model of an architecture stand for which of the space.
+"""Which modules and values of NNI's own model of an architecture correspond to those of the space.
 
-They are found by what runs, never by a path: NNI's model is traced, and every call in it must be
-the next call of the space's forward under that architecture, with the same inputs. Containers
-and identities do not count: a constructor that filters sees other modules in NNI's model than in
-the space, so a sequence may have been taken apart there, and an identity may be gone.
+They are matched by execution, never by path: NNI's model is traced, and every call in it must be
+the next call of the space's forward under that architecture, with the same inputs. Containers and
+identities do not count: a constructor that filters gets other modules in NNI's model than in the
+space, so a sequence may have been taken apart there, and an identity may be missing.
 
-The same comparison finds the modules that NNI makes for the number of open ends of a cell.
+The same comparison finds the modules that NNI creates for the number of open ends of a cell.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from naspipe.worker.layers.held_tensors import copied
 
 
 def fixed_model(space: Any, sample: Sample) -> nn.Module:
-    """Return NNI's model of one architecture, with weights of its own."""
+    """Return NNI's model of one architecture, with its own weights."""
     with library().under(sample):
         return _printable(type(space)(*space.trace_args, **space.trace_kwargs))
 
 
 def running(space: Any, node: fx.Node, sample: Sample) -> tuple[str, nn.Module]:
-    """Return path and module that an architecture runs at a node of its space.
+    """Return the path and the module that an architecture runs at a node of its space.
 
-    The module is the space's; a cell's operation is made for the input that it was chosen with,
-    as NNI's fixed cell makes it.
+    The module is the space's; a cell's operation is created for its chosen input, as in NNI's fixed
+    cell.
     """
     path = str(node.target)
     module = space.get_submodule(path)
@@ -83,7 +83,7 @@ def running(space: Any, node: fx.Node, sample: Sample) -> tuple[str, nn.Module]:
 
 
 def _printable(module: nn.Module) -> nn.Module:
-    """Give some of NNI's fixed modules what their own ``repr`` shows and they miss."""
+    """Add the attributes that the ``repr`` of some of NNI's fixed modules needs and they lack."""
     part: Any
     for part in module.modules():
         if hasattr(part, "save_init_arguments") and "trace_args" not in part.__dict__:
@@ -92,7 +92,7 @@ def _printable(module: nn.Module) -> nn.Module:
 
 
 def _passes(node: fx.Node) -> bool:
-    """Whether a call takes one tensor and nothing else."""
+    """Return True if a call takes one tensor and nothing else."""
     values = (*node.args, *node.kwargs.values())
     return len(values) == 1 and isinstance(values[0], fx.Node)
 
@@ -115,12 +115,12 @@ def _described(node: fx.Node, root: nn.Module) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Counterparts:
-    """The modules and tensors of a model of NNI's, by the paths that layers have them under."""
+    """The modules and tensors of an NNI model, by their paths in the layers."""
 
     modules: dict[str, dict[str, nn.Module]]
-    """For each path the module, as ``""``; or, taken apart, its parts by their paths in it."""
+    """For each path the module, as ``""``, or, if taken apart, its parts by their inner paths."""
     tensors: dict[str, torch.Tensor]
-    """What the forward itself reads."""
+    """Tensors that the forward itself reads."""
 
 
 def counterparts(
@@ -128,7 +128,7 @@ def counterparts(
 ) -> Counterparts:
     """Trace NNI's model of an architecture, in one of its modes, in step with the space.
 
-    The space was traced in training. Raises ConfigError where the two do not compute the same,
+    The space was traced in training mode. Raises ConfigError if the two do not compute the same,
     with the place in both.
     """
     modes = {module: module.training for module in model.modules()}
@@ -146,7 +146,7 @@ def counterparts(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A module to be called; of a sequence that was taken apart, one of its parts."""
+    """A module to be called, or one of the parts of a sequence that was taken apart."""
 
     node: fx.Node
     path: str
@@ -160,17 +160,17 @@ class _Call:
 
 
 class _InStep(fx.Tracer):
-    """Follows a model of NNI's, and takes the space's steps with it."""
+    """Follows an NNI model, and consumes the steps of the space in parallel."""
 
     def __init__(self, traced: Traced, sample: Sample) -> None:
         super().__init__()
         self.modules: dict[str, dict[str, nn.Module]] = {}
         self.tensors: dict[str, torch.Tensor] = {}
-        """What the forward read, by the path of its counterpart in the space."""
+        """Tensors that the forward has read, by the path of their counterpart in the space."""
         self._traced = traced
         self._sample = sample
         self._left: deque[_Call | fx.Node | Entered] = deque()
-        """The steps of the space that NNI's model has not taken yet."""
+        """Steps of the space that NNI's model has not taken yet."""
         for step in traced.steps:
             regions = step.regions if isinstance(step, Entered) else step.meta["regions"]
             if not all(region.is_active(sample) for region in regions):
@@ -182,9 +182,9 @@ class _InStep(fx.Tracer):
                 self._left.append(step)
         self._inputs = deque(node for node in traced.graph.nodes if node.op == "placeholder")
         self._known: dict[fx.Node, fx.Node] = {}
-        """The node of NNI's model for each node of the space that was met."""
+        """The node of NNI's model for each node of the space that has been matched."""
         self._around: list[nn.Module] = []
-        """Entered since the last step; some of NNI's model's containers may be these."""
+        """Modules entered since the last step, candidates for the containers of NNI's model."""
         self._owners: dict[int, str] = {}
         self._drawn: torch.Size | None = None
         """Shape of the first constant whose values differ in NNI's model."""
@@ -203,7 +203,7 @@ class _InStep(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Take the step of the space that this call must be."""
+        """Match this call with the next step of the space."""
         node = super().create_node(*args, **kwargs)
         if node.op == "placeholder" and self._inputs:
             self._known[self._inputs.popleft()] = node
@@ -222,7 +222,7 @@ class _InStep(fx.Tracer):
     # Values
 
     def _at(self, node: fx.Node) -> fx.Node:
-        """Return the node of NNI's model for one of the space; ``get_attr`` nodes are returned."""
+        """Return the node of NNI's model for a node of the space, or a ``get_attr`` node itself."""
         while node.target is either:
             is_active = node.meta["ends"].is_active(self._sample)
             node = node.all_input_nodes[0 if is_active else -1]
@@ -249,7 +249,7 @@ class _InStep(fx.Tracer):
         return type(ours) is type(theirs) and bool(ours == theirs)
 
     def _is_passed(self, node: fx.Node) -> bool:
-        """Whether a node of NNI's model is an identity."""
+        """Return True if a node of NNI's model is an identity."""
         if node.op != "call_module" or not _passes(node) or node.graph is not self.graph:
             return False
         return is_identity(self.root.get_submodule(str(node.target)))
@@ -260,7 +260,7 @@ class _InStep(fx.Tracer):
         return node
 
     def _same_tensor(self, ours: str, theirs: str) -> bool:
-        """Compare what two forwards read: parameters and buffers by form, constants by value."""
+        """Compare tensors read by two forwards: parameters and buffers by form, others by value."""
         one, other = attribute(self._traced.space, ours), attribute(self.root, theirs)
         if not isinstance(one, torch.Tensor) or form_of(one) != form_of(other):
             return False
@@ -274,10 +274,10 @@ class _InStep(fx.Tracer):
     # Steps
 
     def _opens(self, module: nn.Module) -> bool:
-        """Whether NNI's model calls a container, and not what the space calls next.
+        """Return True if NNI's model calls a container, False if it calls the space's next module.
 
         Raises:
-            ConfigError: when it is neither.
+            ConfigError: if it is neither.
         """
         while True:
             head = self._head()
@@ -294,7 +294,7 @@ class _InStep(fx.Tracer):
             self._take_apart(head)
 
     def _take_apart(self, call: _Call) -> None:
-        """Put a sequence's parts in its place."""
+        """Replace a sequence with its parts."""
         self._left.popleft()
         inner = "blocks." if isinstance(call.module, library().repeat) else ""
         prefix = f"{call.part}.{inner}" if call.part else inner
@@ -308,7 +308,7 @@ class _InStep(fx.Tracer):
         self.modules.setdefault(call.path, {})
 
     def _head(self) -> _Call | fx.Node | None:
-        """Return the next step that a call of NNI's model can be."""
+        """Return the next step that a call of NNI's model can match."""
         while self._left:
             step = self._left[0]
             if isinstance(step, Entered):
@@ -326,7 +326,7 @@ class _InStep(fx.Tracer):
         self.modules.setdefault(call.path, {})
 
     def _difference(self, ours: nn.Module, theirs: nn.Module) -> str:
-        """What differs between the space's module and one of NNI's model; empty if nothing."""
+        """Return how a module of the space differs from one of NNI's model; empty if equal."""
         if not isinstance(ours, library().input_choice):
             return class_difference(ours, theirs)
         chosen = self._sample[ours.label]
@@ -351,7 +351,7 @@ class _InStep(fx.Tracer):
                 f"{node.target} does"
             )
         self._known[call.node] = node
-        # One counterpart for each module, and one module for each that has tensors.
+        # One counterpart for each module, and one module for each counterpart that has tensors.
         known = self.modules.setdefault(call.path, {}).setdefault(call.part, module)
         has_tensors = any(True for _ in (*module.parameters(), *module.buffers()))
         owner = self._owners.setdefault(id(module), call.where) if has_tensors else call.where
@@ -405,7 +405,7 @@ class _InStep(fx.Tracer):
         )
 
     def _check_drawn(self) -> None:
-        """Tensors that a forward makes out of nothing are made once, when it is traced."""
+        """Raise if a forward creates random tensors, because tracing creates them only once."""
         if self._drawn is not None:
             raise ConfigError(
                 f"space {self._traced.name}: expected a forward that makes the same tensors every "
@@ -418,9 +418,9 @@ class _InStep(fx.Tracer):
 
 
 def find_sized(traced: Traced, values: Mapping[str, Any]) -> None:
-    """Note which modules of a space NNI makes for the open ends of which cells.
+    """Record which modules of a space NNI creates for the open ends of which cells.
 
-    ``values`` are those of every label.
+    ``values`` are the values of every label.
     """
     space = traced.space
     cells = {cell.label: cell for cell in space.modules() if is_loose(cell)}
@@ -440,9 +440,9 @@ def find_sized(traced: Traced, values: Mapping[str, Any]) -> None:
             for path, parts in found.items():
                 outer = space.get_submodule(path.rpartition(".")[0])
                 if isinstance(outer, library().layer_choice):
-                    continue  # in a cell it is made for its input
+                    continue  # in a cell it is created for its input
                 module = space.get_submodule(path)
-                sized = []  # what of the module has tensors of other shapes
+                sized = []  # parts of the module that have tensors of other shapes
                 for part, theirs in parts.items():
                     for inner, each in module.get_submodule(part).named_modules():
                         prefix = f"{places[id(theirs)]}." + (f"{inner}." if inner else "")

@@ -31,29 +31,29 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class Draft:
-    """One block: nodes in the order of the forward, and what goes in and out."""
+    """One block: its nodes in the order of the forward, and its inputs and outputs."""
 
     regions: tuple[Region, ...]
     kind: Kind = Kind.NONE
     labels: tuple[str, ...] = ()
-    """Of the values its modules are made with."""
+    """Labels from whose values its modules are constructed."""
     cells: tuple[Any, ...] = ()
-    """Whose open ends it returns, or its modules are made for the number of."""
+    """Cells whose open ends it returns, or for whose number of open ends its modules are made."""
     nodes: list[fx.Node] = field(default_factory=list)
     anchors: list[fx.Node] = field(default_factory=list)
-    """The nodes among them that have parameters or are decisions."""
+    """Those nodes that have parameters or are decisions."""
     modules: list[Any] = field(default_factory=list)
-    """The space's modules that anchors call."""
+    """Modules of the space that the anchors call."""
     inputs: tuple[fx.Node, ...] = ()
     outputs: tuple[fx.Node, ...] = ()
 
 
 def cut(space: nn.Module, graph: fx.Graph) -> list[Draft]:
-    """Cut after every decision; what is computed between two belongs to the one before.
+    """Cut after every decision; what is computed between two decisions belongs to the first.
 
     Raises:
-        ConfigError: where a parameter is used in two blocks, or something is handed on that is
-            no tensor.
+        ConfigError: if a parameter is used in two blocks, or if a value that is not a tensor passes
+            between blocks.
     """
     drafts: list[Draft] = []
     for node in graph.nodes:
@@ -81,7 +81,7 @@ def cut(space: nn.Module, graph: fx.Graph) -> list[Draft]:
 
 
 def _is_made_where_used(node: fx.Node) -> bool:
-    """Whether a node is repeated in each block that needs it: parameters, and sizes of tensors."""
+    """Return True if each block that needs a node repeats it: parameters, and sizes of tensors."""
     if node.op == "get_attr":
         return True
     inputs = node.all_input_nodes
@@ -96,7 +96,7 @@ def _is_made_where_used(node: fx.Node) -> bool:
 
 
 def _tensors_read(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the nodes that a node reads, seen through what is made where it is used."""
+    """Yield the nodes that a node reads, looking through nodes that are repeated where used."""
     for read in node.all_input_nodes:
         if _is_made_where_used(read):
             yield from _tensors_read(read)
@@ -113,7 +113,7 @@ def _attributes_read(node: fx.Node) -> Iterator[str]:
 
 
 def fused_cell(space: nn.Module, node: fx.Node) -> tuple[Any, int, int] | None:
-    """Return the cell that makes a layer choice's candidates for each input: cell, step, op."""
+    """Return the cell that creates a layer choice's candidates for each input: cell, step, op."""
     known = library()
     path, _, op = str(node.target).rpartition(".")
     path, _, step = path.rpartition(".")
@@ -149,7 +149,7 @@ def _kind(space: nn.Module, node: fx.Node) -> _Made:
 
 
 def _joins(space: nn.Module, draft: Draft, node: fx.Node, made: _Made) -> bool:
-    """Whether a node with parameters, or a decision, is of the same block as those before it."""
+    """Return True if a node with parameters, or a decision, belongs to the current block."""
     kind = made[0]
     if node.meta["regions"] != draft.regions:
         return False
@@ -162,7 +162,7 @@ def _joins(space: nn.Module, draft: Draft, node: fx.Node, made: _Made) -> bool:
 
 
 def _check_owners(space: nn.Module, drafts: Iterable[Draft]) -> None:
-    """Refuse a parameter that two blocks use."""
+    """Raise if two blocks use the same parameter."""
     owners: dict[int, Draft] = {}
     for draft in drafts:
         for node in draft.nodes:
@@ -183,7 +183,7 @@ def _check_owners(space: nn.Module, drafts: Iterable[Draft]) -> None:
 
 
 def _connect(graph: fx.Graph, drafts: list[Draft]) -> None:
-    """Work out which tensors pass each cut: made before it, and read after it."""
+    """Determine which tensors pass each cut: computed before it, and read after it."""
     made = {node: 0 for node in graph.nodes if node.op == "placeholder"}
     last_read: dict[fx.Node, int] = {}
     for number, draft in enumerate(drafts):
@@ -208,7 +208,7 @@ def _connect(graph: fx.Graph, drafts: list[Draft]) -> None:
 
 
 def _outputs_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    """Return the nodes that the forward returns; raise unless these are tensors."""
+    """Return the nodes that the forward returns; raise unless they are tensors."""
     returned = next(node for node in graph.nodes if node.op == "output").args[0]
     listed = returned if isinstance(returned, list | tuple) else (returned,)
     results = tuple(node for node in listed if isinstance(node, fx.Node))

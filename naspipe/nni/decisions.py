@@ -1,7 +1,7 @@
 """Which layer of each block an architecture has, and which architecture a subnet is.
 
-A label may reach several blocks: cells that are all alike, a depth, a width that runs through
-the whole network. Subnets are therefore drawn over labels, and their choices follow.
+A label may affect several blocks: identical cells, a depth, or a width used in the whole network.
+Subnets are therefore drawn over labels, which determine their choices.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from naspipe.nni.library import Sample, labels_in, library
 from naspipe.nni.trace import input_labels, open_ends, variants
 
 MAX_COMBINATIONS = 20_000
-"""Values that the labels of one block may take together."""
+"""Maximum number of combinations of values of the labels of one block."""
 
 Key = tuple[int, ...]
-"""What distinguishes the layers of a block: 0 and the numbers of the values, or 1 for left out."""
+"""Identifies a layer of a block: 0 and the numbers of the values, or 1 if it is omitted."""
 
 
 class BlockLayers:
-    """The layers of one block: an architecture's number, and an architecture that has it.
+    """Maps architectures to the layers of one block, and each layer to an architecture that has it.
 
-    Layers are numbered in the order of the choices' candidates; one that stands for a repetition
-    that is left out comes last.
+    Layers are numbered in the order of the choices' candidates; the layer of an omitted repetition
+    comes last.
     """
 
     def __init__(self, draft: Draft, values: Mapping[str, Sequence[Any]], where: str) -> None:
         self._draft = draft
         self._values = values
         self.where = where
-        """How messages call the block."""
+        """Name of the block in messages."""
         found = {*draft.labels, *(label for region in draft.regions for label in region.labels)}
         own = sorted(found.union(*map(labels_in, draft.modules)))
         read = [label for cell in draft.cells for label in input_labels(cell)]
@@ -66,7 +66,7 @@ class BlockLayers:
         self.samples: tuple[Sample, ...] = tuple(samples[key] for key in self._keys)
         self._numbers = {key: number for number, key in enumerate(self._keys)}
         self.parameters: tuple[int, ...] = ()
-        """How many each layer has, if known; see ``shared_sizes``."""
+        """Number of parameters of each layer, if known; see ``shared_sizes``."""
 
     def number(self, sample: Sample) -> int:
         return self._numbers[self._key(sample)]
@@ -79,14 +79,14 @@ class BlockLayers:
         return {label: trial[label] for label in self.labels}
 
     def allowed(self, number: int) -> Mapping[str, Sequence[Any]]:
-        """Return the values of each label of the block that some architecture with a layer has.
+        """Return, for each label of the block, its values in architectures with a given layer.
 
-        What the nodes of a cell read is left to the blocks that choose it.
+        The inputs of a cell's nodes are left to the blocks that choose them.
         """
         return self._allowed[number]
 
     def decided(self) -> list[dict[str, list[str]]]:
-        """Return the labels that decide each layer, with the values that it has."""
+        """Return the labels that determine each layer, with the values under which it is used."""
         return [
             {
                 label: [str(value) for value in values]
@@ -116,7 +116,7 @@ class BlockLayers:
 
 
 def _as_listed(value: Any) -> Any:
-    """Return a value as ``domains`` lists it: what an InputChoice chose is a list."""
+    """Return a value in the form of ``domains``, in which the value of an InputChoice is a list."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -126,8 +126,8 @@ class LabelDecisions:
     Args:
         values: every label and its values, in the order in which they are drawn.
         blocks: the layers of each choice block.
-        name: of the space.
-        mutables: what NNI has for each label.
+        name: name of the space.
+        mutables: NNI's mutable for each label.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class LabelDecisions:
         return tuple(map(len, self.values.values()))
 
     def choices(self, drawn: Sequence[int]) -> tuple[int, ...]:
-        """Return the subnet whose labels have the values of these numbers."""
+        """Return the subnet whose labels have the values with these numbers."""
         sample = {
             label: options[number]
             for (label, options), number in zip(self.values.items(), drawn, strict=True)
@@ -155,10 +155,10 @@ class LabelDecisions:
         return self.choices_of(sample)
 
     def choices_of(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return the subnet that is an architecture in NNI's form.
+        """Return the subnet that corresponds to an architecture in NNI's form.
 
         Raises:
-            ConfigError: when a label is missing, or has a value that it does not allow.
+            ConfigError: if a label is missing, or has a value that is not allowed.
         """
         sample = {label: _as_listed(value) for label, value in sample.items()}
         for label, options in self.values.items():
@@ -171,27 +171,27 @@ class LabelDecisions:
         return tuple(block.number(dict(sample)) for block in self.blocks)
 
     def numbers(self, sample: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return what :meth:`choices` takes, for an architecture in NNI's form."""
+        """Return the argument of :meth:`choices` for an architecture in NNI's form."""
         return tuple(
             options.index(_as_listed(sample[label])) for label, options in self.values.items()
         )
 
     def drawn(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """Return what :meth:`choices` takes, for a subnet; raises as :meth:`sample_of`."""
+        """Return the argument of :meth:`choices` for a subnet; raises like :meth:`sample_of`."""
         return self.numbers(self.sample_of(choices))
 
     def decided(self) -> list[list[dict[str, list[str]]]]:
-        """See :class:`naspipe.config.ports.Decisions`; values as they are printed.
+        """See :class:`naspipe.config.ports.Decisions`; values are given in printed form.
 
-        A layer of many sizes is one, whatever labels have.
+        A layer of several sizes counts as one layer for all values of its labels.
         """
         return [[{}] if block.parameters else block.decided() for block in self.blocks]
 
     def extremes(self, size: Callable[[int, int], int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the choices of the largest architecture, and of the smallest.
 
-        Each label has the value with which the architecture has the most parameters, or the fewest;
-        among equal ones the largest or the smallest number, else the first value.
+        Each label has the value that gives the architecture the most parameters, or the fewest;
+        ties are broken by the largest or the smallest number, then by the first value.
         """
 
         def weight(sample: Sample) -> int:
@@ -203,7 +203,7 @@ class LabelDecisions:
         found = []
         for sign in (1, -1):
             sample = {label: options[0] for label, options in self.values.items()}
-            for _ in range(2):  # what a depth leaves out at first counts the second time
+            for _ in range(2):  # layers omitted by a depth at first are counted in the second pass
                 for label, options in self.values.items():
                     numbers = [each if isinstance(each, int | float) else 0.0 for each in options]
                     ranks = [
@@ -218,7 +218,7 @@ class LabelDecisions:
         """Return an architecture in NNI's form for a subnet; labels without effect have any value.
 
         Raises:
-            ConfigError: when there is none, because two blocks contradict each other.
+            ConfigError: if there is none, because two blocks contradict each other.
         """
         left = {label: list(options) for label, options in self.values.items()}
         for block, number in zip(self.blocks, choices, strict=True):
@@ -234,7 +234,7 @@ class LabelDecisions:
         )
 
     def first_block(self, label: str) -> str:
-        """Return the first choice block that a label reaches, as the space's labels call it."""
+        """Return the first choice block that a label affects, as named in the space's labels."""
         for number, block in enumerate(self.blocks):
             if label in block.labels:
                 return str(number)
@@ -243,7 +243,7 @@ class LabelDecisions:
         )
 
     def part(self, blocks: range) -> LabelDecisions:
-        """Return the decisions over some blocks; raise if a label reaches others, too."""
+        """Return the decisions over some blocks; raise if a label also affects other blocks."""
         inside = self.blocks[blocks.start : blocks.stop]
         outside = (*self.blocks[: blocks.start], *self.blocks[blocks.stop :])
         names = {label for block in inside for label in block.labels}

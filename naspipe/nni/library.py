@@ -1,6 +1,6 @@
-"""The classes of NNI that the adapter knows, and the labels that a model space leaves open.
+"""The NNI classes that the adapter knows, and the labels that a model space leaves open.
 
-The classes are imported when a space is handed over.
+The classes are imported when a space is passed to the adapter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXTRA = "pip install 'naspipe[nni]'"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The classes of ``nni.nas.nn.pytorch`` by their role here; NNI has no types."""
+    """The classes of ``nni.nas.nn.pytorch`` by their role here; NNI has no type annotations."""
 
     model_space: Any
     mutable_module: Any
@@ -43,12 +43,12 @@ class Library:
     model_context: Any
 
     def under(self, sample: dict[str, Any]) -> AbstractContextManager[Any]:
-        """Return a context in which NNI's constructors make the modules of one architecture."""
+        """Return a context in which NNI's constructors create the modules of one architecture."""
         context: AbstractContextManager[Any] = self.model_context(sample)
         return context
 
     def own_mutables(self, module: nn.Module) -> list[Any]:
-        """Return the mutables that a module itself registered, not those of its children."""
+        """Return the mutables registered by a module itself, without those of its children."""
         return list(module.mutables) if isinstance(module, self.mutable_module) else []
 
 
@@ -57,7 +57,7 @@ def library() -> Library:
     """Import NNI's classes; a ConfigError names the extra to install if NNI is missing."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns of missing extras of its own
+            warnings.simplefilter("ignore")  # it warns about missing extras
             import nni.mutable as mutable
             import nni.nas.nn.pytorch as pytorch
             from nni.mutable.annotation import Constraint
@@ -88,17 +88,17 @@ def library() -> Library:
 
 
 Sample = dict[str, Any]
-"""One architecture as NNI writes it: the value of every label."""
+"""One architecture in NNI's form: the value of every label."""
 
 MAX_VALUES = 4096
-"""Values that one label may have at most."""
+"""Maximum number of values of one label."""
 
 
 def domains(space: Any) -> dict[str, tuple[Any, ...]]:
     """Return every label of a space with its values, in the order in which NNI lists them.
 
     Raises:
-        ConfigError: for a label that is no choice between finitely many values.
+        ConfigError: for a label that is not a choice among finitely many values.
     """
     return {label: _values(label, mutable) for label, mutable in space.simplify().items()}
 
@@ -127,7 +127,7 @@ def _values(label: str, mutable: Any) -> tuple[Any, ...]:
 
 
 def explored(mutable: Any) -> Any:
-    """Return a label's mutable for strategies: a tuner is offered every subset as one value."""
+    """Return a label's mutable for strategies; a tuner gets every subset as one value."""
     if not isinstance(mutable, library().categorical_multiple):
         return mutable
 
@@ -146,7 +146,7 @@ def labels_of(mutable: Any) -> tuple[str, ...]:
 
 
 def labels_in(module: nn.Module) -> tuple[str, ...]:
-    """Return every label that a module or anything in it registered, sorted."""
+    """Return every label registered by a module or anything in it, sorted."""
     found = {
         label
         for part in module.modules()
@@ -157,23 +157,23 @@ def labels_in(module: nn.Module) -> tuple[str, ...]:
 
 
 def is_open(module: nn.Module) -> bool:
-    """Whether a module or anything in it is made with values; :func:`labels_in` says which."""
+    """Return True if a module or anything in it is constructed from label values."""
     if module not in _IS_OPEN:
         _IS_OPEN[module] = bool(labels_in(module))
     return _IS_OPEN[module]
 
 
 def call_open(module: nn.Module) -> None:
-    """Note that something else that an architecture decides is needed to make a module."""
+    """Record that creating a module depends on another decision of the architecture."""
     _IS_OPEN[module] = True
 
 
 _IS_OPEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Kept, because it is asked at every call of a traced forward and slow to find out."""
+"""Cached, because it is queried at every call of a traced forward and slow to compute."""
 
 
 def is_structure(module: nn.Module) -> bool:
-    """Whether a module's forward decides which others run."""
+    """Return True if a module's forward decides which other modules run."""
     known = library()
     if isinstance(module, known.repeat):
         return isinstance(module.depth_choice, known.mutable)
@@ -181,5 +181,5 @@ def is_structure(module: nn.Module) -> bool:
 
 
 def structure_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield name and module of every such decision in a module, the module itself included."""
+    """Yield the name and module of every such decision in a module, including the module itself."""
     return ((name, part) for name, part in module.named_modules() if is_structure(part))

@@ -1,4 +1,4 @@
-"""Comparison of a module of NNI's own model of an architecture with the one a layer has instead."""
+"""Comparison of a module in NNI's own model of an architecture with its counterpart in a layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from naspipe.nni.library import is_open, library
 
 
 def fixed_class(module: nn.Module) -> type:
-    """Return the class that NNI's own models have where the space has this module."""
+    """Return the class that NNI's own models use in place of this module of the space."""
     if isinstance(module, library().repeat):
         return nn.Sequential
     bound = getattr(module, "_bound_type", None)
@@ -21,21 +21,21 @@ def fixed_class(module: nn.Module) -> type:
 
 
 def is_of(ours: nn.Module, theirs: nn.Module) -> bool:
-    """Whether a module of NNI's model has the class for one of the space or of a layer.
+    """Return True if a module of NNI's model has the class that corresponds to a module of ours.
 
-    Classes are compared by name: one that a constructor defines is another class every time.
+    Classes are compared by name, because a class defined inside a constructor differs every time.
     """
     one, other = fixed_class(ours), type(theirs)
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 def is_identity(module: nn.Module) -> bool:
-    """Whether a module hands on what it is given."""
+    """Return True if a module returns its input unchanged."""
     return type(module).forward is nn.Identity.forward
 
 
 def is_sequence(module: nn.Module) -> bool:
-    """Whether calling a module is calling its children in turn, and no more."""
+    """Return True if calling a module only calls its children in turn."""
     if isinstance(module, library().repeat):
         return not isinstance(module.depth_choice, library().mutable)
     return type(module).forward is nn.Sequential.forward
@@ -48,9 +48,10 @@ def parts_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def difference(ours: nn.Module, theirs: nn.Module) -> str:
-    """What differs between a module of a layer and one of NNI's own model; empty if nothing.
+    """Return how a module of a layer differs from one of NNI's own model; empty if it does not.
 
-    Classes, settings, and the names, shapes and kinds of all tensors inside; not their values.
+    Classes, settings, and the names, shapes and kinds of all tensors inside are compared, but not
+    their values.
     """
     if difference := _own_difference(ours, theirs):
         return difference
@@ -64,7 +65,7 @@ def difference(ours: nn.Module, theirs: nn.Module) -> str:
 
 
 def class_difference(ours: nn.Module, theirs: nn.Module) -> str:
-    """As :func:`difference`, with what is made with values compared by its class alone."""
+    """Like :func:`difference`, but compare modules constructed from label values only by class."""
     if not is_open(ours):
         return difference(ours, theirs)
     if not is_of(ours, theirs):
@@ -84,7 +85,7 @@ def _own_difference(ours: nn.Module, theirs: nn.Module) -> str:
     if type(theirs).__module__.startswith("torch.nn"):
         if not isinstance(ours, library().repeat) and forward is not type(theirs).forward:
             return f"{named(theirs)} with a forward of torch's"
-        # Some of NNI's own classes write what they are made with in another form.
+        # Some of NNI's own classes print their arguments in another form.
         one, other = (type(theirs).extra_repr(each) for each in (ours, theirs))
         if one != other:
             return f"{named(theirs)}({other}), not ({one})"
@@ -99,13 +100,13 @@ def _own_difference(ours: nn.Module, theirs: nn.Module) -> str:
 
 
 def _own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers that are the module's own, not its children's."""
+    """Return the parameters and buffers of the module itself, without its children's."""
     listed = (*module._parameters.items(), *module._buffers.items())
     return {name: tensor for name, tensor in listed if tensor is not None}
 
 
 def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return all of a tensor but its values."""
+    """Return everything about a tensor except its values."""
     kind = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
     return (kind, list(tensor.shape), str(tensor.dtype), tensor.requires_grad)
 
@@ -128,7 +129,7 @@ def _listed(parts: Mapping[str, nn.Module]) -> str:
 def tensor_pairs(
     ours: nn.Module, theirs: nn.Module
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield name and both tensors for every tensor of two modules without a difference."""
+    """Yield name and both tensors for every tensor of two modules that do not differ."""
     others = _own_tensors(theirs)
     for name, tensor in _own_tensors(ours).items():
         yield name, tensor, others[name]

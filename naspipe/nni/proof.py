@@ -1,9 +1,9 @@
-"""The proof that a chain of layers is NNI's own model: the same bits, for sampled architectures.
+"""The proof that a chain of layers is bitwise equal to NNI's own model, for sampled architectures.
 
 The architectures are chosen so that together they use every layer of every block. The layers are
-those that a run makes. Their tensors are copied into NNI's model, each into its counterpart; then
-both compute the same batch from the same random numbers. Outputs, gradients and what statistics
-become must agree in every bit.
+those of a run. Their tensors are copied into NNI's model, each into its counterpart; then both
+compute the same batch with the same random numbers. Outputs, gradients and updated statistics must
+agree in every bit.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from naspipe.nni.trace import Traced, attribute
 
 
 RANDOM = 3
-"""Architectures drawn at random in addition to those that are needed."""
+"""Number of random architectures in addition to those that are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Architectures, and how many of the layers of the choice blocks they have together."""
+    """Architectures, and the number of the choice blocks' layers that they cover."""
 
     samples: tuple[Sample, ...]
     covered: int
@@ -48,10 +48,10 @@ class Cover:
 
 
 def cover(decisions: LabelDecisions, most: int) -> Cover:
-    """Return architectures until ``most`` layers are in one of them, or all; always the same ones.
+    """Return architectures that cover ``most`` layers, or all layers; the result is deterministic.
 
-    Each takes the layers that no earlier one has as far as their labels agree, from the last block
-    on, because what a depth leaves out comes last; the other labels are drawn.
+    Each uses layers that no earlier one has, as far as their labels agree, starting from the last
+    block, because the layers that a depth omits are at the end; the other labels are drawn.
     """
     draw = random.Random(0)
     left = dict.fromkeys(
@@ -62,7 +62,7 @@ def cover(decisions: LabelDecisions, most: int) -> Cover:
     total, drawn, samples = len(left), 0, list[Sample]()
     while not samples or (total - len(left) < most and drawn < RANDOM):
         drawn += not left
-        # Values of labels under which an architecture has the first of the layers left, and more.
+        # Values of labels that give an architecture the first of the remaining layers, and more.
         wanted: Sample = {}
         for block, number in left:
             wanted |= decisions.blocks[block].wanted(number, wanted) or {}
@@ -80,7 +80,7 @@ def cover(decisions: LabelDecisions, most: int) -> Cover:
 
 
 ROWS = 4
-"""Rows of a batch that a proof uses, unless the forward needs more."""
+"""Number of rows of a batch that a proof uses, unless the forward needs more."""
 
 Pair = tuple[str, torch.Tensor, torch.Tensor]
 """Name, the layer's tensor, and that of NNI's model."""
@@ -92,10 +92,10 @@ class NniProof:
 
     Args:
         traced: the model space.
-        blocks: of the chain.
+        blocks: the blocks of the chain.
         decisions: how architectures become choices.
-        fields: of the batch, in the order of the forward's arguments.
-        most: layers of choice blocks after which it is enough.
+        fields: batch fields, in the order of the forward's arguments.
+        most: number of layers of choice blocks that is enough.
     """
 
     traced: Traced
@@ -107,7 +107,7 @@ class NniProof:
     _layers: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def prove(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Compare on a batch what was not compared yet, and return how much was.
+        """Compare on a batch what has not been compared yet, and return the record of the proof.
 
         Raises:
             ConfigError: for the first architecture whose chain is not NNI's model.
@@ -127,7 +127,7 @@ class NniProof:
             if all(each.dim() and len(each) > ROWS for each in inputs):
                 few = [each[:ROWS].clone() for each in inputs]
                 with suppress(Exception), torch.no_grad():
-                    # That it cannot compute the whole batch either is reported later.
+                    # If it cannot compute the whole batch either, that is reported later.
                     self._model(chosen.samples[0])(*few)
                     inputs = few
             for sample in chosen.samples:
@@ -145,7 +145,7 @@ class NniProof:
         return fixed_model(self.traced.space, sample)
 
     def _chain(self, sample: Sample) -> list[Any]:
-        """Return the layers of an architecture, each made once."""
+        """Return the layers of an architecture, each created once."""
         choices = iter(self.decisions.choices_of(sample))
         chain = []
         for position, block in enumerate(self.blocks):
@@ -196,11 +196,11 @@ class NniProof:
 
 
 class DiffersError(Exception):
-    """Says where a chain and NNI's model differ."""
+    """States where a chain and NNI's model differ."""
 
 
 def tensor_partners(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]:
-    """Yield every tensor of the chain with its counterpart; modules must be found alike."""
+    """Yield every tensor of the chain with its counterpart; modules must have been matched."""
     left = dict(found.modules)
     for layer in chain:
         for node in layer.graph.nodes:
@@ -223,7 +223,7 @@ def tensor_partners(chain: Sequence[Any], found: Counterparts) -> Iterator[Pair]
 
 
 def load_tensors(pairs: Sequence[Pair]) -> None:
-    """Give NNI's model the chain's values; what is one tensor here must be one tensor there."""
+    """Copy the chain's values to NNI's model; shared tensors must be shared in both."""
     partners: dict[int, int] = {}
     for name, ours, theirs in pairs:
         if partners.setdefault(id(ours), id(theirs)) != id(theirs):

@@ -1,7 +1,8 @@
-"""``share="slice"``: one set of weights for all sizes of a layer, as NNI's one-shot models have it.
+"""``share="slice"``: one set of weights for all sizes of a layer, as in NNI's one-shot models.
 
-A layer is made with its largest sizes. An architecture uses parts of its tensors: the first rows
-and columns, of a kernel its middle, and of an attention's joined projections the first of each.
+A layer is created with its largest sizes. An architecture uses parts of its tensors: the first rows
+and columns, the middle of a kernel, and the first rows of each of an attention's joined
+projections.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from naspipe.nni.proof import cover
 from naspipe.nni.trace import Traced
 
 SETTING = "values"
-"""The name of a sliced layer's only setting; its values are texts such as ``24,2.0``."""
+"""Name of a sliced layer's only setting; its values are texts such as ``24,2.0``."""
 
 LEFT_OUT = "none"
-"""The text of a layer in a repetition that an architecture leaves out."""
+"""Text for a layer in a repetition that an architecture omits."""
 
 _Convolution = torch.nn.modules.conv._ConvNd
 _JOINED = {"in_proj_weight", "in_proj_bias"}
@@ -43,13 +44,14 @@ class Slices:
     """The sizes that one layer has in architectures; all sequences have an entry for each size.
 
     Args:
-        where: how messages call it.
+        where: name of the block in messages.
         traced: the model space.
         draft: the block.
-        samples: an architecture that has the size.
-        texts: how logs call it.
-        made: its module, without memory.
-        groups: the candidate of a LayerChoice that it is a size of; candidates share no weights.
+        samples: for each size, an architecture that has it.
+        texts: for each size, its name in logs.
+        made: for each size, its module on the meta device.
+        groups: for each size, the candidate of a LayerChoice that it belongs to; candidates share
+            no weights.
     """
 
     where: str
@@ -67,7 +69,7 @@ class Slices:
 
     @cached_property
     def largest(self) -> tuple[int, ...]:
-        """For each group the size with the most numbers, of which all others are parts."""
+        """For each group, the size with the most numbers, of which all others are parts."""
         counts = [_count(_tensors(module).values()) for module in self.made]
         sizes: dict[int, int] = {}
         for size, group in enumerate(self.groups):
@@ -76,13 +78,13 @@ class Slices:
         return tuple(sizes[group] for group in sorted(sizes))
 
     def make(self) -> nn.Module:
-        """Make the layer with its largest sizes."""
+        """Create the layer with its largest sizes."""
         samples = [self.samples[size] for size in self.largest]
         made = [make_candidate(self.traced, self.draft, sample) for sample in samples]
         return made[0] if len(made) == 1 else nn.ModuleList(made)
 
     def apply(self, module: nn.Module, *tensors: torch.Tensor, values: str) -> Any:
-        """Compute what the layer computes with one of its sizes."""
+        """Compute the output of the layer with one of its sizes."""
         size = self.texts.index(values)
         small = self.made[size]
         small.train(module.training)
@@ -90,7 +92,7 @@ class Slices:
         return functional_call(small, parts, tensors, tie_weights=False)
 
     def cut(self, module: nn.Module, values: str) -> nn.Module:
-        """Return a module of one size alone, with its part of the weights."""
+        """Return a module of one size only, with its part of the weights."""
         size = self.texts.index(values)
         if any(tensor.is_meta for tensor in _tensors(module).values()):
             return deepcopy(self.made[size])
@@ -128,10 +130,10 @@ def find_slices(
     layers: Sequence[BlockLayers],
     decisions: LabelDecisions,
 ) -> list[Slices | None]:
-    """Return the sizes of each block whose layers are made with values; None for other blocks.
+    """Return the sizes of each block whose layers depend on label values; None for other blocks.
 
     Raises:
-        ConfigError: where sizes are no parts of one largest; or when there are none to share.
+        ConfigError: if the sizes are not parts of one largest size; or if there are none to share.
     """
     shared = {
         place: dict[int, nn.Module]()
@@ -165,7 +167,7 @@ def find_slices(
 def _slices(
     traced: Traced, draft: Draft, own: BlockLayers, sizes: Mapping[int, nn.Module]
 ) -> Slices:
-    """Describe the sizes of one block; ``sizes`` are their modules by number, without memory."""
+    """Describe the sizes of one block; ``sizes`` are their modules on the meta device by number."""
     labels = [each.label for each in _layer_choices(draft)]
     chosen = [tuple(str(sample[label]) for label in labels) for sample in own.samples]
     is_there = [all(r.is_active(sample) for r in draft.regions) for sample in own.samples]
@@ -186,7 +188,7 @@ def _layer_choices(draft: Draft) -> list[Any]:
 
 
 def _size_labels(draft: Draft, sample: Sample) -> list[str]:
-    """Return the labels that the modules of a block are made with which an architecture has."""
+    """Return the labels from whose values an architecture's modules in a block are constructed."""
     chosen = [each[sample[each.label]] for each in _layer_choices(draft)]
     return [*draft.labels, *(label for module in chosen for label in labels_in(module))]
 
@@ -200,7 +202,7 @@ def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _parts(module: nn.Module, small: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the part of each tensor of a layer that a module of a smaller size stands for."""
+    """Return the part of each tensor of a layer that a module of a smaller size uses."""
     whole = _tensors(module)
     found = {}
     for path, part in small.named_modules():

@@ -1,4 +1,4 @@
-"""NNI's strategies by name or as objects, made ready to propose a stream."""
+"""NNI's strategies, by name or as objects, prepared to propose a stream of subnets."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from naspipe.nni.library import explored, library
 from naspipe.nni.strategy_thread import NniStrategy
 
 STRATEGIES = ("Random", "GridSearch", "RegularizedEvolution", "TPE", "PolicyBasedRL")
-"""Those that ``nni:NAME`` makes."""
+"""Strategies that ``nni:NAME`` creates."""
 
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "Random": {"dedup": False},
     "RegularizedEvolution": {"dedup": False},
     "TPE": {"optimize_mode": "maximize"},
 }
-"""With which they fill a stream of any length, and know that more is better."""
+"""Options with which they can fill a stream of any length, and maximize the score."""
 
 _INSTEAD = {"ENAS": "nni:PolicyBasedRL"}
-"""What searches, by the one-shot strategy that samples in its place."""
+"""The strategy to use instead of a one-shot strategy."""
 
 _ONE_SHOT = ("RandomOneShot", "ENAS", "DARTS", "GumbelDARTS", "Proxyless")
 
 
 def is_strategy(thing: Any) -> bool:
-    """Whether something is a strategy of NNI's; does not import NNI to find out."""
+    """Return True if an object is an NNI strategy; does not import NNI."""
     return _is_a(thing, "Strategy")
 
 
 def named_strategy(name: str, seed: int, delay: int, subnets: int) -> Any:
-    """Make one of NNI's strategies, with the options under which it can fill any stream.
+    """Create one of NNI's strategies, with the options under which it can fill any stream.
 
     Args:
-        name: of its class.
-        seed: of its draws.
-        delay: subnets from one to the first that is proposed with its score known.
-        subnets: in all. Evolution has a population that leaves some of them to mutate.
+        name: name of its class.
+        seed: seed of its random draws.
+        delay: number of subnets from one subnet to the first that is proposed knowing its score.
+        subnets: total number of subnets. The population of evolution is smaller, so that some of
+            them are mutations.
     """
     if name in _ONE_SHOT:
         raise ConfigError(_one_shot(name))
@@ -61,16 +62,16 @@ def named_strategy(name: str, seed: int, delay: int, subnets: int) -> Any:
 
 
 _POPULATION = 100
-"""NNI's own size."""
+"""NNI's default."""
 
 
 def check_explores(strategy: Any, delay: int, subnets: int, *, is_begun: bool) -> None:
-    """Refuse a strategy object that cannot fill a stream, and warn of unlikely settings.
+    """Reject a strategy object that cannot fill a stream, and warn about unlikely settings.
 
     Args:
-        strategy: NNI's.
+        strategy: an NNI strategy.
         delay, subnets: as in :func:`named_strategy`.
-        is_begun: whether it has explored a stream of naspipe's.
+        is_begun: True if it has already explored a stream of naspipe.
     """
     name = type(strategy).__name__
     if _is_a(strategy, "OneShotStrategy"):
@@ -104,12 +105,12 @@ def check_explores(strategy: Any, delay: int, subnets: int, *, is_begun: bool) -
 
 
 def experiment_config(model_space: Any, evaluator: Any, strategy: Any) -> Any:
-    """Return NNI's own configuration of an experiment, which scripts write into."""
+    """Return NNI's own configuration of an experiment, which scripts modify."""
     _strategies()
     from nni.nas.experiment import NasExperimentConfig
 
     log = logging.getLogger("nni.nas.experiment.config.experiment")
-    log.setLevel(logging.ERROR)  # it warns of GPUs that trials would not use
+    log.setLevel(logging.ERROR)  # it warns about GPUs that trials would not use
     return NasExperimentConfig.default(model_space, evaluator, strategy)
 
 
@@ -121,7 +122,7 @@ def _warn(strategy: Any, said: str) -> None:
 
 
 _TOLD: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-"""The warnings that were given for each strategy."""
+"""Warnings that have been issued for each strategy."""
 
 
 def _one_shot(name: str) -> str:
@@ -150,13 +151,14 @@ def adopt(
     seed: int,
     allows: Callable[[Sequence[int]], bool] | None = None,
 ) -> NniStrategy:
-    """Let a strategy of NNI's explore a space; one made from a model space keeps its labels.
+    """Let an NNI strategy explore a space; a space made from a model space keeps its labels.
 
     Args:
-        strategy: one that has not run.
-        space: whose subnets it proposes.
-        seed: of the global generators, for strategies that use them.
-        allows: whether a subnet's decisions keep the limits; others fail, and are not evaluated.
+        strategy: a strategy that has not run.
+        space: the space whose subnets it proposes.
+        seed: seed of the global generators, for strategies that use them.
+        allows: returns True if a subnet's decisions are within the limits; other subnets fail
+            without being evaluated.
     """
     _strategies()
     import nni
@@ -182,13 +184,13 @@ def adopt(
 
 
 class _Explored:
-    """Stands for the model that NNI's simplified space wants; nothing is ever made of it."""
+    """Placeholder for the model that NNI's simplified space requires; it is never used."""
 
 
 class _NoSleep:
     @staticmethod
     def sleep(seconds: float) -> None:
-        """Go on: NNI's tuners sleep a second after each model, here submitting blocks instead."""
+        """Do nothing: NNI's tuners sleep a second after each model, but here submitting blocks."""
 
 
 @cache
@@ -196,10 +198,10 @@ def _strategies() -> Any:
     """Import NNI's module of strategies."""
     library()
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")  # gym, if it is there, prints that it is old
+        warnings.simplefilter("ignore")  # gym, if installed, prints that it is outdated
         from nni.nas import strategy
         from nni.nas.strategy import hpo
     hpo.time = _NoSleep
-    # It logs every end; failures are raised with all that it would log.
+    # It logs every end; failures are raised with everything that it would log.
     logging.getLogger("nni.nas.strategy.base").setLevel(logging.CRITICAL + 1)
     return strategy

@@ -1,9 +1,9 @@
-"""A strategy of NNI's, run unchanged: the models that it submits are subnets of a stream.
+"""Runs an NNI strategy unchanged: the models that it submits are the subnets of a stream.
 
-The strategy runs on a thread of its own, but never at the same time as the thread that drives it:
-one hands over to the other and waits. The strategy is told scores only then, in sequence order, so
-what it submits depends on its seed and the scores alone, never on the number of workers or on
-timing. An execution engine, as NNI has others, hands over every model that is submitted.
+The strategy runs on a separate thread, but never at the same time as the thread that drives it: one
+of them passes control to the other and waits. Scores are reported to the strategy only then, in
+sequence order, so that its proposals depend only on its seed and the scores, never on the number of
+workers or on timing. A custom NNI execution engine passes on every model that is submitted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def engine_class() -> Any:
     from nni.nas.space import ModelStatus
 
     class SubnetEngine(ExecutionEngine):  # type: ignore[misc]
-        """Submitting blocks until the model was taken; waiting blocks until scores are told.
+        """Submitting blocks until the model is taken; waiting blocks until scores are reported.
 
-        There is always an idle worker, and a budget until the end: no strategy sleeps.
+        There is always an idle worker, and a budget until the end, so no strategy sleeps.
 
-        ``submit`` is called with each model, ``wait`` with a condition until which to wait.
+        ``submit`` is called with each model, ``wait`` with a condition to wait for.
         """
 
         def __init__(
@@ -68,11 +68,11 @@ def engine_class() -> Any:
             self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Trained))
 
         def reject(self, model: Any) -> None:
-            """Tell the strategy that a model failed, because it does not keep the limits."""
+            """Report to the strategy that a model failed, because it is not within the limits."""
             self.dispatch_model_event(TrainingEndEvent(model, ModelStatus.Failed))
 
         def shutdown(self) -> None:
-            """Nothing is left to end."""
+            """Do nothing, because nothing has to be stopped."""
 
     return SubnetEngine
 
@@ -81,30 +81,30 @@ def engine_class() -> Any:
 
 
 END_SECONDS = 60.0
-"""How long a strategy may take to end once it is told to."""
+"""Maximum time for a strategy to end after it was asked to."""
 
 REJECTIONS = 10_000
-"""Subnets in a row that do not keep the limits, before these are called impossible."""
+"""Consecutive subnets outside the limits after which the limits are considered impossible."""
 
 _DEDUP = "_dedup_helper"
-"""Attribute of those strategies of NNI's that propose each subnet only once."""
+"""Attribute of those NNI strategies that propose each subnet only once."""
 
 
 class _Ended(BaseException):
-    """Raised inside a strategy that is to end."""
+    """Raised inside a strategy to end it."""
 
 
 class NniStrategy:
-    """An :class:`naspipe.streams.feedback.ExplorationStrategy` around one of NNI's.
+    """An :class:`naspipe.streams.feedback.ExplorationStrategy` around an NNI strategy.
 
-    Scores are told as they are: more is better, as most of NNI's strategies have it.
+    Scores are reported unchanged: more is better, as in most of NNI's strategies.
 
     Args:
-        strategy: one that has not run yet.
-        model_space: what it explores, in NNI's simplified form.
-        to_numbers: the decisions that a sample of NNI's stands for.
-        seed: of the global generators, for strategies that use them.
-        allows: whether decisions keep the limits; None where there are none.
+        strategy: a strategy that has not run yet.
+        model_space: the space to explore, in NNI's simplified form.
+        to_numbers: converts a sample of NNI's to decisions.
+        seed: seed of the global generators, for strategies that use them.
+        allows: returns True if decisions are within the limits; None if there are no limits.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class NniStrategy:
         """See :class:`ExplorationStrategy`.
 
         Raises:
-            ConfigError: when the strategy has ended, as its space is exhausted, or when nothing
-                that it proposes keeps the limits.
+            ConfigError: if the strategy has ended because its space is exhausted, or if none of its
+                proposals is within the limits.
             Exception: whatever the strategy raises.
         """
         if self._engine.is_over:
@@ -154,19 +154,19 @@ class NniStrategy:
         )
 
     def _allowed(self, sample: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """The decisions of a subnet; None for one that is not to be evaluated."""
+        """Return the decisions of a subnet; None for one that must not be evaluated."""
         try:
             numbers = self._to_numbers(sample)
         except ValueError:
-            return None  # an InputChoice of any number of inputs that chose none
+            return None  # an InputChoice of any number of inputs has chosen none
         return numbers if self._allows is None or self._allows(numbers) else None
 
     def observe(self, sequence_id: int, score: float) -> None:
-        """See :class:`ExplorationStrategy`; raises as :meth:`propose`."""
+        """See :class:`ExplorationStrategy`; raises like :meth:`propose`."""
         self._ask("observe", (self._under_way.pop(sequence_id), score))
 
     def finish(self) -> None:
-        """Nothing more is asked for: the strategy ends by itself, as without a budget."""
+        """Stop requesting subnets: the strategy ends by itself, as if its budget were used up."""
         self._engine.is_over = True
         with self._randomness.in_use(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -176,7 +176,7 @@ class NniStrategy:
         self._thread = None
 
     def close(self) -> None:
-        """End the strategy, wherever it is."""
+        """End the strategy at any point."""
         if self._thread is not None and self._thread.is_alive():
             self._requests.put(("end", None))
             self._thread.join(END_SECONDS)
@@ -199,7 +199,7 @@ class NniStrategy:
         return answer
 
     def _raise_end(self, what: str) -> None:
-        """Report that the strategy has ended, unless what is asked is to take a score."""
+        """Report that the strategy has ended, unless the request only reports a score."""
         if self._failure is not None:
             raise self._failure
         if what == "propose":
@@ -223,7 +223,7 @@ class NniStrategy:
         self._answers.put((False, None))
 
     def _submit(self, model: Any) -> None:
-        """Hand a model of the strategy over, and go on at the next request for one."""
+        """Pass on a model of the strategy, and continue at the next request for one."""
         if self._engine.is_over:
             raise _Ended
         self._answers.put((True, model))
@@ -239,7 +239,7 @@ class NniStrategy:
         self._serve(holds)
 
     def _serve(self, may_go_on: Callable[[], bool]) -> None:
-        """Take requests until the strategy may go on and propose a subnet, or must end."""
+        """Process requests until the strategy may continue and propose a subnet, or must end."""
         while True:
             what, subject = self._requests.get()
             if what == "end":

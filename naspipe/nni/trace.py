@@ -1,12 +1,12 @@
 """From a model space's forward to a torch.fx graph in which every decision is one node.
 
-Layer and input choices stay calls of their modules. A ``Repeat`` is unrolled to its greatest
-depth; what an architecture may leave out is marked with the :class:`Region` that it belongs to,
-and a call of :func:`either` says what stands in its place.
+Layer and input choices remain calls of their modules. A ``Repeat`` is unrolled to its greatest
+depth; what an architecture may omit is marked with its :class:`Region`, and a call of
+:func:`either` defines its replacement.
 
-A cell may return only the nodes which no other node of its reads (``loose_end``). In the space such
-a cell returns all nodes. Which are open follows from what its nodes read, and so does the number of
-channels that the next layers are made for: each has a candidate per number.
+A cell may return only those nodes that no other node of the cell reads (``loose_end``). In the
+space such a cell returns all nodes. Which nodes are open depends on the inputs of its nodes, and so
+does the number of channels for which the next layers are made: each has a candidate per number.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from naspipe.nni.library import Sample, labels_of, library, structure_in
 
 
 Ends = tuple[int, ...]
-"""The nodes of a cell that are open, as the cell counts them."""
+"""The open nodes of a cell, in the cell's numbering."""
 
 SIZED_BY: WeakKeyDictionary[nn.Module, tuple[Any, ...]] = WeakKeyDictionary()
-"""For modules that are made for the open ends of cells, these cells, one for each label."""
+"""Maps each module made for the open ends of cells to these cells, one for each label."""
 
 
 def is_loose(module: nn.Module) -> bool:
-    """Whether a module is a cell of this kind, with inputs to choose."""
+    """Return True if a module is a cell of this kind, with inputs to choose."""
     return isinstance(module, library().cell) and module.merge_op == "loose_end"
 
 
 def cells_that_size(module: nn.Module) -> tuple[Any, ...]:
-    """Return the cells whose number of open ends a module is made for."""
+    """Return the cells for whose number of open ends a module is made."""
     return SIZED_BY.get(module, ())
 
 
 def input_labels(cell: Any) -> tuple[str, ...]:
-    """Return the labels that say what the nodes of a cell read."""
+    """Return the labels that determine the inputs of a cell's nodes."""
     return tuple(dict.fromkeys(each.label for node in cell.inputs for each in node))
 
 
 def open_ends(cell: Any, sample: Sample) -> Ends:
-    """Return the nodes that no other node reads, in an architecture."""
+    """Return the nodes of a cell that no other node reads, in an architecture."""
     used = {node for label in input_labels(cell) for node in sample[label]}
     return tuple(node for node in cell.output_node_indices if node not in used)
 
 
 def variants(cell: Any, *, by_number: bool) -> Iterator[Sample]:
-    """Yield what the nodes read: for every set of open ends, or for every number of them, once."""
+    """Yield node inputs once for every set of open ends, or for every number of open ends."""
     *others, last = cell.output_node_indices
     for count in range(len(others) + 1):
         for some in combinations(others, count):
@@ -69,10 +69,10 @@ def variants(cell: Any, *, by_number: bool) -> Iterator[Sample]:
 
 
 def _reading(cell: Any, ends: Ends) -> Sample:
-    """Return inputs that leave these nodes open, and no others.
+    """Return inputs that leave exactly these nodes open.
 
-    Every other node is read once, by the last one that has an input left: a node has all slots that
-    an earlier one has but its own, so there is always one.
+    Every other node is read once, by the last node that has an input left: a node has all slots of
+    an earlier one except its own, so there is always one.
     """
     sample: Sample = {}
     slots: list[str] = []
@@ -94,24 +94,24 @@ class Region:
     """NNI's expression of the depth."""
     index: int
     source: fx.Node
-    """A tensor that goes in; it stands for whatever is computed inside, where nothing is."""
+    """An input tensor; it replaces everything that is computed inside if the region is inactive."""
 
     @property
     def labels(self) -> tuple[str, ...]:
         return labels_of(self.depth)
 
     def is_active(self, sample: Sample) -> bool:
-        """Whether an architecture has this repetition."""
+        """Return True if an architecture has this repetition."""
         return bool(self.depth.freeze(sample) > self.index)
 
 
 def either(inside: Any, outside: Any) -> Any:
-    """Mark the end of a region: what comes out of it, or what went in. It is never called."""
+    """Mark the end of a region: its output, or its input if inactive. It is never called."""
     raise RuntimeError("a mark of the tracer was called")
 
 
 def arguments(node: fx.Node, sample: Sample) -> tuple[Any, Any]:
-    """Return what an architecture calls a node with: of a cell's nodes those that are open."""
+    """Return the arguments of a node in an architecture: only the open nodes of a cell."""
     if "cell" not in node.meta:
         return node.args, node.kwargs
     cell = node.meta["cell"]
@@ -122,7 +122,7 @@ def arguments(node: fx.Node, sample: Sample) -> tuple[Any, Any]:
 
 
 def attribute(root: nn.Module, path: str) -> Any:
-    """Return what a forward reads of a module, without ``getattr``, which fails during a trace."""
+    """Return an attribute by path without ``getattr``, which fails during a trace."""
     path, _, name = path.rpartition(".")
     owner = root.get_submodule(path)
     for kept in (owner._parameters, owner._buffers, owner.__dict__):
@@ -133,7 +133,7 @@ def attribute(root: nn.Module, path: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Entered:
-    """A module whose forward was followed from here on."""
+    """A module whose forward is followed from this step on."""
 
     module: nn.Module
     regions: tuple[Region, ...]
@@ -146,7 +146,7 @@ class Traced:
     space: Any
     graph: fx.Graph
     steps: tuple[fx.Node | Entered, ...]
-    """Everything that is called, in order; parameters and inputs are no steps."""
+    """Everything that is called, in order; parameters and inputs are not steps."""
 
     @property
     def name(self) -> str:
@@ -154,7 +154,7 @@ class Traced:
 
 
 def trace(space: Any) -> Traced:
-    """Trace what a model space computes, with every decision open.
+    """Trace the forward of a model space, with every decision open.
 
     Raises:
         ConfigError: for a forward that cannot be traced, with the reason and the place.
@@ -181,17 +181,17 @@ def trace(space: Any) -> Traced:
 
 
 def traceable(name: str) -> AbstractContextManager[None]:
-    """Blame the user's forward for whatever is raised inside."""
+    """Attribute any exception inside to the user's forward."""
     return users_code(f"space {name}: expected a forward that torch.fx can trace, found")
 
 
 def _opened_in(space: nn.Module) -> set[int]:
-    """Return the ids of the modules whose forward is followed: those around a decision.
+    """Return the ids of the modules whose forward is followed: those that contain a decision.
 
-    Choices, and everything without a decision in it, are one node.
+    Choices, and everything without a decision inside, are one node.
     """
     known = library()
-    around = {  # what works on a cell's lists of tensors, which only Python can follow
+    around = {  # modules that handle a cell's lists of tensors, which only Python can follow
         id(part)
         for _, module in structure_in(space)
         if isinstance(module, known.cell)

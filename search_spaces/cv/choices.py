@@ -1,4 +1,4 @@
-"""What a subnet of an image space is chosen from: 12 operations in each of 32 blocks."""
+"""The choices of an image space: 12 operations in each of 32 blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Operation:
     """``identity``, ``separable``, ``dilated separable``, ``conv``, ``conv pair``, ``average
     pool`` or ``max pool``."""
     kernel: int = 1
-    """Pixels that it sees in each direction."""
+    """Size in pixels in each direction."""
 
     def __str__(self) -> str:
         if self.kind == "identity":

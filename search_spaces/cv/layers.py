@@ -1,7 +1,7 @@
 """The torch modules of the image classification spaces.
 
-Every module is deterministic on CPU and CUDA, keeps its inputs as they are, and draws nothing at
-random after its initialisation. Tensors are (batch, channel, height, width).
+Every module is deterministic on CPU and CUDA, does not modify its inputs, and draws no random
+numbers after its initialisation. Tensors are (batch, channel, height, width).
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from search_spaces.activations import activation_module
 from search_spaces.cv.choices import Operation
 
 _RESIDUAL_GAIN = 0.1
-"""Scale of each residual branch's norm at the start. A third as much as the input from all 32
-branches together: when branches change from subnet to subnet, 0.18 and 0.05 train worse."""
+"""Initial scale of each residual branch's norm.
+
+All 32 branches together then add a third as much as the input: when branches change from subnet to
+subnet, 0.18 and 0.05 train worse.
+"""
 
 
 def _conv(
@@ -28,7 +31,7 @@ def _conv(
     groups: int = 1,
     dilation: int = 1,
 ) -> nn.Conv2d:
-    """A convolution without bias (a norm follows) that keeps the size at stride 1."""
+    """Return a convolution without bias (a norm follows) that keeps the size at stride 1."""
     layer = nn.Conv2d(
         inputs,
         outputs,
@@ -44,7 +47,7 @@ def _conv(
 
 
 class _MaxOfThree(torch.autograd.Function):
-    """Greatest of each pixel and its two neighbours along one dimension."""
+    """Maximum of each pixel and its two neighbours along one dimension."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
@@ -59,7 +62,7 @@ class _MaxOfThree(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Each pixel's gradient goes to itself if it is greatest, else to the one before it."""
+        """Pass each gradient to the pixel itself if greatest, else to the one before or after."""
         x, out = ctx.saved_tensors
         (grad,) = grads
         dim, last = ctx.dim, x.size(ctx.dim) - 1
@@ -75,14 +78,14 @@ class _MaxOfThree(torch.autograd.Function):
 
 
 class MaxPool(nn.Module):
-    """Greatest of each pixel's 3x3 neighbourhood, down the columns, then along the rows.
+    """Maximum of each pixel's 3x3 neighbourhood, first along columns, then along rows.
 
-    The library's own kernel may add up gradients in no fixed order on CUDA, and takes half as
-    long again on CPU.
+    The library's own kernel may add up gradients in an arbitrary order on CUDA, and takes 1.5 times
+    as long on CPU.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep the size; beyond the border there is nothing."""
+        """Return a tensor of the same size; the border is not padded with values."""
         for dim in (2, 3):
             x = cast(Tensor, _MaxOfThree.apply(x, dim))  # type: ignore[no-untyped-call]
         return x

@@ -1,6 +1,6 @@
-"""The spaces cv.c1 to cv.c3: what their blocks and candidates are.
+"""The blocks and candidates of the spaces cv.c1 to cv.c3.
 
-A candidate is one of 12 operations behind one of up to 4 activations. Candidates are numbered
+A candidate is one of up to 4 activations followed by one of 12 operations. Candidates are numbered
 activation by activation, so candidate k of a smaller space is candidate k of a larger one.
 """
 
@@ -21,17 +21,19 @@ HALVINGS = {"tiny": 1, "small": 1, "paper": 4}
 """How often the stem halves height and width."""
 
 INFO = ("channels", "height", "width", "classes")
-"""What the data has to state."""
+"""Values that the data must state."""
 
 SHARED_RULES: dict[str, Rule] = {"stem": Lag(1, over=100, predicts=True), "head": Exact()}
-"""The later the stem is read the worse it learns, at the beginning above all; so as little as
-helps, and not before step 100 (docs/rules.md)."""
+"""Training on a stale stem reduces accuracy, above all at the beginning.
+
+The lag is therefore the smallest that helps, and starts at step 100 (docs/rules.md).
+"""
 
 
 def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
-    """The blocks of a space, with a rule for each shared layer."""
+    """Return the blocks of a space, with a rule for each shared layer."""
     width = WIDTHS[scale]
     listed = CANDIDATES.of(name)
     candidates = [partial(_candidate, width, *candidate) for candidate in listed]
@@ -43,7 +45,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """What a run uses unless its user says otherwise."""
     return Defaults(
         data="fashion-mnist",
         batch_size={"tiny": 32, "small": 64, "paper": 64}[scale],

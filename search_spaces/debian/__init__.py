@@ -1,7 +1,7 @@
-"""Data sets from Debian packages, which the named search spaces train on.
+"""Data sets from Debian packages, on which the named search spaces are trained.
 
 The registry of data sets, `naspipe.data.registry`, imports ``ENTRIES`` from here by name. Preparing
-these data sets needs apt and dpkg, or the packages' files, and subword-nmt for text.
+these data sets requires apt and dpkg, or the packages' files, and subword-nmt for text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Fashion-MNIST from its Debian package: 28x28 grey images of ten kinds of clothing.
 
-The package holds IDX files, the format of the MNIST family; :func:`read_idx` reads them strictly.
+The package contains IDX files, the format of the MNIST family; :func:`read_idx` reads them
+strictly.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def open_images(directory: Path, batch_size: int, split: str, record: dict[str, 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """Return the array of unsigned bytes in a gzipped IDX file of ``dimensions`` dimensions.
 
-    The file must be exactly what its header says, and no larger than 1 GiB unpacked.
+    The file must match its header exactly, and be no larger than 1 GiB unpacked.
     """
     header_bytes = 4 + 4 * dimensions
     try:

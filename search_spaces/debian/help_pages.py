@@ -1,7 +1,7 @@
 """Sentence pairs from LibreOffice's help pages: read, paired, cleaned and split.
 
 Paragraphs of two languages are paired by the name of their page and by their identifier. The split
-of a pair follows from the name of its page.
+of a pair depends on the name of its page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HELD_OUT_PERCENT = 2  # of the pages, for each of valid and test
 
 Pair = tuple[str, str]
 ParagraphId = tuple[str, int]
-"""An element's id, and how many paragraphs of the page had that id before."""
+"""An element's id, and the number of earlier paragraphs of the page with that id."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Frame:
     variants: list[_Frame] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return the text; of a switch the default variant's, or the first one's."""
+        """Return the text; for a switch, that of the default variant, or of the first one."""
         if self.kind != "switch":
             return "".join(self.parts)
         chosen = [variant for variant in self.variants if variant.is_default] or self.variants
@@ -50,8 +50,8 @@ class _Frame:
 class _ParagraphReader(HTMLParser):
     """Collects the text of each heading or paragraph that has an id.
 
-    Where the help has one text for each of several systems or programs (``switchinline``), one of
-    them is taken, by a rule that takes the same one in every language.
+    If the help has different texts for several systems or programs (``switchinline``), one of them
+    is chosen by the same rule in every language.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _ParagraphReader(HTMLParser):
             self._frames[-1].parts.append(data)
 
     def updatepos(self, i: int, j: int) -> int:
-        """Lines are not counted: nobody asks for them, and it takes a tenth of the time."""
+        """Do not count lines: the numbers are not used, and counting takes a tenth of the time."""
         return j
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ def read_paragraphs(page: str) -> dict[ParagraphId, str]:
 def pair_pages(
     source_pages: Path, target_pages: Path, done: Callable[[], None] = lambda: None
 ) -> dict[str, list[Pair]]:
-    """Return the paragraph pairs of every page that both directories hold, by the page's path.
+    """Return the paragraph pairs of every page that both directories contain, by the page's path.
 
     ``done`` is called after each page. Raises `DataError` if nothing can be paired.
     """
@@ -165,7 +165,7 @@ def _read(path: Path) -> str:
 
 
 def is_clean(source: str, target: str) -> bool:
-    """Tell whether a pair looks like a sentence and its translation.
+    """Return True if a pair looks like a sentence and its translation.
 
     Both have `MIN_WORDS` to `MAX_WORDS` words, neither more than `MAX_LENGTH_RATIO` times the
     other's, and they differ (equal ones are program text or not translated).
@@ -190,10 +190,10 @@ def split_of(page: str) -> str:
 
 
 def split_pairs(pages: Mapping[str, Sequence[Pair]]) -> dict[str, list[Pair]]:
-    """Return the clean pairs of each split, in the order of the pages, each pair once in all.
+    """Return the clean pairs of each split, in the order of the pages, each pair only once.
 
-    A pair that stands in several splits stays in the first of `SPLITS`, so that nothing of valid
-    or test was seen in training.
+    A pair that occurs in several splits is kept in the first of `SPLITS`, so that valid and test
+    contain no pair of train.
     """
     found: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for page in sorted(pages):

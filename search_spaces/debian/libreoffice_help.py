@@ -1,4 +1,4 @@
-"""English-German sentence pairs from LibreOffice's help, binarised as fairseq does it.
+"""English-German sentence pairs from LibreOffice's help, binarised as in fairseq.
 
 Words are cut into subwords by byte pair encoding, which subword-nmt learns on the training split.
 """
@@ -80,9 +80,9 @@ def binarise(
     merges: int,
     progress: PreparationProgress,
 ) -> dict[str, int]:
-    """Write codes, dictionaries and binarised splits; return what was counted.
+    """Write codes, dictionaries and binarised splits, and return the counts.
 
-    Merges and dictionary are learned on train only and are those of both languages.
+    Merges and dictionary are learned on train only and are shared by both languages.
     """
     progress.phase("learn subwords", merges)
     codes = learn_merges(
@@ -125,7 +125,7 @@ def words_of(text: str) -> list[str]:
 
 
 class _CodesFile(io.StringIO):
-    """Takes the merges, one per write, and counts them."""
+    """Receives the merges, one per write, and counts them."""
 
     def __init__(self, learned: Callable[[], None]) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def learn_merges(
 ) -> str:
     """Return the text of a codes file with up to ``merges`` merges learned on ``texts``.
 
-    ``learned`` is called about once per merge. The result depends on the texts' word counts only.
+    ``learned`` is called about once per merge. The result depends only on the texts' word counts.
     """
     from subword_nmt.learn_bpe import learn_bpe  # here: runs on other data need no subword-nmt
 
@@ -149,14 +149,14 @@ def learn_merges(
     ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     vocabulary = [f"{word} {count}" for word, count in ordered]
     codes = _CodesFile(learned)
-    # It draws a progress bar of its own and reports there that it stops early.
+    # It draws its own progress bar, and writes there if it stops early.
     with contextlib.redirect_stderr(io.StringIO()):
         learn_bpe(vocabulary, codes, merges, is_dict=True)
     return codes.getvalue()
 
 
 class SubwordCutter:
-    """Cuts texts by learned merges; a subword that goes on in the next one ends in ``@@``."""
+    """Cuts texts by learned merges; a subword that is continued by the next one ends in ``@@``."""
 
     def __init__(self, codes: str) -> None:
         from subword_nmt.apply_bpe import BPE
@@ -164,6 +164,5 @@ class SubwordCutter:
         self._bpe = BPE(io.StringIO(codes))
 
     def __call__(self, text: str) -> list[str]:
-        """Return the subwords of ``text``."""
         subwords: list[str] = self._bpe.segment_tokens(words_of(text))
         return subwords

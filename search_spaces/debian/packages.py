@@ -19,7 +19,7 @@ UPDATE_SECONDS = 180.0
 DOWNLOAD_SECONDS = 300.0
 UNPACK_SECONDS = 120.0
 
-# Hooks of the system's own configuration would touch the system: they are taken away.
+# Hooks of the system's own configuration would modify the system, so they are removed.
 _CONFIGURATION = """\
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
@@ -31,7 +31,7 @@ _CONFIGURATION = """\
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An unpacked Debian package: files are found under ``directory`` as ``usr/share/…``."""
+    """An unpacked Debian package, with its files under ``directory`` as ``usr/share/…``."""
 
     name: str
     version: str
@@ -41,11 +41,11 @@ class Package:
 def unpacked(
     names: Sequence[str], work: Path, *, dataset: str, source: Path | None = None
 ) -> dict[str, Package]:
-    """Return packages ``names`` unpacked, downloaded unless ``source`` holds them.
+    """Return packages ``names`` unpacked, downloaded unless ``source`` contains them.
 
-    ``source`` may be a .deb file (other packages' files are looked for beside it), a directory of
-    .deb files, or a directory into which the packages were unpacked (all into one, or each into a
-    folder of its own name). ``work`` is scratch space of the caller's.
+    ``source`` may be a .deb file (other packages' files are searched for in the same directory), a
+    directory of .deb files, or a directory into which the packages were unpacked (all into one, or
+    each into a folder of its own name). ``work`` is the caller's scratch directory.
     """
     try:
         if source is None:
@@ -146,7 +146,7 @@ def _private_apt(place: Path) -> list[str]:
         "Dir::Cache::Archives": place / "cache" / "archives",
         "Dir::Log": place / "log",
         "APT::Sandbox::User": "root",  # no other user can write to this private directory
-        "APT::Update::Error-Mode": "any",  # else an unreachable mirror is only a warning
+        "APT::Update::Error-Mode": "any",  # otherwise an unreachable mirror is only a warning
         "Acquire::Languages": "none",
         "Acquire::Retries": "2",
         "Acquire::http::Timeout": "20",
@@ -161,7 +161,7 @@ def _private_apt(place: Path) -> list[str]:
 def _run(
     command: Sequence[str], deadline_seconds: float, purpose: str, directory: Path | None = None
 ) -> str:
-    """Return the command's output; at the deadline it is ended with all it has started."""
+    """Return the command's output; at the deadline the command and its children are killed."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:

@@ -1,1 +1,1 @@
-"""Plain networks as spaces of one candidate per block: of images here, of text in ``bert``."""
+"""Plain networks as spaces with one candidate per block: for images here, for text in ``bert``."""

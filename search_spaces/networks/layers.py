@@ -9,19 +9,19 @@ from search_spaces.networks.parts import EXPANSION, Bottleneck, Conv
 
 
 def conv(spec: Conv) -> nn.Module:
-    """A convolution of VGG's with its activation, and the pool behind it where there is one."""
+    """Return a convolution of VGG with its activation, and the pooling after it, if any."""
     pool = [nn.MaxPool2d(2)] if spec.pools else []
     return nn.Sequential(nn.Conv2d(spec.inputs, spec.outputs, 3, padding=1), nn.ReLU(), *pool)
 
 
 def linear(inputs: int, outputs: int, is_last: bool) -> nn.Module:
-    """A linear layer of VGG's; all but the last with activation and dropout."""
+    """Return a linear layer of VGG; all but the last have an activation and dropout."""
     behind = [] if is_last else [nn.ReLU(), nn.Dropout(0.5)]
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs), *behind)
 
 
 def stem(channels: int, width: int, is_large: bool) -> nn.Module:
-    """ResNet's first convolution: of ImageNet's images, or of small ones."""
+    """Return ResNet's first convolution, for ImageNet's images or for small ones."""
     size, stride = (7, 2) if is_large else (3, 1)
     pool = [nn.MaxPool2d(3, 2, padding=1)] if is_large else []
     first = nn.Conv2d(channels, width, size, stride, padding=size // 2, bias=False)
@@ -29,7 +29,7 @@ def stem(channels: int, width: int, is_large: bool) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """A bottleneck beside its shortcut, which is projected where the shape changes."""
+    """A bottleneck with a shortcut, which is projected if the shape changes."""
 
     def __init__(self, spec: Bottleneck) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Residual(nn.Module):
         self.shortcut = nn.Identity() if is_same else nn.Sequential(*projection)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, inputs, height, width) to (batch, 4 * width, height / stride, ...)."""
+        """Map (batch, inputs, height, width) to (batch, 4 * width, height / stride, ...)."""
         return torch.relu(self.shortcut(images) + self.branch(images))
 
 
@@ -54,5 +54,5 @@ def _normed(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Mo
 
 
 def classifier(inputs: int, classes: int) -> nn.Module:
-    """The mean over each channel, and a score for each class."""
+    """Return the mean over each channel, followed by a score for each class."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))

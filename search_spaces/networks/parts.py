@@ -1,4 +1,4 @@
-"""The parts of the plain networks, as their specification names them."""
+"""The parts of the plain networks, as named in their specification."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class Conv(NamedTuple):
-    """A 3x3 convolution of VGG's, with its activation."""
+    """A 3x3 convolution of VGG, with its activation."""
 
     inputs: int
     outputs: int
     pools: bool
-    """Halve height and width behind it."""
+    """True to halve height and width after it."""
 
 
 class Bottleneck(NamedTuple):
-    """Of ResNet's: 1x1, 3x3 and 1x1 convolutions, each with batch normalisation."""
+    """A bottleneck of ResNet: 1x1, 3x3 and 1x1 convolutions, each with batch normalisation."""
 
     inputs: int
     width: int
@@ -23,4 +23,4 @@ class Bottleneck(NamedTuple):
 
 
 EXPANSION = 4
-"""Channels that leave a bottleneck, over its width."""
+"""Ratio of a bottleneck's output channels to its width."""

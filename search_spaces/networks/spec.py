@@ -1,8 +1,8 @@
-"""VGG-8, -16 and -19, ResNet-50, -101 and -152: what their blocks are.
+"""The blocks of VGG-8, -16 and -19 and of ResNet-50, -101 and -152.
 
 The layers are those of the papers (Simonyan and Zisserman 2015, table 1, D and E; He et al. 2016,
-table 1). VGG-8 is a small one of their kind: three widths and one linear layer between. A scale
-changes widths; an image that is too small for a pool or a stride goes without.
+table 1). VGG-8 is a small variant: three widths, and one linear layer before the classifier. A
+scale changes widths; pools and strides are omitted if an image is too small for them.
 """
 
 from __future__ import annotations
@@ -18,38 +18,37 @@ from search_spaces.common import Defaults, cross_entropy
 from search_spaces.networks.parts import EXPANSION, Bottleneck, Conv
 
 WIDTHS = {"tiny": 8, "small": 32, "paper": 64}
-"""Channels of the first convolution; of VGG-8's twice as many at the scale tiny."""
+"""Channels of the first convolution; VGG-8 has twice as many at the scale tiny."""
 
 HIDDEN = {"tiny": 1152, "small": 2048, "paper": 4096}
-"""Of VGG's linear layers, which have most of all parameters."""
+"""Width of VGG's linear layers, which have most of all parameters."""
 
 VGG = {"vgg8": (2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4, 4, 4)}
 """Convolutions before each pool."""
 
 RESNET = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
-"""Bottlenecks of each width."""
+"""Number of bottlenecks of each width."""
 
 NAMES = (*VGG, *RESNET)
 
 INFO = ("channels", "height", "width", "classes")
-"""What the data has to state."""
+"""Values that the data must state."""
 
 SHARED_RULES: dict[str, Rule] = {}
 
 _LARGE = 64
-"""Pixels from which on ResNet's stem is that of ImageNet: 7x7, a stride and a pool."""
+"""Image size in pixels from which ResNet's stem is that for ImageNet: 7x7, a stride and a pool."""
 
 
 def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
-    """The blocks of a network; there is nothing to choose."""
+    """Return the blocks of a network; there is nothing to choose."""
     parts = _vgg if name in VGG else _resnet
     return [Block([part]) for part in parts(name, scale, info)]
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """What a run uses unless its user says otherwise."""
     is_small = name == "vgg8"
     return Defaults(
         data="fashion-mnist",
@@ -63,12 +62,12 @@ def defaults(name: str, scale: str) -> Defaults:
 
 
 def cuts(name: str) -> tuple[int, ...]:
-    """Where a VGG is cut to teach block by block: before every convolution but the first."""
+    """Return where a VGG is cut for blockwise distillation: at each convolution but the first."""
     return tuple(range(1, sum(VGG[name]))) if name in VGG else ()
 
 
 def convolutions(name: str, scale: str, info: Mapping[str, int]) -> tuple[list[Conv], int]:
-    """A VGG's convolutions, and the numbers that they leave of an image."""
+    """Return a VGG's convolutions, and the number of features after them."""
     found: list[Conv] = []
     inputs, height, width = info["channels"], info["height"], info["width"]
     first = 16 if (name, scale) == ("vgg8", "tiny") else WIDTHS[scale]

@@ -1,4 +1,4 @@
-"""What a subnet of a translation space is chosen from: 24 operations in each of 48 blocks."""
+"""The choices of a translation space: 24 operations in each of 48 blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENCODER_BLOCKS = 24
 DECODER_BLOCKS = 24
 
 ACTIVATIONS = ("none", "relu", "swish", "leaky relu")
-"""Applied to what an operation adds to its input."""
+"""Applied to an operation's output before it is added to the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class Operation:
     kind: str
     """``conv``, ``separable``, ``light``, ``attention`` or ``glu``."""
     kernel: int = 1
-    """Tokens that a convolution sees."""
+    """Number of tokens that a convolution covers."""
     heads: int = 1
-    """Groups of channels with a kernel or an attention of their own."""
+    """Number of groups of channels with a separate kernel or attention."""
 
     def __str__(self) -> str:
         sized = f" {self.kernel}x1" if self.kind in ("conv", "separable", "light") else ""

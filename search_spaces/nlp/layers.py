@@ -1,8 +1,9 @@
 """The candidates of the translation spaces.
 
-Every module is deterministic on CPU and CUDA, keeps its inputs as they are, and draws nothing
-at random after its initialisation. Tensors are (batch, token, width); masks are True at padding.
-Sources are padded on the left, targets on the right, so a causal decoder needs no mask of its own.
+Every module is deterministic on CPU and CUDA, does not modify its inputs, and draws no random
+numbers after its initialisation. Tensors are (batch, token, width); masks are True at padding.
+Sources are padded on the left, targets on the right, so that a causal decoder needs no mask of its
+own.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from search_spaces.activations import activation_module
 from search_spaces.nlp.choices import DECODER_BLOCKS, ENCODER_BLOCKS, Operation
 
 _OUTPUT_GAIN = (ENCODER_BLOCKS + DECODER_BLOCKS) ** -0.5
-"""Scale of each residual branch's last weight at the start, so that 48 of them add up to about
-the size of their input."""
+"""Initial scale of each residual branch's last weight; 48 branches add up to the input's size."""
 
 
 def linear(inputs: int, outputs: int, gain: float = 1.0) -> nn.Linear:
@@ -28,12 +28,12 @@ def linear(inputs: int, outputs: int, gain: float = 1.0) -> nn.Linear:
 
 
 def _hide(x: Tensor, mask: Tensor | None) -> Tensor:
-    """``x`` with zeros at padding, so that a convolution sees what it sees beyond the ends."""
+    """Return ``x`` with zeros at padding, so that convolutions treat padding like the ends."""
     return x if mask is None else x.masked_fill(mask.unsqueeze(-1), 0.0)
 
 
 def _lowest(dtype: torch.dtype) -> float:
-    """A score whose weight is exactly 0 beside any real score, yet far from infinity.
+    """Return a score whose weight is exactly 0 next to any real score, yet far from infinity.
 
     A row without any real score thus gets equal weights, not NaN.
     """
@@ -41,7 +41,7 @@ def _lowest(dtype: torch.dtype) -> float:
 
 
 class Convolution(nn.Module):
-    """Full convolution over tokens, as one product with the neighbours side by side."""
+    """Full convolution over tokens, as one product with the neighbours concatenated."""
 
     def __init__(self, width: int, kernel: int, causal: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Convolution(nn.Module):
         self.linear = linear(kernel * width, width, _OUTPUT_GAIN)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Add up the neighbours of each token, each through its own matrix."""
+        """Return the sum of each token's neighbours, each multiplied by its own matrix."""
         if self.kernel == 1:
             out: Tensor = self.linear(x)
             return out
@@ -61,7 +61,6 @@ class Convolution(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Show what the weights' shapes do not."""
         return f"kernel={self.kernel}, left={self.left}"
 
 
@@ -69,7 +68,7 @@ class SeparableConvolution(nn.Module):
     """Depthwise convolution over tokens, then a pointwise one.
 
     The depthwise part is a sum of shifted products: as fast as the library's kernels on small
-    inputs, and free of their set-up for each new shape of batch.
+    inputs, and without their set-up for each new shape of batch.
     """
 
     def __init__(self, width: int, kernel: int, causal: bool) -> None:
@@ -92,14 +91,13 @@ class SeparableConvolution(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Show what the weights' shapes do not."""
         return f"kernel={self.kernel}, left={self.left}"
 
 
 class LightConvolution(nn.Module):
-    """Gated input, depthwise convolution whose softmax kernels are one per head, output.
+    """Gated input, depthwise convolution with one softmax kernel per head, output projection.
 
-    The kernels are laid out as one banded matrix over tokens per head, so that all the work is
+    The kernels are arranged as one banded matrix over tokens per head, so that all the work is
     matrix products.
     """
 
@@ -124,7 +122,7 @@ class LightConvolution(nn.Module):
         return out
 
     def _band(self, length: int, like: Tensor) -> Tensor:
-        """(heads, length, length): row t holds the kernel around token t."""
+        """Return (heads, length, length), in which row t contains the kernel around token t."""
         place = torch.arange(length, device=like.device)
         offset = place.unsqueeze(0) - place.unsqueeze(1) + self.left
         tap = torch.arange(self.kernel, device=like.device).view(-1, 1, 1)
@@ -133,7 +131,6 @@ class LightConvolution(nn.Module):
         return band.view(self.heads, length, length)
 
     def extra_repr(self) -> str:
-        """Show what the weights' shapes do not."""
         return f"kernel={self.kernel}, heads={self.heads}, left={self.left}"
 
 
@@ -148,7 +145,7 @@ class SelfAttention(nn.Module):
         self.output = linear(width, width, _OUTPUT_GAIN)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Mix the tokens, past ones only if causal, never those that are padding."""
+        """Mix the tokens, only past ones if causal, and never padding."""
         query, key, value = self.projections(x).chunk(3, -1)
         hidden = None if mask is None else mask[:, None, None, :]
         if self.causal:
@@ -159,12 +156,11 @@ class SelfAttention(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        """Show what the weights' shapes do not."""
         return f"heads={self.heads}, causal={self.causal}"
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of the target's tokens to the encoder's memory."""
+    """Multi-head attention from the target's tokens to the encoder's memory."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -175,22 +171,21 @@ class CrossAttention(nn.Module):
         self.output = linear(width, width, _OUTPUT_GAIN)
 
     def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Read from the memory's tokens that are not padding."""
+        """Attend to the memory's tokens that are not padding."""
         hidden = mask[:, None, None, :]
         key, value = self.key(memory), self.value(memory)
         out: Tensor = self.output(_attend(self.query(y), key, value, self.heads, hidden))
         return out
 
     def extra_repr(self) -> str:
-        """Show what the weights' shapes do not."""
         return f"heads={self.heads}"
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int, hidden: Tensor | None) -> Tensor:
-    """Attention as plain products: the same kernels, in the same order, on every device.
+    """Compute attention as plain products: the same kernels, in the same order, on every device.
 
-    Also the faster way here: fused attention took 1.3 to 1.8 times as long at 600 tokens of
-    width 64 on one CPU thread.
+    This is also faster here: fused attention took 1.3 to 1.8 times as long at 600 tokens of width
+    64 on one CPU thread.
     """
 
     def split(part: Tensor) -> Tensor:
@@ -216,7 +211,7 @@ class GatedLinear(nn.Module):
             self.linear.weight[:width] *= 2 * _OUTPUT_GAIN  # 2: the gate halves
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """One half of the channels times the other's sigmoid."""
+        """Return one half of the channels times the sigmoid of the other."""
         return F.glu(self.linear(x), -1)
 
 
@@ -245,7 +240,7 @@ class EncoderCandidate(nn.Module):
         self.activation = activation_module(activation)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the changed tokens, and the mask as it came."""
+        """Return the changed tokens, and the unchanged mask."""
         return x + self.activation(self.operation(self.norm(x), mask)), mask
 
 
@@ -261,7 +256,7 @@ class DecoderCandidate(nn.Module):
         self.cross = CrossAttention(width, heads=4)
 
     def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the changed tokens, and the memory and its mask as they came."""
+        """Return the changed tokens, and the unchanged memory and mask."""
         y = y + self.activation(self.operation(self.norm(y), None))
         y = y + self.cross(self.cross_norm(y), memory, mask)
         return y, memory, mask

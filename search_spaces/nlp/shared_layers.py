@@ -1,4 +1,4 @@
-"""What every subnet of a translation space shares: embeddings, final norm, head; and the loss."""
+"""The shared layers of a translation space: embeddings, final norm, head; and the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from search_spaces.nlp.layers import linear
 
 
 def _sinusoids(length: int, width: int, device: torch.device) -> Tensor:
-    """(length, width): sines, then cosines, of wavelengths from 2 pi to 20,000 pi tokens."""
+    """Return (length, width): sines, then cosines, of wavelengths from 2 pi to 20,000 pi tokens."""
     steps = torch.arange(0, width, 2, device=device, dtype=torch.float32)
     angles = torch.arange(length, device=device, dtype=torch.float32).unsqueeze(1) * torch.exp(
         steps * (-math.log(10_000.0) / width)
@@ -44,7 +44,7 @@ class SourceEmbedding(_Embedding):
     """Embeds the source, padded on the left; positions count from its first real token."""
 
     def forward(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors and the mask of padding."""
+        """Return the vectors and the padding mask."""
         mask = source.eq(self.padding)
         length = source.size(1)
         place = torch.arange(length, device=source.device) - mask.sum(1, keepdim=True)
@@ -58,26 +58,26 @@ class TargetEmbedding(_Embedding):
     def forward(
         self, memory: Tensor, mask: Tensor, previous: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the vectors, and the memory and its mask as they came."""
+        """Return the vectors, and the unchanged memory and mask."""
         table = _sinusoids(previous.size(1), self.tokens.embedding_dim, previous.device)
         return self.embed(previous, table), memory, mask
 
 
 class FinalNorm(nn.Module):
-    """Norm of the decoder's output; the memory ends here."""
+    """Norm of the decoder's output; the memory is dropped here."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
 
     def forward(self, y: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Return the normed tokens alone."""
+        """Return only the normed tokens."""
         out: Tensor = self.norm(y)
         return out
 
 
 class Head(nn.Module):
-    """Scores of every word of the vocabulary, close to equal at the start."""
+    """Scores of every word of the vocabulary, nearly equal at the start."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -100,7 +100,8 @@ class TokenLoss(nn.Module):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Compare (batch, token, vocabulary) with (batch, token).
 
-        Flattened, since the loss over more than two dimensions has no deterministic CUDA kernel.
+        The tensors are flattened, because the loss over more dimensions has no deterministic CUDA
+        kernel.
         """
         return F.cross_entropy(
             logits.flatten(0, 1),
@@ -110,7 +111,7 @@ class TokenLoss(nn.Module):
         )
 
     def distill(self, logits: Tensor, taught: Tensor, target: Tensor) -> Tensor:
-        """Mean cross entropy against another subnet's words, over the same tokens."""
+        """Return the mean cross entropy against another subnet's scores, over the same tokens."""
         found = F.log_softmax(logits.flatten(0, 1), -1)
         expected = taught.flatten(0, 1).softmax(-1)
         is_word = (target.flatten() != self.padding).to(found.dtype)

@@ -1,4 +1,4 @@
-"""The spaces nlp.c0 to nlp.c3: what their blocks and candidates are.
+"""The blocks and candidates of the spaces nlp.c0 to nlp.c3.
 
 A candidate is one of 24 operations with one of up to 4 activations. Candidates are numbered
 activation by activation, so candidate k of a smaller space is candidate k of a larger one.
@@ -16,12 +16,12 @@ from search_spaces.common import Defaults
 from search_spaces.nlp.choices import CANDIDATES, DECODER_BLOCKS, ENCODER_BLOCKS, Operation
 
 PADDING = 1
-"""The token that fills sentences up, in the data sets that come with naspipe."""
+"""The padding token of the data sets that come with naspipe."""
 
 WIDTHS = {"tiny": 64, "small": 256, "paper": 1024}
 
 INFO = ("vocabulary", "padding")
-"""What the data has to state."""
+"""Values that the data must state."""
 
 SHARED_RULES: dict[str, Rule] = {
     "source_embedding": Lag(8),
@@ -34,7 +34,7 @@ SHARED_RULES: dict[str, Rule] = {
 def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
-    """The blocks of a space, with a rule for each shared layer."""
+    """Return the blocks of a space, with a rule for each shared layer."""
     vocabulary, padding = info["vocabulary"], info["padding"]
     width = WIDTHS[scale]
     listed = CANDIDATES.of(name)
@@ -61,7 +61,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """What a run uses unless its user says otherwise."""
     return Defaults(
         data={"tiny": "en-de-2k", "small": "en-de-8k", "paper": "en-de-8k"}[scale],
         max_tokens={"tiny": 600, "small": 4096, "paper": 12288}[scale],

@@ -1,1 +1,1 @@
-"""Students of plain networks that teach block by block: of each block of a teacher, a space."""
+"""Students of plain networks for blockwise distillation: a space for each block of a teacher."""

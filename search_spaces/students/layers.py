@@ -1,4 +1,4 @@
-"""The modules that students have and their teachers have not."""
+"""The modules that students have and their teachers do not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from search_spaces.networks.parts import Conv
 
 
 def separable(spec: Conv) -> nn.Module:
-    """In the place of a VGG's convolution: 3x3 for each channel, 1x1 across them, and its pool.
+    """Return the student of a VGG convolution: 3x3 per channel, 1x1 across them, and its pool.
 
-    (batch, inputs, height, width) to (batch, outputs, height, width), halved where it pools.
+    It maps (batch, inputs, height, width) to (batch, outputs, height, width), halved if it pools.
     """
     return nn.Sequential(
         *normed(spec.inputs, spec.inputs, 3, depthwise=True), nn.ReLU(),
@@ -20,7 +20,7 @@ def separable(spec: Conv) -> nn.Module:
 
 
 def whole(spec: Conv) -> nn.Module:
-    """A VGG's convolution with a norm, for maps as :func:`separable` takes and makes them."""
+    """Return a VGG's convolution with a norm, with the same shapes as :func:`separable`."""
     return nn.Sequential(*normed(spec.inputs, spec.outputs, 3), nn.ReLU(), *_pool(spec))
 
 

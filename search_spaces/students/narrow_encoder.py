@@ -1,7 +1,7 @@
-"""An encoder with half of BERT's heads and a narrower hidden layer, taught encoder by encoder.
+"""An encoder with half of BERT's heads and a narrower hidden layer, distilled encoder by encoder.
 
-Each encoder learns its teacher's hidden states. A hidden layer is of once or twice the width; the
-teacher's is of four times. The embedding and the head are those of the teacher's form.
+Each encoder learns its teacher's hidden states. A hidden layer has one or two times the width; the
+teacher's has four times the width. The embedding and the head have the teacher's form.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from search_spaces.networks.bert.spec import ENCODERS, PADDING, sizes
 from search_spaces.students.kind import StudentKind
 
 TIMES = (1, 2)
-"""Widths of the hidden layer of each candidate, over the encoder's."""
+"""Ratio of the hidden layer's width to the encoder's, for each candidate."""
 
 
 def chains(teacher: str, scale: str, info: Mapping[str, int]) -> list[list[Block | Shared]]:
-    """The student block of each encoder."""
     width, heads = sizes(teacher, scale)
     choice = Block([partial(_encoder, width, heads // 2, each) for each in TIMES], kind="encoder")
     blocks: list[list[Block | Shared]] = [[choice] for _ in range(ENCODERS[teacher])]

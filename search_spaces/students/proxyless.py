@@ -1,8 +1,8 @@
-"""A supernet like ProxylessNAS (Cai et al. 2019), taught by MobileNetV2 stage by stage.
+"""A supernet like ProxylessNAS (Cai et al. 2019), distilled from MobileNetV2 stage by stage.
 
-A layer is one of six MBConvs: kernel 3, 5 or 7, expansion 3 or 6. Layers behind the first of their
-stage may be left out, too: that is the last candidate. All layers of a stage have the teacher's
-width. The stem, the 1x1 convolution and the classifier are those of the teacher's form.
+A layer is one of six MBConvs: kernel 3, 5 or 7, expansion 3 or 6. All layers of a stage except the
+first may also be skipped, which is the last candidate. All layers of a stage have the teacher's
+width. The stem, the 1x1 convolution and the classifier have the teacher's form.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from search_spaces.networks.mobile.shapes import Shapes, Stage, shapes
 from search_spaces.students.kind import StudentKind
 
 OPERATIONS = tuple((size, expansion) for expansion, size in product((3, 6), (3, 5, 7)))
-"""Kernel and expansion of the candidates, in their order."""
+"""Kernel and expansion of the candidates, in order."""
 
 LAYERS = {
     "tiny": (2, 3, 3, 3, 3, 1), "small": (2, 4, 4, 4, 4, 1), "paper": (2, 4, 4, 4, 4, 1)
 }  # fmt: skip
-"""Of each stage."""
+"""Number of layers of each stage."""
 
 
 def chains(teacher: str, scale: str, info: Mapping[str, int]) -> list[list[Block | Shared]]:
-    """The student block of each stage."""
     found = shapes(scale, info)
     stages = zip(found.stages, LAYERS[scale], strict=True)
     blocks = [_stage(number, *each) for number, each in enumerate(stages)]

@@ -1,8 +1,8 @@
-"""VGG with depthwise separable convolutions, taught convolution by convolution.
+"""VGG with depthwise separable convolutions, distilled convolution by convolution.
 
-There is nothing to choose: a teacher's convolution becomes one for each channel and a 1x1 one
-across them (Blakeney et al. 2020). The first one stays as it is: of one channel there is nothing to
-separate. Of the linear layers only one is left, which learns what all of them say.
+There is nothing to choose: a teacher's convolution is replaced by one for each channel and a 1x1
+convolution across them (Blakeney et al. 2020). The first one is not replaced, because it may have
+only one channel. A single linear layer replaces the linear layers and learns their final output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from search_spaces.students.kind import StudentKind
 
 
 def chains(teacher: str, scale: str, info: Mapping[str, int]) -> list[list[Block | Shared]]:
-    """The student block of each convolution."""
     found, left = convolutions(teacher, scale, info)
     made = [_whole, *[_separable] * (len(found) - 1)]
     blocks: list[list[Block | Shared]] = [

@@ -1,1 +1,1 @@
-"""BERT as a space of one candidate per block."""
+"""BERT as a space with one candidate per block."""

@@ -1,6 +1,6 @@
 """BERT's modules; tokens are (batch, token), vectors (batch, token, width), masks True at padding.
 
-Attention is made of plain products: the same kernels, in the same order, on every device.
+Attention consists of plain products: the same kernels, in the same order, on every device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 POSITIONS = 512
-"""Tokens of the longest sentence that has positions."""
+"""Maximum sentence length for which there are position embeddings."""
 
 DROPOUT = 0.1
 
@@ -26,7 +26,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class WordEmbedding(nn.Module):
-    """A vector for each word and one for each position, normed; sentences are padded behind."""
+    """Word and position embeddings, normed; sentences are padded at the end."""
 
     def __init__(self, vocabulary: int, width: int, padding: int) -> None:
         super().__init__()
@@ -41,12 +41,11 @@ class WordEmbedding(nn.Module):
             self.words.weight[padding] = 0.0
 
     def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors and the mask of padding."""
+        """Return the vectors and the padding mask."""
         vectors = self.words(words) + self.positions[: words.size(1)]
         return self.dropout(self.norm(vectors)), words.eq(self.padding)
 
     def extra_repr(self) -> str:
-        """Show what the weights' shapes do not."""
         return f"padding={self.padding}"
 
 
@@ -64,7 +63,8 @@ class SelfAttention(nn.Module):
         """Mix the tokens of each sentence."""
         query, key, value = self._by_head(self.projections(x)).unbind(0)
         scores = (query * query.size(-1) ** -0.5) @ key.transpose(2, 3)
-        # Far from infinity: a row of nothing but padding gets equal weights, not NaN.
+        # The value is far from infinity, so that a row with only padding gets equal weights, not
+        # NaN.
         lowest = torch.finfo(scores.dtype).min / 2
         weights = scores.masked_fill(mask[:, None, None, :], lowest).softmax(-1)
         mixed = self.dropout(weights).to(value.dtype) @ value
@@ -72,17 +72,16 @@ class SelfAttention(nn.Module):
         return out
 
     def _by_head(self, projected: Tensor) -> Tensor:
-        """(3, batch, head, token, width / heads): queries, keys and values."""
+        """Return queries, keys and values of shape (3, batch, head, token, width / heads)."""
         batch, length, _ = projected.shape
         return projected.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
 
     def extra_repr(self) -> str:
-        """Show what the weights' shapes do not."""
         return f"heads={self.heads}"
 
 
 class Encoder(nn.Module):
-    """Attention, then a hidden layer of so many times the width; a norm behind each sum."""
+    """Attention, then a hidden layer ``times`` as wide; a norm after each sum."""
 
     def __init__(self, width: int, heads: int, times: int = 4) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the changed tokens, and the mask as it came."""
+        """Return the changed tokens, and the unchanged mask."""
         x = self.attention_norm(x + self.dropout(self.attention(x, mask)))
         x = self.norm(x + self.dropout(self.output(F.gelu(self.hidden(x)))))
         return x, mask
@@ -110,14 +109,14 @@ class Head(nn.Module):
         self.decoder = _linear(width, vocabulary)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return (batch, token, vocabulary); the mask ends here."""
+        """Return (batch, token, vocabulary), without the mask."""
         out: Tensor = self.decoder(self.norm(F.gelu(self.dense(x))))
         return out
 
 
 class HeadWithHidden(Head):
-    """The head of a network that learns hidden states from a teacher, too."""
+    """The head of a network that also learns hidden states from a teacher."""
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return (batch, token, vocabulary), and (batch, token, width) as it came."""
+        """Return (batch, token, vocabulary), and the unchanged input (batch, token, width)."""
         return super().forward(x, mask), x

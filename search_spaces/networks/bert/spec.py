@@ -1,11 +1,11 @@
-"""BERT-base, BERT-mini and DistilBERT: what their blocks are.
+"""The blocks of BERT-base, BERT-mini and DistilBERT.
 
-An embedding, 12 encoders and a head that guesses masked words, as Devlin et al. 2019 have them.
-Three things differ. There is no next-sentence task, and so neither segments nor a pooler. The
-head's decoder has a weight of its own, as a parameter that two layers share is refused. And the
-optimizer decays every parameter, biases and norms too. A scale changes widths, never blocks.
+An embedding, 12 encoders and a head that predicts masked words, as in Devlin et al. 2019, with
+three differences. There is no next-sentence task, and therefore neither segments nor a pooler. The
+head's decoder has its own weight, because a parameter shared by two layers is not supported. The
+optimizer decays every parameter, including biases and norms. A scale changes widths, never blocks.
 
-DistilBERT has half of the encoders (Sanh et al. 2019, section 3). Its head returns its input, too,
+DistilBERT has half of the encoders (Sanh et al. 2019, section 3). Its head also returns its input,
 for the loss of hidden states. BERT-mini has 4 encoders of 256 features (Turc et al. 2019).
 """
 
@@ -27,13 +27,13 @@ WIDTHS = {"tiny": 64, "small": 256, "paper": 768}
 MINI_WIDTHS = {"tiny": 64, "small": 128, "paper": 256}
 
 HEADS = {"tiny": 4, "small": 8, "paper": 12}
-"""Of each encoder's attention; BERT-mini has 4."""
+"""Attention heads of each encoder; BERT-mini has 4."""
 
 PADDING = 1
-"""The token that fills sentences up, in the data sets that come with naspipe."""
+"""The padding token of the data sets that come with naspipe."""
 
 INFO = ("vocabulary", "padding")
-"""What the data has to state."""
+"""Values that the data must state."""
 
 SHARED_RULES: dict[str, Rule] = {}
 
@@ -41,7 +41,7 @@ SHARED_RULES: dict[str, Rule] = {}
 def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
-    """The blocks of a network; there is nothing to choose."""
+    """Return the blocks of a network; there is nothing to choose."""
     vocabulary = info["vocabulary"]
     width, heads = sizes(name, scale)
     encoder = partial(_encoder, width, heads)
@@ -53,19 +53,18 @@ def chain(
 
 
 def sizes(name: str, scale: str) -> tuple[int, int]:
-    """Features of a token, and heads."""
+    """Return the number of features per token, and the number of heads."""
     if name == "bert-mini":
         return MINI_WIDTHS[scale], 4
     return WIDTHS[scale], HEADS[scale]
 
 
 def cuts(name: str) -> tuple[int, ...]:
-    """Where it is cut to teach block by block: before every encoder but the first."""
+    """Return where it is cut for blockwise distillation: before every encoder but the first."""
     return tuple(range(2, ENCODERS[name] + 1))
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """What a run uses unless its user says otherwise."""
     return Defaults(
         data="masked:en-de-2k" if scale == "tiny" else "masked:en-de-8k",
         max_tokens={"tiny": 600, "small": 4096, "paper": 12288}[scale],

@@ -1,1 +1,1 @@
-"""MobileNetV2 as a space of one candidate per block."""
+"""MobileNetV2 as a space with one candidate per block."""

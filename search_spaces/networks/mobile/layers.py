@@ -11,31 +11,31 @@ _EPSILON = 1e-3
 def normed(
     inputs: int, outputs: int, size: int, stride: int = 1, *, depthwise: bool = False
 ) -> list[nn.Module]:
-    """A convolution and its norm."""
+    """Return a convolution and its norm."""
     groups = inputs if depthwise else 1
     first = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
     return [first, nn.BatchNorm2d(outputs, eps=_EPSILON)]
 
 
 def stem(channels: int, width: int, stride: int) -> nn.Module:
-    """The first convolution, with its activation."""
+    """Return the first convolution, with its activation."""
     return nn.Sequential(*normed(channels, width, 3, stride), nn.ReLU6())
 
 
 def mix(inputs: int, outputs: int) -> nn.Module:
-    """The last convolution, 1x1, with its activation."""
+    """Return the last convolution, 1x1, with its activation."""
     return nn.Sequential(*normed(inputs, outputs, 1), nn.ReLU6())
 
 
 class InvertedResidual(nn.Module):
-    """MBConv: widen, filter each channel on its own, narrow; a sum where the shape stays.
+    """MBConv: expand, filter each channel separately, project; a skip if the shape is unchanged.
 
     Args:
-        inputs: channels.
-        outputs: channels.
-        size: of the filter's side, odd.
-        stride: of the filter.
-        expansion: inner channels over inputs; with 1 nothing is widened.
+        inputs: number of input channels.
+        outputs: number of output channels.
+        size: side of the filter, odd.
+        stride: stride of the filter.
+        expansion: ratio of inner channels to input channels; 1 for no expansion.
     """
 
     def __init__(
@@ -52,6 +52,6 @@ class InvertedResidual(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, inputs, height, width) to (batch, outputs, height / stride, ...)."""
+        """Map (batch, inputs, height, width) to (batch, outputs, height / stride, ...)."""
         found: torch.Tensor = self.branch(images)
         return images + found if self.adds else found

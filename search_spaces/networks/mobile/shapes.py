@@ -1,4 +1,4 @@
-"""Widths and strides of MobileNetV2, for the network and for students that are taught by it."""
+"""Widths and strides of MobileNetV2, for the network and for its students."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 WIDTHS = (24, 32, 64, 96, 160, 320)
-"""Channels that leave each stage, at width 1 (Sandler et al. 2018, table 2)."""
+"""Output channels of each stage, at width 1 (Sandler et al. 2018, table 2)."""
 
 LAYERS = (2, 3, 4, 3, 3, 1)
-"""Inverted residuals of each stage."""
+"""Number of inverted residuals in each stage."""
 
 STRIDES = (2, 2, 2, 1, 2, 1)
-"""Of each stage's first one, for large images."""
+"""Stride of each stage's first residual, for large images."""
 
 MULTIPLIERS = {"tiny": 0.25, "small": 0.5, "paper": 1.0}
-"""Of all widths, by the scale."""
+"""Factors of all widths, by scale."""
 
 STEM, FIRST, MIX = 32, 16, 1280
-"""Channels of the first convolution, of the residual behind it, and of the last 1x1 one."""
+"""Channels of the first convolution, of the residual after it, and of the last 1x1 convolution."""
 
 LARGE = 64
-"""Pixels from which on the stem halves an image, and the first stage does, too."""
+"""Image size in pixels from which the stem and the first stage halve an image."""
 
 
 class Stage(NamedTuple):
-    """The residuals of one width; the first of them has the stride."""
+    """The residuals of one width; the stride is that of the first."""
 
     inputs: int
     outputs: int
@@ -33,7 +33,7 @@ class Stage(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """Of a whole network."""
+    """The shapes of a whole network."""
 
     channels: int
     stem: int
@@ -45,7 +45,7 @@ class Shapes(NamedTuple):
 
 
 def shapes(scale: str, info: Mapping[str, int]) -> Shapes:
-    """What a network for such images has; a map of an odd side is not halved any more."""
+    """Return the shapes of a network for such images; maps of odd size are not halved."""
     by = MULTIPLIERS[scale]
     side = min(info["height"], info["width"])
     is_large = side >= LARGE
@@ -65,5 +65,5 @@ def shapes(scale: str, info: Mapping[str, int]) -> Shapes:
 
 
 def _eights(width: float) -> int:
-    """The nearest multiple of 8, 8 at least."""
+    """Return the nearest multiple of 8, at least 8."""
     return max(8, int(width + 4) // 8 * 8)

@@ -1,8 +1,8 @@
-"""MobileNetV2 (Sandler et al. 2018, table 2): what its blocks are.
+"""The blocks of MobileNetV2 (Sandler et al. 2018, table 2).
 
-The first stage has the stem and the residual of 16 channels, too, and the last one the 1x1
-convolution and the classifier: so it is cut into six where it teaches block by block. A scale
-multiplies widths. Small images are halved less often.
+For blockwise distillation it is cut into six: the first part also has the stem and the residual of
+16 channels, and the last part the 1x1 convolution and the classifier. A scale multiplies widths.
+Small images are halved less often.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from search_spaces.networks.mobile.shapes import LAYERS, Stage, shapes
 NAMES = ("mobilenet-v2",)
 
 INFO = ("channels", "height", "width", "classes")
-"""What the data has to state."""
+"""Values that the data must state."""
 
 SHARED_RULES: dict[str, Rule] = {}
 
@@ -29,7 +29,7 @@ SHARED_RULES: dict[str, Rule] = {}
 def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
-    """The blocks of the network; there is nothing to choose."""
+    """Return the blocks of the network; there is nothing to choose."""
     found = shapes(scale, info)
     last = found.stages[-1].outputs
     return [
@@ -46,12 +46,11 @@ def chain(
 
 
 def cuts(name: str) -> tuple[int, ...]:
-    """Where it is cut to teach block by block: behind each stage but the last."""
+    """Return where it is cut for blockwise distillation: after each stage except the last."""
     return tuple(accumulate(LAYERS[:-1], initial=2))[1:]
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """What a run uses unless its user says otherwise."""
     return Defaults(
         data="fashion-mnist",
         batch_size=128,
@@ -66,7 +65,7 @@ def defaults(name: str, scale: str) -> Defaults:
 
 
 def _residuals(stage: Stage, layers: int) -> Iterator[Stage]:
-    """The first one changes width and size, the others nothing."""
+    """Yield the residuals; only the first one changes width and size."""
     yield stage
     for _ in range(layers - 1):
         yield Stage(stage.outputs, stage.outputs, 1)

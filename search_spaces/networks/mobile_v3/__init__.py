@@ -1,1 +1,1 @@
-"""MobileNetV3, the small one, as a space of one candidate per block."""
+"""MobileNetV3-Small as a space with one candidate per block."""

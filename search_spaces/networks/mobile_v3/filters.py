@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Filters(NamedTuple):
-    """Of one residual, its inputs left out."""
+    """The sizes of one residual, except its inputs."""
 
     size: int
     inner: int

@@ -9,19 +9,19 @@ from search_spaces.networks.mobile.layers import normed as plainly_normed
 from search_spaces.networks.mobile_v3.filters import Filters
 
 _SQUEEZED = 4
-"""Inner channels over those of a gate."""
+"""Ratio of inner channels to the channels inside a gate."""
 
 
 def normed(
     inputs: int, outputs: int, size: int, stride: int = 1, *, is_hard_swish: bool
 ) -> nn.Module:
-    """A convolution with its norm and activation."""
+    """Return a convolution with its norm and activation."""
     activation = nn.Hardswish() if is_hard_swish else nn.ReLU()
     return nn.Sequential(*plainly_normed(inputs, outputs, size, stride), activation)
 
 
 class Gate(nn.Module):
-    """Squeeze and excite: each channel times what all channels' means say of it."""
+    """Squeeze and excite: each channel is scaled by a function of the means of all channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -32,17 +32,16 @@ class Gate(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Images of the same shape."""
         found: torch.Tensor = self.says(images)
         return images * found
 
 
 class SeparableResidual(nn.Module):
-    """Widen, filter each channel on its own, gate, narrow; a sum where the shape stays.
+    """Expand, filter each channel separately, gate, project; a skip if the shape is unchanged.
 
     Args:
-        inputs: channels.
-        filters: what it does with them; nothing is widened where it has as many inner channels.
+        inputs: number of input channels.
+        filters: sizes of the residual; there is no expansion if it has as many inner channels.
     """
 
     def __init__(self, inputs: int, filters: Filters) -> None:
@@ -58,13 +57,13 @@ class SeparableResidual(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, inputs, height, width) to (batch, outputs, height / stride, ...)."""
+        """Map (batch, inputs, height, width) to (batch, outputs, height / stride, ...)."""
         found: torch.Tensor = self.branch(images)
         return images + found if self.adds else found
 
 
 def classifier(inputs: int, hidden: int, classes: int) -> nn.Module:
-    """The mean over each channel, a linear layer, and a score for each class."""
+    """Return the mean over each channel, a linear layer, and a score for each class."""
     return nn.Sequential(
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, hidden), nn.Hardswish(),
         nn.Dropout(0.2), nn.Linear(hidden, classes),

@@ -1,8 +1,8 @@
-"""MobileNetV3-Small (Howard et al. 2019, table 2): what its blocks are.
+"""The blocks of MobileNetV3-Small (Howard et al. 2019, table 2).
 
-Eleven depthwise-separable residuals between a stem and a classifier. A scale multiplies widths.
-Small images are halved less often: the stem keeps them, and so does a stride on a map of an odd
-side.
+There are eleven depthwise-separable residuals between a stem and a classifier. A scale multiplies
+widths. Small images are halved less often: the stem does not halve them, and maps of odd size have
+no stride.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from search_spaces.networks.mobile_v3.filters import FILTERS, Filters
 NAMES = ("mobilenet-v3",)
 
 INFO = ("channels", "height", "width", "classes")
-"""What the data has to state."""
+"""Values that the data must state."""
 
 SHARED_RULES: dict[str, Rule] = {}
 
 
 STEM, MIX, HIDDEN = 16, 576, 1024
-"""Channels of the first convolution, of the last 1x1 one, and of the linear layer behind it."""
+"""Channels of the first convolution, of the last 1x1 one, and of the linear layer after it."""
 
 
 def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
-    """The blocks of the network; there is nothing to choose."""
+    """Return the blocks of the network; there is nothing to choose."""
     by = MULTIPLIERS[scale]
     side = min(info["height"], info["width"])
     is_large = side >= LARGE
@@ -54,13 +54,12 @@ def chain(
 
 
 def eights(width: float) -> int:
-    """The nearest multiple of 8, 8 at least, and no less than nine tenths of the width."""
+    """Return the nearest multiple of 8, at least 8 and at least nine tenths of the width."""
     found = max(8, int(width + 4) // 8 * 8)
     return found if found >= 0.9 * width else found + 8
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """What a run uses unless its user says otherwise."""
     return Defaults(
         data="fashion-mnist",
         batch_size=64,

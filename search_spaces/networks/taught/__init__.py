@@ -1,1 +1,1 @@
-"""Networks that learn from a teacher, and one to teach them: small ones for small images."""
+"""A network that learns from a teacher, and the teacher: both are for small images."""

@@ -1,7 +1,7 @@
-"""A vision transformer that teaches, and a convolutional network that learns from it.
+"""A vision transformer as a teacher, and a convolutional network that learns from it.
 
-For small images; both have eight blocks between the first and the last. A scale changes widths,
-never blocks.
+Both are for small images and have eight blocks between the first and the last. A scale changes
+widths, never blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMES = ("vit", "cnn")
 BLOCKS = 8
 
 PATCH = 4
-"""Pixels of a patch's side."""
+"""Side of a patch in pixels."""
 
 WIDTHS = {
     "vit": {"tiny": 48, "small": 192, "paper": 384},
@@ -30,7 +30,7 @@ WIDTHS = {
 HEADS = {"tiny": 4, "small": 6, "paper": 6}
 
 INFO = ("channels", "height", "width", "classes")
-"""What the data has to state."""
+"""Values that the data must state."""
 
 SHARED_RULES: dict[str, Rule] = {}
 
@@ -38,7 +38,7 @@ SHARED_RULES: dict[str, Rule] = {}
 def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
-    """The blocks of a network; there is nothing to choose."""
+    """Return the blocks of a network; there is nothing to choose."""
     width = WIDTHS[name][scale]
     if name == "vit":
         tokens = (info["height"] // PATCH) * (info["width"] // PATCH)
@@ -57,7 +57,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """What a run uses unless its user says otherwise."""
     is_vit = name == "vit"
     return Defaults(
         data="fashion-mnist",

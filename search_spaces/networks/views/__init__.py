@@ -1,1 +1,1 @@
-"""Networks that learn without labels, from two views of each image: BYOL and MoCo-v3."""
+"""Networks that learn without labels from two views of each image: BYOL and MoCo-v3."""

@@ -1,6 +1,6 @@
-"""BYOL's and MoCo-v3's networks: encoder, projector and predictor.
+"""The networks of BYOL and MoCo-v3: encoder, projector and predictor.
 
-As the papers have them (Grill et al. 2020, section 3.3; Chen et al. 2021, section 4), with encoders
+They follow the papers (Grill et al. 2020, section 3.3; Chen et al. 2021, section 4), with encoders
 for small images. The predictor has no teacher. A scale changes widths, never blocks.
 """
 
@@ -18,40 +18,40 @@ from search_spaces.common import Defaults
 NAMES = ("byol", "moco-v3")
 
 STAGES = (3, 3, 2)
-"""BYOL's residual blocks. Between them the image is halved, and by the first convolution, too."""
+"""BYOL's residual blocks per stage. The first convolution and each later stage halve the image."""
 
 ENCODERS = 6
-"""MoCo-v3's transformer blocks."""
+"""Number of MoCo-v3's transformer blocks."""
 
 PATCH = 4
-"""Pixels of a patch's side."""
+"""Side of a patch in pixels."""
 
 WIDTHS = {
     "byol": {"tiny": 24, "small": 48, "paper": 64},
     "moco-v3": {"tiny": 48, "small": 192, "paper": 384},
 }
 HEADS = {"tiny": 4, "small": 6, "paper": 12}
-"""Of each transformer block's attention."""
+"""Attention heads of each transformer block."""
 
 HIDDEN = {"tiny": 64, "small": 512, "paper": 4096}
-"""Of projector and predictor."""
+"""Hidden widths of projector and predictor."""
 
 OUT = {"tiny": 16, "small": 128, "paper": 256}
-"""Of both."""
+"""Output widths of projector and predictor."""
 
 INFO = ("channels", "height", "width", "classes")
-"""What the data has to state."""
+"""Values that the data must state."""
 
 SHARED_RULES: dict[str, Rule] = {
     "stem": Exact(), "patches": Frozen(), "projector": Exact(), "predictor": Exact()
 }  # fmt: skip
-"""MoCo-v3's embedding of patches stays as it was drawn (section 4.2)."""
+"""MoCo-v3's patch embedding keeps its initial values (section 4.2)."""
 
 
 def chain(
     name: str, scale: str, info: Mapping[str, int], rule: Mapping[str, Rule]
 ) -> list[Block | Shared]:
-    """The blocks of a network; there is nothing to choose."""
+    """Return the blocks of a network; there is nothing to choose."""
     width, hidden, out = WIDTHS[name][scale], HIDDEN[scale], OUT[scale]
     if name == "byol":
         first = Shared("stem", partial(_stem, info["channels"], width), rule["stem"])
@@ -72,7 +72,6 @@ def chain(
 
 
 def defaults(name: str, scale: str) -> Defaults:
-    """What a run uses unless its user says otherwise."""
     is_byol = name == "byol"
     further = {"passes": "accumulate:8", "norms": "deferred"}
     return Defaults(
