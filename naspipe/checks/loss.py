@@ -114,7 +114,7 @@ def check_loss(workload: Workload) -> None:
     for name in fields:
         field_of(batch, name, 0)
     if current_process().daemon:
-        return  # which may have no processes of its own
+        return  # daemons may not start processes
 
     def tried(_: Callable[[], None]) -> dict[str, Any]:
         outputs = _outputs(workload.space, batch)

@@ -45,7 +45,7 @@ REFUSED = {
 _SIZES = ((3,), (4, 3), (2, 4, 3))
 _STEPS = 5
 _WITHOUT = 1
-"""The step in which the last parameter has no gradient."""
+"""Number of the step in which the last parameter has no gradient."""
 
 _Make = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 

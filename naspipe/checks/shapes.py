@@ -119,7 +119,7 @@ class _Unknown:
 
 
 class _Failed:
-    """The layer does not take its input."""
+    """The layer does not accept its input."""
 
 
 UNKNOWN, FAILED = _Unknown(), _Failed()

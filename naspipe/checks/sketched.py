@@ -134,7 +134,7 @@ def _without_memory(
     made on the meta device.
     """
     for device in ("meta", "cpu"):
-        # Whatever is wrong is reported when the real one is made.
+        # Errors are reported when the real one is made.
         with suppress(Exception), torch.device(device), Unfilled():
             module = factory()
             if not isinstance(module, nn.Module):
@@ -276,7 +276,7 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     factory: Any = space.blocks[block].candidates[candidate]
     module = None
     with kept_draws():
-        # Whatever is wrong is reported when the real one is made.
+        # Errors are reported when the real one is made.
         with suppress(Exception), torch.device("meta"), Unfilled():
             module = factory()
         if isinstance(module, nn.Module):

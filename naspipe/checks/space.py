@@ -334,7 +334,7 @@ def _check_fits(look: Look, say: Callable[[str], None]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One stream's space; ``follow``, ``compute`` and ``call`` run in processes of their own."""
+    """Checks one stream's space; ``follow``, ``compute`` and ``call`` run in separate processes."""
 
     workload: Workload
     batch: Mapping[str, torch.Tensor]

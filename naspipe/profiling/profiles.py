@@ -1,4 +1,4 @@
-"""The quick profile of a space's layers in other processes, and the cache of such profiles."""
+"""Measure the quick profile of a space's layers in other processes, and cache such profiles."""
 
 from __future__ import annotations
 

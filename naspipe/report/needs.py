@@ -160,7 +160,7 @@ class Needs:
         subnets, last = self._finished[access.layer.stream, access.stage]
         bulk, sequence_id = self._schedule.bulk, access.sequence_id
         before = sequence_id - (sequence_id % bulk if bulk else self._schedule.window - 1)
-        place = bisect_left(subnets, before)  # all subnets below this number had to be done
+        place = bisect_left(subnets, before)  # all subnets below this number had to finish
         return last[place - 1] if place else None
 
     def _write_read(self, forward: Access) -> Access | None:

@@ -27,7 +27,7 @@ Rows = NDArray[np.intp] | NDArray[np.bool_] | slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessColumns:
-    """A column for each field of :class:`Access`, all of one length; times in nanoseconds."""
+    """A column for each field of :class:`Access`, all of equal length; times in nanoseconds."""
 
     stream: Small
     block: Small

@@ -109,7 +109,7 @@ class RunLog:
 
     @cached_property
     def layers(self) -> dict[LayerId, int]:
-        """The number of records of each layer, in chain order."""
+        """Number of records of each layer, in chain order."""
         counts: dict[LayerId, int] = defaultdict(int)
         for head in self.heads:
             for stream, block, candidate, count in head.layers.tolist():
@@ -277,7 +277,7 @@ def _parts_in_time(
 
 
 def time_key(access: Access) -> tuple[int, ...]:
-    """Complete sort key by time; see :func:`read_run_accesses`."""
+    """Return a complete sort key by time; see :func:`read_run_accesses`."""
     stream, block, candidate = access.layer
     return (
         access.start_ns,

@@ -248,7 +248,7 @@ class SpaceLabels:
 
     @property
     def options(self) -> tuple[int, ...]:
-        """The number of options of each block that chooses."""
+        """Number of options of each block with a choice."""
         return tuple(
             len(self._texts.get(block, ())) or count
             for block, count in enumerate(self.candidates)
@@ -275,7 +275,7 @@ class SpaceLabels:
         return lambda number: f"[{texts[stream[number][place]]}]"
 
     def _number(self, position: int) -> int:
-        """Return the number of blocks that choose before this one."""
+        """Return the number of blocks with a choice before this one."""
         return sum(not shared for shared in self.is_shared[:position])
 
     def _is_named(self, block: int) -> bool:

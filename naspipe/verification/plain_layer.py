@@ -75,7 +75,7 @@ class PlainOptimizer:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Clip the layer's gradient as the recipe says and step every parameter that has one."""
+        """Clip the layer's gradient according to the recipe, and step all parameters with one."""
         if self._clip:
             with_gradient = [p for p in self._parameters if p.grad is not None]
             torch.nn.utils.clip_grad_norm_(with_gradient, self._clip)
