@@ -1,1 +1,1 @@
-"""What a user object is, and whether it may be used: sizes, shapes, losses, data, optimizers."""
+"""Inspect and check user objects: layer sizes and shapes, losses, data and optimizers."""

@@ -1,4 +1,4 @@
-"""Checks of a run's data before anything is written: the same call must make the same batch."""
+"""Check a run's data before anything is written: the same call must return the same batch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ROWS = 2
 """Rows of each of the first two batches whose items are drawn again."""
 
 _ITEM_SECONDS = 20.0
-"""Items that take longer than this to draw are not compared."""
+"""Time limit for drawing items to compare; slower items are not compared."""
 
 _BATCH_SECONDS = 86400.0
-"""Limit for making the first batch."""
+"""Time limit for making the first batch."""
 
 _RECIPE = (
     "make it from the seed and the number alone, as npp.from_dataset(dataset, batch_size) does"
@@ -37,11 +37,11 @@ _RECIPE = (
 
 
 def check_items(data: object, name: str, seed: int) -> None:
-    """The first items of a data set, as two epochs draw them, must follow from their rows and keys.
+    """Check that row and key determine the first items of a data set, as drawn in two epochs.
 
     The items are drawn in two other processes. If they cannot be drawn there, the error is reported
-    with the first batch. Data that do not come from a data set are not looked at. An augmentation
-    that applies to some items only is the reason to look at several rows.
+    with the first batch. Only data from a data set are checked. Several rows are drawn, because an
+    augmentation may apply to some items only.
     """
     if not isinstance(data, DatasetBatches) or current_process().daemon:
         return
@@ -74,7 +74,7 @@ def check_items(data: object, name: str, seed: int) -> None:
 
 
 def _seen(item: Any) -> Any:
-    """A value that differs for different items, as far as that can be determined."""
+    """Return a value that differs for different items, as far as possible."""
     if isinstance(item, torch.Tensor):
         return digest(item)
     if isinstance(item, Mapping):
@@ -87,10 +87,11 @@ def _seen(item: Any) -> Any:
 
 
 def check_is_data(data: object, what: str = "data") -> None:
-    """Data must be a function of a seed and a number.
+    """Check that data are a function of a seed and a number.
 
     Raises:
-        ConfigError: for anything else; for a ``DataLoader`` or a ``Dataset`` with what to write.
+        ConfigError: for anything else; for a ``DataLoader`` or a ``Dataset``, the message says what
+            to use instead.
     """
     expected = f"{what}: expected a function of (seed, sequence_id), found"
     if isinstance(data, DataLoader):
@@ -117,13 +118,13 @@ def check_is_data(data: object, what: str = "data") -> None:
 
 
 def check_batch(workload: Workload) -> None:
-    """The first batch must be the same twice, and have every field of the space and of the loss.
+    """Check that the first batch is reproducible and has every field of the space and of the loss.
 
-    It is made in a process of its own, so that the stages share nothing that the data open for it.
+    It is made in a separate process, so that the stages do not share resources that the data open.
 
     Raises:
-        ConfigError: if it is not, if the data raise an error, or if the loss cannot be smoothed as
-            the recipe says.
+        ConfigError: if a check fails, if the data raise an error, or if the loss does not support
+            the recipe's label smoothing.
     """
     _ = workload.objective
     definition, space = workload.definition, workload.space
@@ -161,21 +162,21 @@ def check_batch(workload: Workload) -> None:
         in_own_thread(definition.recipe.threads, check)
         return {}
 
-    if current_process().daemon:  # it may not start processes
+    if current_process().daemon:  # daemons may not start processes
         check()
     else:
         done_apart(checked, f"data {name}", _BATCH_SECONDS)
 
 
 def first_digests(workload: Workload) -> dict[str, str]:
-    """16 hex digits for each field of the first batch."""
+    """Return 16 hex digits for each field of the first batch."""
     return field_digests(first_batch(workload))
 
 
 def check_same_data(
     directory: RunDirectory, workload: Workload, manifest: Mapping[str, Any]
 ) -> None:
-    """The first batch must be the one that a run began with, if its manifest records that one."""
+    """Check that the first batch is the one in the run's manifest, if recorded."""
     recorded = (manifest.get("batches") or {}).get("first")
     if recorded and (field := _first_other(recorded, first_digests(workload))):
         raise ConfigError(
@@ -186,7 +187,7 @@ def check_same_data(
 
 
 def check_cut_batch(directory: RunDirectory, workload: Workload, cut: int) -> None:
-    """The last batch before a cut must be the one that was trained on, if that is recorded."""
+    """Check that the last batch before a cut is the one that was trained on, if recorded."""
     try:
         last = read_losses(directory.losses, cut)[-1]
     except (LogError, IndexError):  # damaged losses are reported where they are needed
@@ -204,18 +205,18 @@ def check_cut_batch(directory: RunDirectory, workload: Workload, cut: int) -> No
 
 
 def last_batch_note(directory: RunDirectory, workload: Workload, end: int) -> str | None:
-    """A line if the last batch of a finished run is another one when it is made again."""
+    """Return a warning if the last batch of a finished run differs when it is made again."""
     try:
         if workload.is_trained:
             check_cut_batch(directory, workload, end)
     except ConfigError as error:
         return f"{error}; what was trained, no resume and no plain loop has again"
-    except Exception:  # a finished run is not lost because a batch cannot be made again
+    except Exception:  # a finished run must not fail because a batch cannot be made again
         return None
     return None
 
 
 def _first_other(expected: Mapping[str, str], found: Mapping[str, str]) -> str | None:
-    """The first name, in alphabetical order, whose values differ."""
+    """Return the first name, in alphabetical order, whose values differ."""
     names = sorted(expected.keys() | found.keys())
     return next((each for each in names if expected.get(each) != found.get(each)), None)

@@ -1,5 +1,5 @@
-"""What an export can write of a module: which attributes have a form as data, and how weights that
-are computed before each forward are folded into plain tensors."""
+"""What an export can write of a module: which attributes can be stored as data, and how weights
+that are computed before each forward are folded into plain tensors."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def folded(module: nn.Module) -> nn.Module:
-    """A module in evaluation mode whose parametrizations are replaced by the resulting tensors.
+    """Return the module in evaluation mode, with parametrizations replaced by resulting tensors.
 
-    Returns a copy, or the module itself if it has no parametrizations.
+    The result is a copy, or the module itself if it has no parametrizations.
     """
     if not any(_is_parametrized(each) or _weight_hooks(each) for each in module.modules()):
         return module
@@ -61,7 +61,7 @@ def folded(module: nn.Module) -> nn.Module:
 
 
 def _fold(module: Any) -> None:
-    """As ``torch.nn.utils.parametrize.remove_parametrizations``, but also for copies."""
+    """Like ``torch.nn.utils.parametrize.remove_parametrizations``, but also works on copies."""
     with torch.no_grad():
         values = {name: getattr(module, name).clone() for name in module.parametrizations}
     lists = module._modules.pop("parametrizations")
@@ -81,12 +81,12 @@ def _is_parametrized(module: nn.Module) -> bool:
 
 
 def _weight_hooks(module: nn.Module) -> list[Any]:
-    """The hooks that compute a weight before each forward."""
+    """Return the hooks that compute a weight before each forward."""
     return [hook for hook in module._forward_pre_hooks.values() if type(hook) in _REMOVE]
 
 
 def class_of(module: nn.Module) -> type:
-    """The class as it was written, without parametrizations and without NNI's wrapper."""
+    """Return the class as it was written, without parametrizations and without NNI's wrapper."""
     kind = type(module)
     if _is_parametrized(module):
         kind = kind.__mro__[1]
@@ -95,7 +95,7 @@ def class_of(module: nn.Module) -> type:
 
 
 def formless(value: Any) -> str:
-    """What in an attribute has no form as data, in words; empty if all of it has one."""
+    """Describe the part of an attribute that cannot be stored as data; empty if there is none."""
     if value is None or isinstance(value, bool | int | float | str):
         return ""
     if isinstance(value, list | tuple):
@@ -114,14 +114,14 @@ def formless(value: Any) -> str:
 
 
 def importable(value: Any) -> str:
-    """``module:name`` of a function, class or dtype that can be imported by it; else empty."""
+    """Return ``module:name`` of an importable function, class or dtype; otherwise empty."""
     if isinstance(value, torch.dtype):
         return f"torch:{str(value).removeprefix('torch.')}"
     if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return ""
     module, name = getattr(value, "__module__", None), value.__qualname__
     last = name.rpartition(".")[2]
-    if getattr(torch, last, None) is value:  # built-in functions of torch name no module
+    if getattr(torch, last, None) is value:  # torch's built-in functions have no ``__module__``
         return f"torch:{last}"
     if not module or not all(part.isidentifier() for part in name.split(".")):
         return ""
@@ -140,7 +140,7 @@ _DYNAMIC = {"getattr", "vars", "__dict__"}
 
 
 def export_note(space: Space, layers: SketchedLayers) -> str:
-    """A line about the first layer that could not be exported as it is; empty if there is none."""
+    """Return a line about the first layer that cannot be exported as it is, or an empty string."""
     for block in sorted(set(first_of_kind(space))):
         for candidate in range(len(space.blocks[block].candidates)):
             module = layers.module(block, candidate)
@@ -153,7 +153,7 @@ def export_note(space: Space, layers: SketchedLayers) -> str:
 
 
 def _obstacle(module: nn.Module, call: str) -> str:
-    """What would have to change in a layer, and the alternative; empty if it can be exported."""
+    """Describe the change that a layer needs for an export, and the alternative, or return ""."""
     anyway = f"; {call} gives the trained module anyway"
     for inner in _written(module):
         kind = class_of(inner)
@@ -176,7 +176,7 @@ def _obstacle(module: nn.Module, call: str) -> str:
 
 
 def _written(module: nn.Module) -> Iterator[nn.Module]:
-    """The parts that are exported: of a parametrization only the resulting tensor is."""
+    """Yield the exported submodules; a parametrization is exported as its resulting tensor."""
     yield module
     for inner in () if is_compiled(module) else module.children():
         if not any(isinstance(each, ParametrizationList) for each in inner.children()):
@@ -184,10 +184,10 @@ def _written(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _may_read(kind: type, name: str) -> bool:
-    """Return True unless the source of the user's methods, constructors aside, leaves it out."""
+    """Return False if no user method, except constructors, mentions the attribute in its source."""
     own = [each for each in kind.__mro__ if is_users_module(each.__module__)]
     if not {each.__module__ for each in kind.__mro__ if each not in own} <= _PLAIN_BASES:
-        return True  # a library's class may read anything
+        return True  # a library class may read any attribute
     for method in (pair for each in own for pair in vars(each).items()):
         if isinstance(method[1], types.FunctionType) and method[0] not in _CONSTRUCTORS:
             try:

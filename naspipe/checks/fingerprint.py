@@ -1,7 +1,7 @@
-"""What a run is made of, besides the names in its definition: recorded first and compared later.
+"""The parts of a run that its definition only names: recorded at the start and compared later.
 
-These are the structures of layers, the values that the user's functions capture, and digests of the
-source files. A resume with other layers or values is refused; other files are reported.
+These are the structures of layers, the values that user functions capture, and digests of source
+files. A resume with different layers or values is refused; different files are reported.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from naspipe.store.run_directory import RunDirectory
 
 
 def code_digests(workloads: Sequence[Workload]) -> dict[str, str]:
-    """A digest of each file, by its path from its package on, or its name without a package."""
+    """Return a digest per file, by path relative to the package's parent, or by file name."""
     return dict(sorted((dict(_own().values()) | users_digests(workloads)).items()))
 
 
 def users_digests(workloads: Sequence[Workload]) -> dict[str, str]:
-    """The same for the user's own files, without libraries; files of one name are joined."""
+    """Return digests of the user's own files, without libraries; those of one name are joined."""
     found: dict[str, str] = {}
     for path in sorted(set(_users_files(workloads))):
         found[path.name] = f"{found.get(path.name, '')} {_digest(path)}".strip()
@@ -52,7 +52,7 @@ def code_digest(digests: Mapping[str, str]) -> str:
 
 @cache
 def _own() -> dict[Path, tuple[str, str]]:
-    """Name and digest of each file of naspipe, read once because imported code does not change."""
+    """Return name and digest of naspipe's files; cached because imported code does not change."""
     folders = (Path(__file__).parents[1], *map(Path, search_spaces.__path__))
     return {
         path: (str(path.relative_to(folder.parent)), _digest(path))
@@ -75,21 +75,21 @@ def _users_files(workloads: Sequence[Workload]) -> Iterator[Path]:
         makers = [factory for block in blocks for factory in block.candidates]
         elastic = [block for block in blocks if isinstance(block, Elastic)]
         makers += [block.apply for block in elastic if block.apply]
-        # With "slice" a cut says what is stepped; otherwise it matters to exports alone.
+        # With "slice", a cut determines which entries are stepped; otherwise only exports use it.
         makers += [block.cut for block in elastic if block.cut and block.step == "slice"]
         parts = getattr(workload.data, "made_of", ())
         metrics = workload.metrics.values()
         for thing in (workload.data, *parts, workload.loss, *metrics, *map(_made_by, makers)):
-            # Code that is compiled by exec may be of no module.
+            # Code that was compiled by exec may have no module.
             name = getattr(thing, "__module__", type(thing).__module__) or ""
             if is_users_module(name):
                 file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
-                if file.is_file():  # not for code from stdin or a prompt
+                if file.is_file():  # false for code from stdin or a prompt
                     yield file
 
 
 def _made_by(factory: Any) -> Any:
-    """What a factory calls, or the module that it copies."""
+    """Return what a factory calls, or the module that it copies."""
     while isinstance(factory, partial):
         factory = factory.original if isinstance(factory, CopyOf) else factory.func
     return factory
@@ -97,20 +97,20 @@ def _made_by(factory: Any) -> Any:
 
 _LONGEST = 80
 _DEEPEST = 6
-"""Maximum nesting depth of a value that is written as a text."""
+"""Maximum nesting depth of a value that is converted to text."""
 
 
 class Captured(NamedTuple):
-    """What a function captures."""
+    """Values that a function captures."""
 
     values: dict[str, str]
-    """A text for each value, by its name."""
+    """Texts of the values by name."""
     untold: dict[str, str]
-    """The types of values that cannot be written as a text, by name."""
+    """Types of values that cannot be converted to text, by name."""
 
 
 def captured(function: object) -> Captured:
-    """Captured values; those of captured functions are named as in ``scale.factor``."""
+    """Return captured values; those of captured functions have names such as ``scale.factor``."""
     found = Captured({}, {})
     _gather(function, "", found, set())
     return found
@@ -147,7 +147,7 @@ def _held(thing: object) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(code.co_freevars, thing.__closure__ or (), strict=True):
             try:
                 yield name, cell.cell_contents
-            except ValueError:  # of a variable that has no value yet
+            except ValueError:  # the cell of a variable without a value yet
                 continue
         usual = thing.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount]
@@ -156,9 +156,9 @@ def _held(thing: object) -> Iterator[tuple[str, Any]]:
 
 
 def told(value: Any) -> str:
-    """A text that differs for different values; empty if there is none.
+    """Return a text that differs for different values; empty if there is none.
 
-    Objects of a user's classes are written with their attributes.
+    The text of an instance of a user's class includes its attributes.
     """
     text = _text(value, 0)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...{_hash(text.encode())}"
@@ -192,7 +192,7 @@ def _pairs(values: Mapping[Any, Any], around: str, depth: int) -> str:
 
 
 _FEW = 3
-"""A line lists no more names than these."""
+"""Maximum number of names that a line lists."""
 
 
 def record_made_of(directory: RunDirectory, workload: Workload) -> None:
@@ -200,7 +200,7 @@ def record_made_of(directory: RunDirectory, workload: Workload) -> None:
 
 
 def check_made_of(directory: RunDirectory, workload: Workload) -> None:
-    """A run that is resumed must be made of what it began with, as far as that is recorded."""
+    """Check that a resumed run has the recorded layers and captured values."""
     earlier = read_made_of(directory.made_of)
     if earlier is not None:
         now = as_made_of(_made_of(workload), directory.made_of)
@@ -213,7 +213,7 @@ def check_made_of(directory: RunDirectory, workload: Workload) -> None:
 
 
 def changed_code_note(directory: RunDirectory, workload: Workload) -> str | None:
-    """A line about the user's files that have changed since a run began."""
+    """Return a line about the user's files that have changed since a run started."""
     earlier = read_made_of(directory.made_of)
     if earlier is None:
         return None
@@ -228,9 +228,9 @@ def changed_code_note(directory: RunDirectory, workload: Workload) -> str | None
 
 
 def check_run_layers(directory: RunDirectory, space: Space) -> None:
-    """The space that is given for a run must have the layers that the run trained.
+    """Check that a given space has the layers that a run trained.
 
-    ``space`` has the labels and candidates of the run's.
+    ``space`` has the same labels and candidates as the run's space.
     """
     if (earlier := read_made_of(directory.made_of)) is not None:
         now = as_made_of({**structures(space), "captured": {}, "files": {}}, directory.made_of)
@@ -238,9 +238,9 @@ def check_run_layers(directory: RunDirectory, space: Space) -> None:
 
 
 def check_run_loss(directory: RunDirectory, space: Space, loss: object) -> None:
-    """The loss that is given for a run must have the same name and captured values.
+    """Check that a given loss has the name and captured values of a run's loss.
 
-    A run with one of naspipe's losses for a teacher's outputs may be judged by any other.
+    For a run with one of naspipe's distillation losses, any other loss is allowed.
     """
     recorded, found = directory.read_manifest()["definition"]["loss"], described(loss)
     is_of_lessons = recorded.startswith("naspipe.") and not found.startswith("naspipe.")
@@ -265,7 +265,7 @@ def _expect(directory: RunDirectory, space: Mapping[str, Any], was: MadeOf, now:
 
 
 def untold_notes(workloads: Sequence[Workload]) -> list[str]:
-    """A line about each function that captures a value that no resume can compare."""
+    """Return a line about each function that captures values which a resume cannot compare."""
     notes = []
     for whose, function in (pair for workload in workloads for pair in _functions(workload)):
         if untold := captured(function).untold:
@@ -284,7 +284,7 @@ def _made_of(workload: Workload) -> dict[str, Any]:
 
 
 def _functions(workload: Workload) -> Iterator[tuple[str, object]]:
-    """The user's functions, each with what it is for."""
+    """Yield the user's functions, each with its role."""
     yield "loss", workload.loss
     yield from ((f"metric {name}", each) for name, each in sorted(workload.metrics.items()))
     if isinstance(workload.recipe.optimizer, GivenCode):

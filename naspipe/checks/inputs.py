@@ -1,4 +1,4 @@
-"""Checks of teachers, groups and probes, and of one layer of every kind, before the start."""
+"""Check teachers, groups and probes, and one layer of every kind, before a run starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from naspipe.worker.layers.stored_layer import StoredLayer
 
 
 def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:
-    """A loss that compares with a teacher's output needs a teacher; probes allow no taps."""
+    """Check that a distillation loss has a teacher, and that probes have no taps."""
     if taps and (probed := next((w for w in workloads if w.recipe.steps.probes), None)):
         raise ConfigError(
             f"probes={probed.recipe.probes}: expected streams that hand nothing to one another, "
@@ -56,12 +56,12 @@ def check_taught(workloads: Sequence[Workload], taps: Sequence[Tap]) -> None:
 
 
 def check_grouping(workload: Workload, groups: int) -> None:
-    """The passes of a step must be independent, so that groups can compute them and average losses.
+    """Check that the passes of a step are independent, so that groups can compute them.
 
     Raises:
-        ConfigError: for groups that the steps have no passes for, for a loss that sums over its
-            batch, for batches of one item under batch normalisation, and for a teacher whose layers
-            would have to change groups.
+        ConfigError: if steps have too few passes for the groups, if the loss sums over its batch,
+            if batches have one item under batch normalization, or if a teacher's layers would have
+            to move between groups.
     """
     definition = workload.definition
     check_groups(groups, definition.policy, definition.recipe.steps)
@@ -100,12 +100,12 @@ def check_grouping(workload: Workload, groups: int) -> None:
 
 
 def check_layers(workload: Workload) -> None:
-    """Make every shared layer and a first candidate of every kind of block, and discard them.
+    """Make every shared layer and the first candidate of every kind of block, and discard them.
 
     Raises:
-        ConfigError: if a factory raises or makes no module, if two shared layers have a
-            parameter in common, if one keeps statistics that its rule does not allow, if
-            the loss asks for a cost that they do not say, or if the space's proof fails.
+        ConfigError: if a factory raises or makes no module, if two shared layers have a parameter
+            in common, if a layer keeps statistics that its rule does not allow, if the loss needs a
+            cost that the layers do not return, or if the space's proof fails.
     """
     space, definition = workload.space, workload.definition
     if workload.is_trained and torch.is_inference_mode_enabled():
@@ -117,7 +117,7 @@ def check_layers(workload: Workload) -> None:
     if defers_norms and workload.runs_in_training_mode:
         _check_norms(space)
     store = LayerStore(space, definition.seed, definition.recipe)
-    if workload.is_trained:  # a teacher has its student's recipe, but no optimizer
+    if workload.is_trained:  # a teacher shares its student's recipe, but has no optimizer
         _check_groups_match(space, definition)
     check_settings(space)
     with deterministic_torch(definition.recipe.threads):
@@ -129,7 +129,7 @@ def check_layers(workload: Workload) -> None:
         kinds: set[str] = set()
         for position, block in enumerate(space.blocks):
             if isinstance(block, Block) and block.kind not in kinds:
-                if block.kind is not None:  # a block that names no kind is one of its own
+                if block.kind is not None:  # a block without a kind is its own kind
                     kinds.add(block.kind)
                 _made(LayerStore(space, definition.seed, definition.recipe), space, position)
     if workload.is_trained:
@@ -149,7 +149,7 @@ def _check_groups_match(space: Space, definition: Definition) -> None:
             found |= {group_of(each, groups) for each in named}
     for number, group in enumerate(groups, 1):
         if number not in found:
-            names = []  # the first parameter of the first layer and of the last one that have any
+            names = []  # the first parameter of the first and of the last layer with parameters
             for position in range(len(space)):
                 own = named_parameters(space.label(position, 0), sketch(space, position, 0))
                 names += [each.name for each in own.values()][:1]
@@ -175,7 +175,7 @@ def _check_own_step(block: Shared | Elastic, definition: Definition) -> None:
 
 
 def check_proof(workload: Workload) -> Mapping[str, Any]:
-    """Layers that replace others must compute the same; returns what was compared."""
+    """Check that layers which replace others compute the same; return what was compared."""
     proof = workload.space.proof
     return {} if proof is None else proof.prove(first_batch(workload))
 
@@ -187,9 +187,9 @@ def _made(store: LayerStore, space: Space, position: int) -> StoredLayer:
 
 
 def _check_statistics(layer: StoredLayer, block: Shared | Elastic, defers_norms: bool) -> None:
-    """Refuse running statistics of a layer that is read in older versions.
+    """Refuse running statistics of a layer whose older versions are read.
 
-    Deferred statistics are read by nobody before the step ends.
+    Deferred statistics are allowed, because they are not read before the step ends.
     """
     if isinstance(block.rule, Exact | Follows) or (
         defers_norms and steps_behind(block.rule) is not None
@@ -229,7 +229,7 @@ def keeps_statistics(module: nn.Module) -> bool:
 
 
 def check_is_space(space: object) -> None:
-    """Refuse anything but a space, such as a network, with what to write."""
+    """Refuse anything but a space, such as a network, with a message that says what to write."""
     if not isinstance(space, Space):
         raise ConfigError(
             f"space: expected a naspipe.Space, found {type(space).__name__}; list its blocks: "
@@ -240,7 +240,7 @@ def check_is_space(space: object) -> None:
 
 def check_probes(workload: Workload, execution: Execution) -> None:
     """Refuse probes with a teacher, with a loss over several passes, with groups, with a placement
-    that assigns passes to stages, and with an order that holds tasks back."""
+    that assigns passes to stages, and with an order that delays tasks."""
     recipe, pipeline = workload.recipe, execution.pipeline
     who = f"probes={recipe.probes}"
     is_taught = bool(workload.objectives or workload.field_sources or workload.lesson_fields)

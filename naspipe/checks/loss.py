@@ -1,4 +1,4 @@
-"""Checks of a loss and of metrics before anything is written, by shapes alone where possible."""
+"""Check the loss and metrics before anything is written, by shapes alone if possible."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from naspipe.mixed.edges import MixedEdge
 _OURS = ("torch.nn.", "naspipe.", "search_spaces.")
 _MOST_OUTPUTS = 8
 _SECONDS = 30.0
-"""Functions that take longer than this are not tried."""
+"""Time limit for trying functions; slower functions are not checked."""
 
 Tensors = tuple[torch.Tensor, ...]
 
 
 def given_fields(loss: Loss, names: Iterable[str] | None) -> tuple[str, ...]:
-    """The batch fields that a caller names for a loss; none if the loss has the same by itself."""
+    """Return the batch fields that a caller names for a loss, or () if they are its own fields."""
     if names is None:
         return ()
     listed = () if isinstance(names, str) else tuple(names)
@@ -51,7 +51,7 @@ def given_fields(loss: Loss, names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def check_is_loss(loss: object, what: str = "loss") -> None:
-    """Refuse a loss that is a name or a class, with what to write; ``what`` names the argument."""
+    """Refuse a loss that is a name or a class; ``what`` is the argument's name in the message."""
     if isinstance(loss, str):
         raise ConfigError(
             f"{what}: expected a function of (output, target), found the text {loss!r:.40}; write "
@@ -66,7 +66,7 @@ def check_is_loss(loss: object, what: str = "loss") -> None:
 
 
 def given_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
-    """The caller's metrics as a dict; refuses anything but functions by name."""
+    """Return the caller's metrics as a dict; refuse anything but functions by name."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
@@ -86,11 +86,11 @@ def given_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
 
 
 def check_loss(workload: Workload) -> None:
-    """The loss and the metrics must take what they are called with, and return one number.
+    """Check that the loss and the metrics accept their arguments and return one number.
 
-    The user's functions are called with the outputs of the first candidates, without memory for
-    tensors. If that is not possible, any number of outputs is accepted, and the first step checks
-    what a function returns.
+    The user's functions are called with the outputs of the first candidates on the meta device. If
+    that is not possible, any number of outputs is accepted, and the first step checks the results
+    of the functions.
     """
     loss = workload.loss
     if not workload.is_trained or not callable(loss):
@@ -114,7 +114,7 @@ def check_loss(workload: Workload) -> None:
     for name in fields:
         field_of(batch, name, 0)
     if current_process().daemon:
-        return  # which may have no processes of its own
+        return  # daemons may not start processes
 
     def tried(_: Callable[[], None]) -> dict[str, Any]:
         outputs = _outputs(workload.space, batch)
@@ -146,11 +146,11 @@ def _check_trains_nothing(loss: Loss) -> None:
 def _check_arguments(
     what: str, function: Metric, fields: tuple[str, ...], outputs: int | None
 ) -> None:
-    """Refuse a function that cannot be called with outputs and fields."""
+    """Refuse a function whose signature does not accept outputs and fields."""
     called = function.forward if isinstance(function, nn.Module) else function
     try:
         signature = inspect.signature(called)
-    except (TypeError, ValueError):  # one of C's, which says nothing
+    except (TypeError, ValueError):  # a C function without a signature
         return
     counts = range(1, _MOST_OUTPUTS + 1) if outputs is None else (outputs,)
     for count in counts:
@@ -167,9 +167,8 @@ def _check_arguments(
 def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tensors) -> None:
     """Refuse a function whose result is not one number, if shapes alone show that.
 
-    Functions that change a field of the batch in place are refused, too, and metrics that change an
-    output, which the loss also has. A function with tensors of its own needs values, so it is not
-    tried.
+    Also refuse functions that change a field of the batch in place, and metrics that change an
+    output, which the loss also uses. A function with its own tensors needs values and is not tried.
     """
     if isinstance(function, nn.Module):
         own = next(chain(function.parameters(), function.buffers()), None)
@@ -180,7 +179,7 @@ def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tens
     try:
         with torch.no_grad(), torch.device("meta"), kept_draws(), edits:
             found = function(*outputs, *fields)
-    except Exception:  # it needs values; whatever is wrong is said in the first step
+    except Exception:  # it needs values; the first step reports any error
         found = torch.empty(())
     if edits.is_edited:
         raise ConfigError(
@@ -193,7 +192,7 @@ def _try(what: str, function: Callable[..., Any], outputs: Tensors, fields: Tens
 
 
 def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
-    """Outputs of the last block without values; None if a layer cannot be computed like that."""
+    """Return the last block's outputs without values; None if a layer cannot compute them so."""
     state: Tensors = ()
     try:
         with torch.no_grad(), torch.device("meta"), kept_draws():
@@ -210,7 +209,7 @@ def _outputs(space: Space, batch: Mapping[str, Any]) -> Tensors | None:
 
 
 def check_costs(space: Space, loss: Any) -> None:
-    """A student must return what its paths cost if its loss asks for that, and only then."""
+    """Check that a student returns the cost of its paths if, and only if, its loss needs it."""
     last = len(space) - 1 - isinstance(space.blocks[-1], LossBlock)
     module = sketch(space, last, 0)
     says = isinstance(module, MixedEdge) and module.reference is not None

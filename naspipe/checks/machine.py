@@ -1,4 +1,4 @@
-"""Checks of devices, of the paths between them, and of the limits of the process."""
+"""Check devices, the data paths between them, and the limits of the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from naspipe.machine.gpus import Gpus
 
 
 def check_device(device: str, count: int) -> None:
-    """The device, ``cpu``, ``cuda`` or ``cuda:N``, must be one of this machine's ``count`` GPUs."""
+    """Check that ``device`` is ``cpu``, or ``cuda`` or ``cuda:N`` among ``count`` GPUs."""
     index = int(device.partition(":")[2] or 0)
     if device != "cpu" and index >= count:
         here = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
@@ -22,12 +22,12 @@ def check_device(device: str, count: int) -> None:
 
 
 def check_shared_gpus(device: str, budgets: Sequence[int], memory_bytes: Sequence[int]) -> None:
-    """Stages that share a GPU must have room for their layers there together.
+    """Check that a GPU has enough memory for the layers of all stages that share it.
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        budgets: of each stage, in bytes; empty if layers stay on their device.
-        memory_bytes: of each GPU of this machine.
+        budgets: memory budget of each stage in bytes; empty if layers stay on their device.
+        memory_bytes: memory of each GPU of this machine.
     """
     if device == "cpu":
         return
@@ -46,7 +46,7 @@ def check_shared_gpus(device: str, budgets: Sequence[int], memory_bytes: Sequenc
 
 
 def check_data_path(execution: Execution, gpus: Gpus) -> None:
-    """The data path between stages must exist; from GPU to GPU, each stage needs its own GPU."""
+    """Check that the data path between stages exists; between GPUs, each stage needs its own."""
     path, workers, count = execution.wire.data_path, execution.workers, len(gpus)
     if path in ("shm", "zmq"):
         return
@@ -82,13 +82,13 @@ def check_data_path(execution: Execution, gpus: Gpus) -> None:
 _FILES, _FILES_OF_STAGE, _FILES_OF_STREAM = 40, 6, 6
 _ROOM_BYTES = 512 << 20
 _RAISED = 1024
-"""A lower limit of open files is raised to this usual one."""
+"""A lower limit of open files is raised to this common default."""
 
 
 def check_limits(execution: Execution, streams: int) -> None:
-    """A run must be allowed the descriptors and the address space that it will need.
+    """Check that the limits allow the file descriptors and the address space that a run needs.
 
-    A soft limit of open files is raised if the system allows that.
+    The soft limit of open files is raised if the system allows it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_OF_STAGE * execution.workers + _FILES_OF_STREAM * streams
@@ -114,7 +114,7 @@ def check_limits(execution: Execution, streams: int) -> None:
 
 
 def _mapped_bytes() -> int:
-    """Address space of this process; 0 if it is not known."""
+    """Return the address space of this process in bytes; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except (OSError, ValueError):

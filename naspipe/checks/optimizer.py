@@ -1,8 +1,9 @@
-"""Checks of an optimizer before anything is written: its name, its options, and steps with it.
+"""Check an optimizer before anything is written: its name, its options, and some steps with it.
 
-Every layer has an optimizer of its own. An optimizer of the user's is therefore stepped on a few
-small parameters, together and alone: the plain loop, which also has one for each layer, cannot see
-that it mixes parameters, ignores the rate, or keeps something that does not go with a layer.
+Every layer has its own optimizer. A user's optimizer is therefore stepped on a few small
+parameters, together and separately: the plain loop, which also has one optimizer per layer, cannot
+detect that it mixes parameters, ignores the learning rate, or keeps state that does not move with a
+layer.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ REFUSED = {
     "SparseAdam": "it takes sparse gradients only",
     "Muon": "it takes two-dimensional parameters only",
 }
-"""Optimizers of torch that do not work per layer, and why."""
+"""Optimizers of torch that do not work per layer, with the reason."""
 
 _SIZES = ((3,), (4, 3), (2, 4, 3))
 _STEPS = 5
 _WITHOUT = 1
-"""The step in which the last parameter has no gradient."""
+"""Number of the step in which the last parameter has no gradient."""
 
 _Make = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def check_optimizer(recipe: Recipe, own: OwnStep = RECIPES) -> None:
-    """Check the name and the options of an optimizer, and take some steps with it."""
+    """Check the name and options of an optimizer, and take some steps with it."""
     name = recipe.optimizer
     _check_name(name)
     _check_options(recipe)
-    importlib.import_module("torch._dynamo")  # as the first step does: once here, not in each fork
+    importlib.import_module("torch._dynamo")  # the first step imports it: once here, not per fork
     check_steps = _check_own if is_own(name) else _check_steps
     for number in range(len(recipe.groups) + 1):
         try:
@@ -117,7 +118,7 @@ def _check_options(recipe: Recipe) -> None:
 
 
 def _check_steps(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
-    """Take two steps with an optimizer of torch, because some options are first used there."""
+    """Take two steps with a torch optimizer, because some options are first used in a step."""
     try:
         weights = (torch.nn.Parameter(torch.zeros(size)) for size in ((2,), (2, 2)))
         parameters = [*weights, Alpha(torch.zeros(2))]
@@ -141,7 +142,7 @@ def _check_steps(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
 
 
 def _check_own(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
-    """Try an optimizer of the user's on a few small parameters, in some steps."""
+    """Take some steps with a user's optimizer on a few small parameters."""
     name = recipe.optimizer
     bare = replace(recipe, clip_layer_norm=0.0, ema=0.0)
     make = partial(make_optimizer, bare, own=own)
@@ -156,7 +157,7 @@ def _check_own(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
 
 
 class _Trial:
-    """Parameters that one optimizer steps together, or several optimizers each alone."""
+    """Parameters that one optimizer steps together, or that have one optimizer each."""
 
     def __init__(self, make: _Make, is_apart: bool = False) -> None:
         draw = torch.Generator().manual_seed(1)
@@ -174,7 +175,7 @@ class _Trial:
             optimizer.step()
 
     def heir(self, make: _Make) -> _Trial:
-        """The same values and states in a new optimizer, as on another stage or after a resume."""
+        """Copy values and states to a new optimizer, as on another stage or after a resume."""
         made = _Trial(make)
         with torch.no_grad():
             for own, parameter in zip(made.parameters, self.parameters, strict=True):
@@ -185,7 +186,7 @@ class _Trial:
         return made
 
     def states(self) -> list[dict[Any, Any]]:
-        """What is kept for each parameter, if they are stepped together."""
+        """Return the state of each parameter, if they are stepped together."""
         return [self.optimizers[0].state.get(each, {}) for each in self.parameters]
 
     def ends_as(self, other: _Trial) -> bool:

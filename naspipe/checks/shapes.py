@@ -1,7 +1,7 @@
 """Follow the shapes of a batch through the candidates of a space, on torch's meta device.
 
-Nothing is computed there. A layer that does not take a shape is only suspected, and is tried with
-real tensors before it is refused: :func:`compute_first` computes a subnet up to that layer.
+No values are computed there. A layer that does not accept a shape is only suspected, and is tried
+with real tensors before it is refused: :func:`compute_first` computes a subnet up to that layer.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _OF_ONE_TYPE = {
         "native_batch_norm", "_native_batch_norm_legit",
     )
 }  # fmt: skip
-"""Operations that refuse tensors of different types, but only once there are values."""
+"""Operations that refuse tensors of different dtypes, but not on the meta device."""
 
 
 class WatchedCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches the operations inside; ``given`` are tensors that nothing may change."""
+    """Watches operations within the context; ``given`` are tensors that must not be changed."""
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._given = {each.untyped_storage()._cdata for each in given}
         self.is_edited = False
-        """Whether an operation has changed one of them."""
+        """True if an operation has changed one of them."""
         self.is_mixed = False
-        """Whether an operation was given types that it probably does not take together."""
+        """True if an operation was called with dtypes that it probably does not accept together."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -66,21 +66,21 @@ class WatchedCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 MOST_FORMS = 32
-"""Forms of tensors that are followed to one block; more are left to the profile."""
+"""Maximum number of tensor forms that are followed to one block; others are left to the profile."""
 
 MOST_CALLS = 4000
-"""Calls of layers; what comes after is left to the profile."""
+"""Maximum number of layer calls; the remaining layers are left to the profile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A form in which tensors reach a block, and one subnet by which they do."""
+    """A form of the tensors that reach a block, with one subnet that produces it."""
 
     form: Form
     path: tuple[int, ...] = ()
-    """The options before the block."""
+    """The options of the preceding blocks."""
     made: tuple[Form, ...] = ()
-    """What each of them returns."""
+    """The form that each of them returns."""
 
     def through(self, candidate: int, form: Form) -> Reached:
         return Reached(form, (*self.path, candidate), (*self.made, form))
@@ -88,21 +88,21 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A layer, or the loss, that seems not to take what reaches it."""
+    """A layer, or the loss, that seems not to accept its input."""
 
     candidate: int | None
-    """Of the block that is reached; None for the loss."""
+    """The candidate of the block that is reached; None for the loss."""
     bad: Reached
     good: Reached | None
-    """What it does take, if another form reaches it."""
+    """A form that it accepts, if one reaches it."""
 
     @property
     def block(self) -> int:
-        """The position in the chain; that after the last block for the loss."""
+        """Position in the chain; for the loss, the position after the last block."""
         return len(self.bad.path)
 
     def chain(self, reached: Reached) -> tuple[int, ...]:
-        """The candidates of a subnet up to and including the block that is reached."""
+        """Return the candidates of a subnet up to and including the block that is reached."""
         return reached.path if self.candidate is None else (*reached.path, self.candidate)
 
     @property
@@ -119,7 +119,7 @@ class _Unknown:
 
 
 class _Failed:
-    """The layer does not take its input."""
+    """The layer does not accept its input."""
 
 
 UNKNOWN, FAILED = _Unknown(), _Failed()
@@ -127,9 +127,9 @@ Result = Form | _Unknown | _Failed
 
 
 class ShapeFollower:
-    """Follows the tensors of a batch through a space.
+    """Follows the forms of a batch's tensors through a space.
 
-    ``first`` is what the first block is called with, in addition to fields of the batch.
+    ``first`` is the input of the first block, in addition to fields of the batch.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ShapeFollower:
         self._reached: list[dict[Form, Reached]] = [{} for _ in range(len(space) + 1)]
 
     def spread(self) -> Iterator[Suspected]:
-        """Follow all chains, if any candidate may follow any other."""
+        """Follow all chains, for spaces in which any candidate may follow any other."""
         self._reached[0] = {self._first: Reached(self._first)}
         for block in range(len(self._space)):
             here, after = self._reached[block], self._reached[block + 1]
@@ -170,7 +170,7 @@ class ShapeFollower:
                     yield Suspected(candidate, reached, next(fits, None))
 
     def walk(self, chains: Iterable[Sequence[int]]) -> Iterator[Suspected]:
-        """Follow these subnets only: one option of every block each."""
+        """Follow only these subnets, given as one option per block."""
         for options in dict.fromkeys(map(tuple, chains)):
             reached = Reached(self._first)
             for block, candidate in enumerate(options):
@@ -189,7 +189,7 @@ class ShapeFollower:
                 self._reached[len(self._space)].setdefault(reached.form, reached)
 
     def ends(self, loss: Callable[..., Any], fields: Sequence[str]) -> Iterator[Suspected]:
-        """Yield the outputs that the loss does not take; call it last."""
+        """Yield the outputs that the loss does not accept; call this method last."""
         ends = list(self._reached[len(self._space)].values())
         given = [form for name in fields for form in self._fields[name]]
         results = [(end, _called(loss, end.form, tuple(given))) for end in ends]
@@ -217,7 +217,7 @@ class ShapeFollower:
 
 @contextmanager
 def unchanged(module: nn.Module, space: Space, block: int, option: int) -> Iterator[None]:
-    """Inside, a forward with a setting of an elastic layer must leave the module's attributes."""
+    """Check that a forward with a setting of an elastic layer restores the module's attributes."""
     before = _attributes(module) if space.blocks[block].setting(option) else {}
     yield
     for (part, name), value in (_attributes(module) if before else {}).items():
@@ -231,7 +231,7 @@ def unchanged(module: nn.Module, space: Space, block: int, option: int) -> Itera
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
-    """All attributes of a module and its parts, except torch's internal ones."""
+    """Return all attributes of a module and its parts, except torch's internal ones."""
     return {
         (part, name): value
         for part, each in module.named_modules()
@@ -241,12 +241,12 @@ def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
-    """What a layer or a loss returns for tensors of such forms."""
+    """Return the result of a layer or a loss for tensors of these forms."""
     try:
         with torch.device("meta"), torch.enable_grad():
             inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in form]
             for place, each in enumerate(inputs):
-                if each.is_floating_point():  # no leaf, so that edits in place are allowed and seen
+                if each.is_floating_point():  # not a leaf: in-place edits are allowed and detected
                     inputs[place] = each.requires_grad_().clone()
             given = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in fields]
             with WatchedCalls([*inputs, *given]) as seen:
@@ -258,7 +258,7 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
     outputs = found if isinstance(found, tuple) else (found,)
     if not all(isinstance(each, torch.Tensor) for each in outputs):
         return FAILED
-    if seen.is_edited or seen.is_mixed:  # others have what is edited, too
+    if seen.is_edited or seen.is_mixed:  # edited tensors may be shared
         return FAILED
     if any(each.device.type != "meta" for each in outputs):
         return UNKNOWN
@@ -266,7 +266,7 @@ def _called(function: Callable[..., Any], form: Form, fields: Form) -> Result:
 
 
 class FirstBlocksError(NaspipeError):
-    """Something else failed than what was tried."""
+    """Something other than the tried layer or loss failed."""
 
 
 def compute_first(
@@ -276,20 +276,18 @@ def compute_first(
     said: str,
     with_loss: bool = False,
 ) -> None:
-    """Compute the first blocks of a subnet, one layer in memory at a time.
-
-    What the last of them raises is refused.
+    """Compute the first blocks of a subnet, with one layer in memory at a time.
 
     Args:
-        workload: whose layers are computed.
-        batch: what they are computed on.
+        workload: the workload whose layers are computed.
+        batch: the input.
         chain: the option of each block.
-        said: how the refusal begins; the error follows.
-        with_loss: the chain is a whole subnet, and what is tried is the loss.
+        said: start of the error message; the error of the last layer follows.
+        with_loss: True if the chain is a whole subnet and the loss is tried.
 
     Raises:
         ConfigError: if the last layer, or the loss, raises.
-        FirstBlocksError: if a layer before it raises, or for other reasons.
+        FirstBlocksError: if an earlier layer raises, or for other reasons.
     """
     space, recipe = workload.space, workload.definition.recipe
 

@@ -1,6 +1,6 @@
 """Candidates of a space without memory for their tensors, on torch's meta device.
 
-Planning takes the sizes of layers from here, checks follow shapes through the modules, and a resume
+Planning uses the sizes of these layers, checks follow shapes through the modules, and a resume
 compares the texts that describe them.
 """
 
@@ -41,10 +41,10 @@ _DRAWN = {torch.Tensor.uniform_, torch.Tensor.normal_}
 
 
 class Unfilled(TorchFunctionMode):
-    """Inside, filling a tensor on torch's meta device with random values does nothing.
+    """Makes random initialization of tensors on torch's meta device a no-op.
 
-    Otherwise torch derives the shapes of each step of the filling, which takes most of the time of
-    making a layer.
+    Otherwise torch propagates shapes through each operation of the initialization, which takes most
+    of the time of making a layer.
     """
 
     def __torch_function__(
@@ -66,9 +66,9 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
 class SketchedLayers:
-    """The candidates of a space on torch's meta device, each made once for all blocks that have it.
+    """The candidates of a space on torch's meta device, made once for all blocks that share them.
 
-    Use it in a process of its own, because what a factory leaves behind is on that device.
+    Use it in a separate process, because tensors that a factory keeps are on that device.
     """
 
     def __init__(self, space: Space) -> None:
@@ -79,20 +79,20 @@ class SketchedLayers:
         self._owners: dict[int, tuple[int, int]] = {}
         self._hooked: set[tuple[int, int]] = set()
         self._memory: list[StorageWeakRef] = []
-        """Of all tensors; as long as it is referred to, no other memory gets the same number."""
+        """References to the storages of all tensors, so that no identity is reused."""
         self.shared: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
-        """Of tensors that two candidates have: ``parameter`` or ``buffer``, and which they are."""
+        """Tensors of two candidates: ``parameter`` or ``buffer``, and the two candidates."""
 
     def places(self) -> Iterator[tuple[int, int]]:
         for block, each in enumerate(self._space.blocks):
             yield from ((block, candidate) for candidate in range(len(each.candidates)))
 
     def key(self, block: int, candidate: int) -> Hashable:
-        """Equal for candidates that the same factory makes."""
+        """Return a key that is equal for candidates of the same factory."""
         return self._keys[block][candidate]
 
     def module(self, block: int, candidate: int) -> nn.Module | None:
-        """A candidate; None if its factory does not work without memory."""
+        """Return a candidate; None if its factory does not work on the meta device."""
         key = self.key(block, candidate)
         if key not in self._modules:
             factory = self._space.blocks[block].candidates[candidate]
@@ -101,20 +101,20 @@ class SketchedLayers:
         return self._modules[key]
 
     def handed_out(self, block: int, candidate: int) -> str:
-        """What two calls of the factory share; see :func:`_in_common`."""
+        """Return which objects two calls of the factory share; see :func:`_in_common`."""
         self.module(block, candidate)
         return self._handed_out[self.key(block, candidate)]
 
     def has_tensor_hooks(self, block: int, candidate: int) -> bool:
         """Return True if the factory registers hooks on parameters or buffers.
 
-        :meth:`module` no longer has them, as the tensors of the meta device are others.
+        :meth:`module` no longer has them, because it has different tensors.
         """
         self.module(block, candidate)
         return (block, candidate) in self._hooked
 
     def _look(self, here: tuple[int, int], module: nn.Module) -> None:
-        """Note whose memory it is; parameters that view the same memory are shared, too."""
+        """Record the owner of each storage; parameters that view one storage are also shared."""
         if is_hooked(module):
             self._hooked.add(here)
         for what, tensor in tensors_of(module):
@@ -128,13 +128,13 @@ class SketchedLayers:
 def _without_memory(
     factory: Callable[[], Any], look: Callable[[nn.Module], None]
 ) -> tuple[nn.Module | None, str]:
-    """A module on torch's meta device, and what another one would have in common with it.
+    """Return a module on torch's meta device, and what a second call of the factory shares with it.
 
-    ``look`` is called with the module as the factory made it, or with a real one if that cannot be
+    ``look`` is called with the module as the factory made it, or with a real one if it cannot be
     made on the meta device.
     """
     for device in ("meta", "cpu"):
-        # Whatever is wrong is reported when the real one is made.
+        # Errors are reported when the real one is made.
         with suppress(Exception), torch.device(device), Unfilled():
             module = factory()
             if not isinstance(module, nn.Module):
@@ -146,9 +146,9 @@ def _without_memory(
 
 
 def _in_common(module: nn.Module, factory: Callable[[], Any]) -> str:
-    """What two calls of a factory share: ``module``, or ``memory`` alone; empty if nothing.
+    """Return what two calls of a factory share: ``module``, only ``memory``, or "" for nothing.
 
-    A tensor that nothing writes may have its memory from outside.
+    Tensors that are never written may share memory.
     """
 
     def place(tensor: torch.Tensor) -> int:
@@ -164,7 +164,7 @@ def _in_common(module: nn.Module, factory: Callable[[], Any]) -> str:
 
 
 def _keys(space: Space) -> list[list[Hashable]]:
-    """A key for each candidate; equal factories of one block are distinguished by a count."""
+    """Return a key per candidate; equal factories of one block are distinguished by a count."""
     known: dict[int, list[Hashable]] = {}
     twins = first_of_kind(space)
     for block in sorted(set(twins)):
@@ -178,7 +178,7 @@ def _keys(space: Space) -> list[list[Hashable]]:
 
 
 def call_key(value: Any) -> Hashable:
-    """A key that is equal for functions with the same code, arguments and captured values."""
+    """Return a key that is equal for functions with equal code, arguments and captured values."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, tuple):
@@ -196,7 +196,7 @@ def call_key(value: Any) -> Hashable:
         for cell in value.__closure__ or ():
             try:
                 inner.append(call_key(cell.cell_contents))
-            except ValueError:  # of a variable that has no value yet
+            except ValueError:  # the cell of a variable without a value yet
                 inner.append(id(cell))
         defaults = [value.__defaults__, *sorted((value.__kwdefaults__ or {}).items())]
         return (
@@ -210,17 +210,17 @@ def call_key(value: Any) -> Hashable:
 
 
 def measure_sizes(workload: Workload) -> SizeTable:
-    """What every layer takes on the device, each kind of block measured once.
+    """Return the device memory of every layer, measured once for each kind of block.
 
-    Needs the memory of one parameter's optimizer step at a time, and draws nothing from
-    torch's generator.
+    This needs the memory of one parameter's optimizer step at a time, and does not use torch's
+    generator.
 
     Raises:
         ConfigError: if a factory makes no module, or one whose tensors cannot be moved.
     """
     space, recipe = workload.space, workload.definition.recipe
     twins = first_of_kind(space)
-    if workload.recipe.parameter_groups:  # which go by the layers' names
+    if workload.recipe.parameter_groups:  # these depend on the layers' names
         twins = tuple(range(len(space)))
     kinds = sorted(set(twins))
     learnt = StateSizes(recipe)
@@ -245,10 +245,10 @@ def measure_sizes(workload: Workload) -> SizeTable:
 
 
 def buffered_layers(space: Space, defers_norms: bool = False) -> frozenset[tuple[int, int]]:
-    """Block and candidate of the layers with buffers, which their forwards may change.
+    """Return block and candidate of the layers with buffers that their forwards may change.
 
-    Deferred batch normalisation does not change its buffers in the forward. Draws nothing from
-    torch's generator.
+    Deferred batch normalization does not change its buffers in the forward. Does not use torch's
+    generator.
     """
     has_buffers = other_buffers if defers_norms else _any_buffers
     twins = first_of_kind(space)
@@ -266,9 +266,9 @@ def _any_buffers(module: nn.Module) -> bool:
 
 
 def sketch(space: Space, block: int, candidate: int) -> nn.Module:
-    """A candidate's module without memory for its tensors.
+    """Return a candidate's module on torch's meta device.
 
-    It is a real one if its factory needs values, or lets tensors share their memory.
+    It is a real module if the factory needs values, or if its tensors share memory.
 
     Raises:
         ConfigError: if the factory makes no module, or one without sizes.
@@ -276,13 +276,13 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
     factory: Any = space.blocks[block].candidates[candidate]
     module = None
     with kept_draws():
-        # Whatever is wrong is reported when the real one is made.
+        # Errors are reported when the real one is made.
         with suppress(Exception), torch.device("meta"), Unfilled():
             module = factory()
         if isinstance(module, nn.Module):
             tensors = [*chain(module.parameters(), module.buffers())]
             memory = {each.untyped_storage()._cdata for each in tensors if not is_lazy(each)}
-            if len(memory) < len(tensors):  # lazy tensors have none, and others share it
+            if len(memory) < len(tensors):  # lazy tensors have no memory, and others share it
                 module = None
         if module is None:
             module = factory()
@@ -292,22 +292,22 @@ def sketch(space: Space, block: int, candidate: int) -> nn.Module:
 
 
 def sketches(space: Space) -> Iterator[tuple[int, int, nn.Module]]:
-    """Block, candidate and :func:`sketch` of every layer; of blocks of one kind, of the first."""
+    """Yield block, candidate and :func:`sketch` of every layer of the first block of each kind."""
     for block in sorted(set(first_of_kind(space))):
         for candidate in range(len(space.blocks[block].candidates)):
             yield block, candidate, sketch(space, block, candidate)
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""Part of the repr of a module that holds a function; it differs between processes."""
+"""Part of the repr of a module with a function; it differs between processes."""
 _LONGEST = 4000
 
 
 def structures(space: Space) -> dict[str, Any]:
-    """What :mod:`naspipe.store.compare` reads: of each candidate the number of a text.
+    """Return texts of layers, and the number of each candidate's text, for ``store.compare``.
 
-    What differs between two modules that a user's factory makes is left out. Draws nothing from
-    torch's generator.
+    Lines that differ between two modules of a user's factory are omitted. Does not use torch's
+    generator.
     """
     numbers: dict[str, int] = {}
     twins = first_of_kind(space)
@@ -322,12 +322,12 @@ def structures(space: Space) -> dict[str, Any]:
 
 
 def without_addresses(text: str) -> str:
-    """A repr that is the same in every process."""
+    """Remove addresses from a repr, so that it is the same in every process."""
     return _ADDRESS.sub("", text)
 
 
 def _stable(space: Space, block: int, candidate: int) -> str:
-    """Lines that each module of a factory has."""
+    """Return the lines that are equal for all modules of a factory."""
     module = sketch(space, block, candidate)
     lines = structure(module)
     if any(is_users_module(type(part).__module__) for part in module.modules()):
@@ -340,7 +340,7 @@ def _stable(space: Space, block: int, candidate: int) -> str:
 
 
 def structure(module: nn.Module) -> list[str]:
-    """A module's repr, the other attributes of its parts, and its tensors, a line each."""
+    """Return a module's repr, the other attributes of its parts, and its tensors, a line each."""
     lines = without_addresses(repr(module)).splitlines()
     for name, part in module.named_modules():
         lines += [f"{name}.{key}={value}".lstrip(".") for key, value in sorted(_kept(part))]
@@ -350,7 +350,7 @@ def structure(module: nn.Module) -> list[str]:
 
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Plain values and functions; of a module of torch's, arguments other than the defaults."""
+    """Yield plain values and functions; for a torch module, arguments other than defaults."""
     if not type(module).__module__.startswith("torch."):
         for name, value in vars(module).items():
             if name not in TORCHS and (text := _text(value)):
@@ -369,9 +369,9 @@ def _arguments(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _text(value: Any) -> str:
-    """Empty for tensors, which have no values here, and for what has no text."""
+    """Return the text of a value; empty for tensors, which have no values here, or without one."""
     if isinstance(value, torch.Tensor | nn.Module):
         return ""
-    with suppress(ValueError):  # of a type of C's, which says nothing
+    with suppress(ValueError):  # a C type without a signature
         return without_addresses(text_of(value))
     return ""

@@ -1,8 +1,9 @@
-"""What is said of a user's space before the start: layers that do not fit, and notes about others.
+"""Check a user's space before the start: refuse layers that do not fit, and report others.
 
-Shapes are followed through the candidates without values. Whatever does not fit there is tried with
-real tensors before it is refused, so nothing is refused that could run. All of it happens in other
-processes: what layers and factories keep, draw or compute there is gone afterwards.
+Shapes are followed through the candidates on the meta device. A layer that does not fit is tried
+with real tensors before it is refused, so that no space is refused that could run. All of this is
+done in other processes, so that state of layers and factories, and random draws, have no effect on
+the run.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ from naspipe.worker.layers.layer_store import made_before, shared
 
 
 def evaluating_note(space: Space, layers: SketchedLayers) -> str | None:
-    """A line about the first layer that its factory makes with parts in evaluation mode.
+    """Return a line about the first layer that its factory makes with parts in evaluation mode.
 
-    Ask for it before the layers are called, which puts them in training mode.
+    Call this before the layers are called, because that puts them in training mode.
     """
     for block, candidate in layers.places():
         module = layers.module(block, candidate)
@@ -75,15 +76,15 @@ def evaluating_note(space: Space, layers: SketchedLayers) -> str | None:
 
 
 _LONGEST = 400
-"""Characters of a module that are shown."""
+"""Maximum number of characters of a module in a message."""
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.Size)
 
 
 def alike_note(space: Space, layers: SketchedLayers) -> str | None:
-    """A line about the first candidates that are alike.
+    """Return a line about the first candidates that are equal.
 
-    Candidates that cannot be made without memory, and those whose buffers' values could differ, are
-    left out.
+    Candidates that cannot be made on the meta device, and those whose buffers' values could differ,
+    are ignored.
     """
     twins = first_of_kind(space)
     found = {block: alike for block in set(twins) if (alike := _alike(space, layers, block))}
@@ -104,7 +105,7 @@ def alike_note(space: Space, layers: SketchedLayers) -> str | None:
 
 
 def changed_reads_note(space: Space) -> str | None:
-    """A line about blocks whose factories read what had another value when the block was made."""
+    """Return a line about blocks whose factories read a variable that has changed since."""
     found = []
     for label, block in zip(space.labels, space.blocks, strict=True):
         changed = [each for factory in block.candidates for each in changed_reads(factory)]
@@ -124,7 +125,7 @@ def _in_others(blocks: int) -> str:
 
 
 def _alike(space: Space, layers: SketchedLayers, position: int) -> list[int]:
-    """The first candidates of a block that are alike: two or more, or none."""
+    """Return the first equal candidates of a block: two or more, or none."""
     block = space.blocks[position]
     if not isinstance(block, Block) or block.alike:
         return []
@@ -154,7 +155,7 @@ def _same_part(one: nn.Module, other: nn.Module) -> bool:
         return False
     is_torchs = type(one).__module__.startswith("torch.nn.")
     if one._buffers and not is_torchs:
-        return False  # their values are not known here
+        return False  # their values are unknown on the meta device
     mine, others = (
         {
             name: value
@@ -180,20 +181,20 @@ def _equal(one: Any, other: Any) -> bool:
         if isinstance(one, FunctionType):
             return call_key(one) == call_key(other)
         return bool(one == other)
-    except Exception:  # of a type of the user's, or a function that has itself in it
+    except Exception:  # from a user's type, or a function that refers to itself
         return False
 
 
 # Layers that do not fit
 
 MOST_TRIED = 4
-"""Suspicions that turn out to be none, before the rest is left to the profile."""
+"""Maximum number of suspected layers that are tried; others are left to the profile."""
 
 MOST_WALKED = 2000
-"""Subnets that are followed if not any option may follow any other."""
+"""Maximum number of subnets that are followed if some options may not follow some others."""
 
 FOLLOWING_SECONDS, TRYING_SECONDS = 30.0, 60.0
-"""Limits for following shapes and for trying one suspicion; what takes longer is not checked."""
+"""Time limits for following shapes and for trying suspected layers; slower checks are skipped."""
 
 
 def check_spaces(
@@ -204,17 +205,17 @@ def check_spaces(
     say: Callable[[str], None] = lambda _: None,
     has_budget: bool = False,
 ) -> list[str]:
-    """Every candidate must take what any candidate before it returns, and the loss what comes out.
+    """Check that candidates accept all outputs of preceding ones, and the loss the final output.
 
-    What cannot be followed is left to the profile and the run.
+    Layers that cannot be followed are left to the profile and the run.
 
     Args:
-        workloads: of each stream.
-        subnets: of each stream; they matter if a file lists them.
-        taps: between the streams.
+        workloads: the workload of each stream.
+        subnets: the subnets of each stream, used if a file lists them.
+        taps: taps between the streams.
         device: where layers compute in the run; ``cpu``, ``cuda`` or ``cuda:N``.
-        say: called with a line about what is waited for, if it takes more than a second.
-        has_budget: whether layers are swapped.
+        say: called with a progress line if a check takes more than a second.
+        has_budget: True if layers are swapped.
 
     Returns:
         Notes, a line each.
@@ -253,12 +254,12 @@ def check_spaces(
 
 
 def check_held_out(validation: ValidationPlan | None, device: str) -> None:
-    """The subnets that a run is judged by must take its first held-out batch.
+    """Check that the subnets of a validation accept its first held-out batch.
 
-    A batch whose items have the shapes and types of the first training batch is not followed.
+    A batch whose items have the shapes and dtypes of the first training batch is not checked.
 
     Args:
-        validation: of a stream; None if it is not judged.
+        validation: the validation of a stream, or None.
         device: where layers compute in the run.
     """
     if validation is None:
@@ -288,9 +289,9 @@ def check_held_out(validation: ValidationPlan | None, device: str) -> None:
 
 
 def _check_single_item(look: Look, say: Callable[[str], None]) -> None:
-    """If the last batch of an epoch has one item, layers must take that, too.
+    """Check that layers accept the last batch of an epoch if it has one item.
 
-    Batch normalisation in training mode does not.
+    Batch normalization in training mode does not.
     """
     workload = look.workload
     data, definition = workload.data, workload.definition
@@ -310,9 +311,9 @@ def _check_single_item(look: Look, say: Callable[[str], None]) -> None:
 
 
 def looked(look: Look, say: Callable[[str], None]) -> list[str]:
-    """Notes; if looking itself fails, the run reports whatever is wrong."""
+    """Check a space and return notes; if the check itself fails, errors are left to the run."""
     if current_process().daemon:
-        return []  # it may not start processes
+        return []  # daemons may not start processes
     notes: list[str] = []
     with suppress(StageFailedError, TransportError, OSError):
         found = _check_fits(look, say)
@@ -323,7 +324,7 @@ def looked(look: Look, say: Callable[[str], None]) -> list[str]:
 
 
 def _check_fits(look: Look, say: Callable[[str], None]) -> Mapping[str, Any]:
-    """What :meth:`Look.follow` has found; raises ConfigError for what does not fit."""
+    """Return the result of :meth:`Look.follow`; raise ConfigError for layers that do not fit."""
     slow = f"following shapes through the candidates of {look.what}"
     found = done_apart(look.follow, look.what, FOLLOWING_SECONDS, lambda: say(slow))
     if suspected := found["suspected"]:
@@ -333,30 +334,30 @@ def _check_fits(look: Look, say: Callable[[str], None]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One stream's space; ``follow``, ``compute`` and ``call`` run in processes of their own."""
+    """Checks one stream's space; ``follow``, ``compute`` and ``call`` run in separate processes."""
 
     workload: Workload
     batch: Mapping[str, torch.Tensor]
-    """The first."""
+    """The first batch."""
     subnets: Sequence[Subnet]
     has_plain_loss: bool
     is_here: bool
-    """Whether layers compute on this device in the run."""
+    """True if layers also compute on this device in the run."""
     only_subnets: bool = False
-    """Whether these subnets and no others will meet the batch."""
+    """True if only these subnets will use the batch."""
     edit_obstacle: str = ""
-    """What in the run does not carry parameters that a forward changes."""
+    """The feature of the run that does not support forwards that change parameters."""
     has_budget: bool = False
-    """Whether layers are swapped."""
+    """True if layers are swapped."""
     whose: str = ""
-    """How refusals begin."""
+    """Start of error messages."""
 
     @property
     def what(self) -> str:
         return f"space {self.workload.space.name}"
 
     def follow(self, _: Callable[[], None]) -> dict[str, Any]:
-        """Notes, what seems not to fit, and layers with user code."""
+        """Return notes, layers that seem not to fit, and layers with user code."""
         workload, space = self.workload, self.workload.space
         with _quiet():
             layers = SketchedLayers(space)
@@ -381,7 +382,7 @@ class Look:
     def compute(
         self, suspected: Sequence[Mapping[str, Any]], go_on: Callable[[], None]
     ) -> dict[str, Any]:
-        """Raise ConfigError for what does not fit with real layers and tensors either."""
+        """Raise ConfigError for suspected layers that also fail with real tensors."""
 
         def tried() -> dict[str, Any]:
             for each in suspected:
@@ -394,7 +395,7 @@ class Look:
             return in_own_thread(threads, tried)
 
     def call(self, users: Sequence[Place], go_on: Callable[[], None]) -> dict[str, Any]:
-        """Raise ConfigError for a layer or a loss that a run cannot carry."""
+        """Raise ConfigError for a layer or a loss that a run does not support."""
         workload, threads = self.workload, self.workload.recipe.threads
         wanted = {(block, candidate) for block, candidate in users}
         tried = TriedLayers(
@@ -409,7 +410,7 @@ class Look:
         return callable(self.workload.loss) and has_users_class(self.workload.loss)
 
     def _chains(self) -> Iterator[Sequence[int]]:
-        """Subnets that have every candidate if any may follow any other; else the first drawn."""
+        """Yield subnets that cover every option, or the first listed subnets."""
         blocks = self.workload.space.blocks
         if self._is_listed:
             yield from (subnet.chain for subnet in self.subnets[:MOST_WALKED] if subnet.chain)
@@ -419,7 +420,7 @@ class Look:
 
     @property
     def _is_listed(self) -> bool:
-        """Whether some candidates may not follow some others."""
+        """True if some candidates may not follow some others."""
         workload = self.workload
         from_file = workload.definition.sampler.partition(":")[0] in FILES
         is_drawn = workload.make_strategy is not None
@@ -451,7 +452,7 @@ class Look:
             yield from follower.ends(workload.objective_of(last), workload.loss_fields)
 
     def _said(self, layers: SketchedLayers, suspected: Suspected) -> str:
-        """How the refusal begins; what the layer raised follows it."""
+        """Return the start of the error message; the layer's error follows it."""
         workload, space = self.workload, self.workload.space
         bad, good, parting = suspected.bad, suspected.good, suspected.parting
         if suspected.candidate is None:
@@ -478,7 +479,10 @@ class Look:
     def _try(
         self, said: str, bad: Sequence[int], good: Sequence[int] | None, is_loss: bool
     ) -> None:
-        """What fails here might not fail on another device, unless what fits works here, too."""
+        """Try a suspected layer, but on another device than the run's only if ``good`` works here.
+
+        Otherwise, a failure could be caused by the device.
+        """
         first = partial(compute_first, self.workload, self.batch)
         try:
             if not self.is_here:
@@ -492,9 +496,9 @@ class Look:
 
 
 def _check_made_anew(space: Space, layers: SketchedLayers) -> None:
-    """No two layers may share a tensor, because other stages would not see what is written to it.
+    """Check that no two layers share a tensor, because other stages would not see its updates.
 
-    A factory must make another layer whenever it is called: a run makes each layer as it begins.
+    A factory must make a new layer on every call, because a run makes each layer anew.
     """
     handed_out = [(place, what) for place in layers.places() if (what := layers.handed_out(*place))]
     for what, owner, other in layers.shared:
@@ -505,7 +509,7 @@ def _check_made_anew(space: Space, layers: SketchedLayers) -> None:
 
 
 def _check_known_edits(space: Space, layers: SketchedLayers, obstacle: str) -> None:
-    """Refuse parts of torch's that change their weights, if the run does not carry that."""
+    """Refuse torch modules that change their weights, if the run does not support that."""
     for block, candidate in layers.places():
         rule = space.blocks[block].rule
         against = obstacle if isinstance(rule, Exact) else f"rule {rule}"
@@ -523,7 +527,7 @@ def _called(space: Space, layers: SketchedLayers, block: int, option: int) -> st
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress output and warnings, which come again in the run."""
+    """Suppress output and warnings, which the run repeats."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -533,7 +537,7 @@ def _quiet() -> Iterator[None]:
 
 
 def check_settings(space: Space) -> None:
-    """Each setting must be one that the layer's module, or its ``apply``, is called with."""
+    """Check that the layer's module, or its ``apply``, accepts each setting."""
     for position, block in enumerate(space.blocks):
         if not isinstance(block, Elastic):
             continue
@@ -543,7 +547,7 @@ def check_settings(space: Space) -> None:
             who = f"its apply={getattr(block.apply, '__name__', type(block.apply).__name__)}"
             known = _keywords(block.apply)
         else:
-            who = f"its {kind}"  # layers of naspipe's own have a list of their settings
+            who = f"its {kind}"  # naspipe's own layers list their settings
             said: Sequence[str] | None = getattr(module, "takes", None)
             known = _keywords(module.forward) if said is None else said
         if known is None:
@@ -564,7 +568,7 @@ def check_settings(space: Space) -> None:
 
 
 def _keywords(function: Any) -> Sequence[str] | None:
-    """The keywords that a function takes; None if it takes any, or if they are not known."""
+    """Return the keywords that a function takes; None if it takes any, or if unknown."""
     try:
         parameters = signature(function).parameters.values()
     except (TypeError, ValueError):

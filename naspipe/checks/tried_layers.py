@@ -1,8 +1,8 @@
-"""Call layers with user code, and the loss, on a few items, to refuse what a run cannot carry.
+"""Call layers with user code, and the loss, on a few items, to find code that runs do not support.
 
-These are gradients for tensors outside of the layers, forwards that change their own parameters,
+This means gradients for tensors outside of the layers, forwards that change their own parameters,
 buffers that grow in swapped layers, and values that a layer or the loss keeps outside of parameters
-and buffers. The stages of a run refuse the first three when they occur. The last is seen by the
+and buffers. The stages of a run refuse the first three when they occur. The last is detected by the
 verification of the first steps, but only in layers that these steps use.
 """
 
@@ -33,10 +33,10 @@ from naspipe.worker.layers.bound_layer import BoundLayer, EditedParameterError
 from naspipe.worker.layers.kept_state import SwappedBufferError, buffer_bytes, check_sizes
 
 ITEMS = 4
-"""Items of a batch; the whole batch if a layer does not take so few."""
+"""Number of items of the batch that are used; all of them if a layer does not accept so few."""
 
 MOST_SECONDS = 2.0
-"""For all calls; the layers that are left then are not called."""
+"""Time limit for all calls; remaining layers are not called."""
 
 Batch = Mapping[str, Any]
 Place = tuple[int, int]
@@ -44,11 +44,11 @@ Place = tuple[int, int]
 
 
 class NotRepeatedError(ConfigError):
-    """A layer or the loss gives something else for the same inputs, weights and draws."""
+    """A layer or the loss returns different results for the same inputs, weights and draws."""
 
 
 def users_layers(space: Space, layers: SketchedLayers) -> list[Place]:
-    """The layers with user code; of candidates that the same factory makes, the first."""
+    """Return the layers with user code, once for all candidates of the same factory."""
     known: dict[Hashable, Place] = {}
     for block, candidate in layers.places():
         module = layers.module(block, candidate)
@@ -60,32 +60,32 @@ def users_layers(space: Space, layers: SketchedLayers) -> list[Place]:
 
 @dataclass(slots=True)
 class TriedLayers:
-    """Calls layers and the loss of a workload, in a process that is kept for nothing else."""
+    """Calls layers and the loss of a workload, in a separate process that is used only for this."""
 
     workload: Workload
     batch: Batch
     wanted: set[Place]
-    """The layers that are to be called; a layer that was called is removed."""
+    """The layers to call; a layer is removed after its call."""
     wants_loss: bool
     edit_obstacle: str = ""
-    """What in the run does not carry parameters that a forward changes."""
+    """The feature of the run that does not support forwards that change parameters."""
     has_budget: bool = False
-    """Whether layers are swapped."""
+    """True if layers are swapped."""
 
     def follow(self, chains: Iterable[Sequence[int]], go_on: Callable[[], None]) -> None:
-        """Call the layers of these subnets, while any are wanted and there is time.
+        """Call the wanted layers of these subnets within the time limit.
 
         Args:
-            chains: an option of each block.
+            chains: subnets as one option per block.
             go_on: called between layers.
 
         Raises:
             OutsideGradientError: for a gradient of a tensor outside of the layers.
             EditedParameterError: for a layer whose forward changes its own parameters, if the run
-                does not carry that.
+                does not support that.
             SwappedBufferError: for a layer whose buffers grow, if layers are swapped.
-            NotRepeatedError: for a layer or a loss that gives something else when it is called
-                again, and other items were computed in between.
+            NotRepeatedError: for a layer or a loss whose results change after it was called with
+                other items.
         """
         end = time.monotonic() + MOST_SECONDS
         tensors = [each for each in self.batch.values() if torch.is_tensor(each) and each.dim()]
@@ -110,7 +110,7 @@ class TriedLayers:
                     NotRepeatedError,
                 ):
                     raise
-                except Exception:  # it cannot be called so; the run reports what is wrong
+                except Exception:  # it cannot be called like this; the run reports the error
                     continue
             self.wants_loss = False
 
@@ -130,11 +130,11 @@ class TriedLayers:
             for block, option in enumerate(options[:count]):
                 go_on()
                 module = self._made(block, option)
-                if other:  # what it keeps of these items must make no difference
+                if other:  # values that it keeps from these items must have no effect
                     with _put_back(module):
                         self._call(module, block, option, other, others)
                 tensors = self._call(module, block, option, batch, tensors)
-                if other:  # nor what another layer or the loss finds of them elsewhere
+                if other:  # nor values that other layers or the loss find elsewhere
                     module = self._made(block, option, is_original=True)
                     others = self._call(module, block, option, other, others)
                 yield tensors
@@ -170,7 +170,7 @@ class TriedLayers:
         )
 
     def _made(self, block: int, option: int, is_original: bool = False) -> nn.Module:
-        """A new layer, or the module itself that its factory copies, if it copies one."""
+        """Make a new layer; with ``is_original``, return the module that its factory copies."""
         workload, own = self.workload, self.workload.space.blocks[block]
         candidate = own.candidate(option)
         factory: Any = own.candidates[candidate]
@@ -183,7 +183,7 @@ class TriedLayers:
     def _call(
         self, module: nn.Module, block: int, option: int, batch: Batch, inputs: Tensors
     ) -> Tensors:
-        """The outputs of a layer for an option of its block."""
+        """Return the outputs of a layer for an option of its block."""
         workload, space = self.workload, self.workload.space
         own = space.blocks[block]
         apply = own.apply if isinstance(own, Elastic) else None
@@ -226,7 +226,7 @@ class TriedLayers:
 
 @contextmanager
 def _put_back(module: nn.Module) -> Iterator[None]:
-    """Undo what is done inside to the parameters and buffers of a module."""
+    """Restore the parameters and buffers of a module on exit."""
     slots: list[dict[str, Any]] = [
         each for part in module.modules() for each in (part._parameters, part._buffers)
     ]
@@ -244,10 +244,10 @@ def _put_back(module: nn.Module) -> Iterator[None]:
 
 
 def _other(batch: Batch) -> Batch:
-    """The same items in another order, floating-point values halved.
+    """Return the same items in another order, with floating-point values halved.
 
-    Otherwise a mean over all items could be the same. A field of another length may be the same in
-    all batches.
+    Without halving, a mean over all items could be the same. Fields of a different length are not
+    changed, because they may be the same in all batches.
     """
     tensors = {n: each for n, each in batch.items() if torch.is_tensor(each) and each.dim()}
     lengths = [*map(len, tensors.values())]

@@ -1,13 +1,13 @@
-"""Running statistics for a subnet whose weights were trained as parts of others.
+"""Recompute the running statistics of a subnet whose weights were trained as parts of others.
 
-The statistics that batch normalisation keeps from training are a mixture over all subnets that used
-the layer. Before a subnet is judged, its statistics are taken again from batches that go through it
-alone.
+The running statistics of batch normalization after training are a mixture over all subnets that
+used the layer. Before a subnet is evaluated, its statistics are computed again from batches that
+pass through it alone.
 
 A module may call torch's ``batch_norm`` and ``instance_norm`` with the buffers of another module,
-with parts of them, or with buffers of its own. Therefore each layer is run once in training mode;
-the calls that take statistics there take them here, too, whatever the mode of the module. A call
-that takes none in training mode, such as that of a frozen norm, keeps those that it has.
+with parts of them, or with its own buffers. Therefore each layer is run once in training mode, and
+the calls that update statistics there also update them here, in any mode of the module. Other
+calls, such as that of a frozen norm, keep their statistics.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TAKING = {
     torch.batch_norm: ("training", _NATIVE),
     torch.instance_norm: ("use_input_stats", _NATIVE),
 }
-"""The functions that compute norms: the argument that makes them take statistics, and the order of
-all others."""
+"""The functions that compute norms: the argument that makes them update statistics, and the order
+of all arguments."""
 
 
 def may_keep_statistics(module: nn.Module) -> bool:
@@ -51,7 +51,7 @@ def may_keep_statistics(module: nn.Module) -> bool:
 
 
 class Norm(NamedTuple):
-    """Running statistics that a layer takes in training mode: the buffers' owner and names."""
+    """Running statistics that a layer updates in training mode: owner and names of the buffers."""
 
     owner: nn.Module
     mean: str
@@ -59,7 +59,7 @@ class Norm(NamedTuple):
 
 
 class _Watched(TorchFunctionMode):
-    """Calls ``change`` for each norm that is computed with buffers of a module."""
+    """Calls ``change`` for each call of a norm function with buffers of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Watched(TorchFunctionMode):
             if (mean := places[0]) is not None and (var := places[1]) is not None:
                 self.change(Norm(mean[0], mean[1], var[1]), switch, given)
             args = ()
-            if order is _NATIVE:  # which takes no names
+            if order is _NATIVE:  # native functions take no keywords
                 args, given = tuple(given[name] for name in names), {}
         return func(*args, **given)
 
@@ -96,12 +96,12 @@ class _Watched(TorchFunctionMode):
         return next((place for memory, place in self._places if address in memory), None)
 
     def change(self, norm: Norm, switch: str, given: dict[str, Any]) -> None:
-        """Look at the arguments of a call of torch, and change them."""
+        """Inspect and change the arguments of a call."""
         raise NotImplementedError
 
 
 class _Seen(_Watched):
-    """Collects the norms that take statistics."""
+    """Collects the norms that update statistics."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -113,7 +113,7 @@ class _Seen(_Watched):
 
 
 class _Taken(_Watched):
-    """Makes norms average their statistics over all batches with equal weight."""
+    """Makes norms average their statistics over all batches with equal weights."""
 
     def __init__(self, module: nn.Module, norms: Sequence[Norm]) -> None:
         super().__init__(module)
@@ -139,16 +139,16 @@ def find_norms(
     forward: Callable[[], object],
     otherwise: str = "use calibrate=0",
 ) -> list[Norm]:
-    """The running statistics that a layer takes in training mode; it is left as it was.
+    """Return the running statistics that a layer updates in training mode, without changing it.
 
     Args:
-        label: what messages call the layer.
-        module: the layer's.
-        forward: calls it with a batch.
-        otherwise: the advice of the message if statistics cannot be taken.
+        label: name of the layer in messages.
+        module: module of the layer.
+        forward: calls the layer with a batch.
+        otherwise: advice in the error message.
 
     Raises:
-        ConfigError: if it takes some in a way that cannot be followed.
+        ConfigError: if the layer updates statistics in a way that is not supported.
     """
     if not may_keep_statistics(module):
         return []
@@ -185,13 +185,13 @@ def find_norms(
 
 
 class FreshStatistics:
-    """Statistics that are being taken again; see :func:`fresh_statistics`."""
+    """Statistics that are being recomputed; see :func:`fresh_statistics`."""
 
     def __init__(self, label: str, taken: _Taken, mode: ExitStack) -> None:
         self._label, self._taken, self._mode = label, taken, mode
 
     def settle(self) -> None:
-        """From now on, use the statistics instead of taking them."""
+        """Stop updating the statistics, and use them from now on."""
         self._mode.close()
         for norm in self._taken.missing.values():
             raise ConfigError(
@@ -206,15 +206,15 @@ class FreshStatistics:
 def fresh_statistics(
     label: str, module: nn.Module, norms: Sequence[Norm], *, keeps: bool = False
 ) -> Iterator[FreshStatistics]:
-    """Inside, statistics start again and average over all batches; they are put back afterwards.
+    """Context in which statistics are reset and averaged over all batches, and restored on exit.
 
-    They are taken until :meth:`FreshStatistics.settle`, or until the end.
+    They are updated until :meth:`FreshStatistics.settle`, or until the end.
 
     Args:
-        label: what messages call the layer.
-        module: the layer's.
-        norms: what :func:`find_norms` found.
-        keeps: whether the new statistics stay, unless something raises.
+        label: name of the layer in messages.
+        module: module of the layer.
+        norms: result of :func:`find_norms`.
+        keeps: True to keep the new statistics, unless an exception occurs.
     """
     owners = list(dict.fromkeys(norm.owner for norm in norms))
     before = []
@@ -263,6 +263,6 @@ def _buffer(owner: nn.Module, key: str) -> torch.Tensor:
 
 
 def blocks_to_calibrate(space: Space) -> int:
-    """How many blocks there are up to the last one that may keep running statistics."""
+    """Return the number of blocks up to the last one that may have running statistics."""
     keeps = {block for block, _, module in sketches(space) if may_keep_statistics(module)}
     return max((b + 1 for b, twin in enumerate(first_of_kind(space)) if twin in keeps), default=0)

@@ -1,7 +1,7 @@
 """Evaluate subnets with the weights of a run: forward only, block by block, on any stage.
 
 A subnet's score is a row of ``Sums`` over all batches: of a loss and of ranks, or of a probe that
-learns from features.
+is trained on features.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from naspipe.worker.placement import Placement
 class BatchFields:
     """Fetches each field once, and again if a layer has changed it in place.
 
-    So all subnets see the same batches.
+    All subnets therefore use the same batches.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class BatchFields:
         self._batch = batch
         self._to_device = to_device
         self._kept: dict[tuple[int, str], tuple[torch.Tensor, int]] = {}
-        """Fields, and how often each had been changed when it was fetched."""
+        """Fields, with the version of each tensor when it was fetched."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (field for field, _ in self._kept.values())
 
     def of(self, number: int, name: str) -> torch.Tensor:
-        """A batch's field, as the data made it; refuses one that is no tensor of the batch."""
+        """Return a field of a batch as made by the data; refuse a field that is not a tensor."""
         field, changes = self._kept.get((number, name), (None, 0))
         if field is None or times_edited(field) != changes:
             field = self._to_device(field_of(self._batch(number), name, number))
@@ -82,7 +82,7 @@ TOP = 5
 def batch_sums(
     loss: Loss, outputs: Tensors, target: torch.Tensor, fields: Tensors | None = None
 ) -> torch.Tensor:
-    """One batch's row of ``Sums``: five float64 values.
+    """Return one batch's row of ``Sums``: five float64 values.
 
     The loss is called with the outputs and the fields, or with the target if no fields are given.
     """
@@ -102,9 +102,9 @@ def batch_sums(
 
 
 def _ranks(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """How many classes rank before the target; of equal scores, the first class comes first.
+    """Return the number of classes that rank before the target; ties are broken by class index.
 
-    A target whose score is NaN comes last.
+    A target whose score is NaN ranks last.
     """
     wanted = scores.gather(1, target.clamp(0, scores.size(1) - 1).unsqueeze(1))
     is_earlier = torch.arange(scores.size(1), device=scores.device) < target.unsqueeze(1)
@@ -113,14 +113,14 @@ def _ranks(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
-"""Of the nearest-neighbour vote (Wu et al. 2018, section 3.4), for small banks."""
+"""Constants of the nearest-neighbour vote (Wu et al. 2018, section 3.4), for small banks."""
 
 RIDGE = 1e-3
-"""Of the linear probe: added to the features' covariance, relative to its mean diagonal."""
+"""Regularization of the linear probe: added to the covariance, relative to its mean diagonal."""
 
 
 def pooled(output: torch.Tensor) -> torch.Tensor:
-    """Features (batch, features): the mean over pixels (dimensions 2, 3) or tokens (1)."""
+    """Return features (batch, features) as means over pixels (dimensions 2, 3) or tokens (1)."""
     if output.dim() == 4:
         return output.mean((2, 3))
     return output.mean(1) if output.dim() == 3 else output
@@ -129,13 +129,13 @@ def pooled(output: torch.Tensor) -> torch.Tensor:
 def probe_sums(
     kind: str, outputs: Sequence[Tensors], targets: Sequence[torch.Tensor], bank: int
 ) -> torch.Tensor:
-    """A row of ``Sums``: five float64 values, with 1 - accuracy instead of a loss.
+    """Return a row of ``Sums``: five float64 values, with 1 - accuracy instead of a loss.
 
     Args:
         kind: ``knn`` or ``ridge``.
-        outputs: of every batch; the first tensor of each counts.
-        targets: whole numbers of shape (batch,), of every batch.
-        bank: how many of the first batches the probe learns from; the others are judged.
+        outputs: outputs of every batch; only the first tensor of each is used.
+        targets: integers of shape (batch,) for every batch.
+        bank: number of batches, from the first, to train the probe on; the others are scored.
     """
     features = [pooled(output[0]).double() for output in outputs]
     known, asked = torch.cat(features[:bank]), torch.cat(features[bank:])
@@ -151,7 +151,7 @@ def probe_sums(
 def _neighbours(
     known: torch.Tensor, labels: torch.Tensor, asked: torch.Tensor, classes: int
 ) -> torch.Tensor:
-    """The vote of the nearest features, weighted by the cosine."""
+    """Return the votes of the nearest features, weighted by cosine similarity."""
     likeness = functional.normalize(asked, dim=1) @ functional.normalize(known, dim=1).T
     nearest, which = likeness.topk(min(NEIGHBOURS, len(known)), dim=1)
     votes = functional.one_hot(labels[which], classes).double()
@@ -161,7 +161,7 @@ def _neighbours(
 def _ridge(
     known: torch.Tensor, labels: torch.Tensor, asked: torch.Tensor, classes: int
 ) -> torch.Tensor:
-    """Ridge regression on the classes, in closed form, with standardised features and a bias."""
+    """Closed-form ridge regression on the classes, with standardized features and a bias."""
     mean, spread = known.mean(0), known.std(0).clamp_min(1e-6)
     x, y = (known - mean) / spread, functional.one_hot(labels, classes).double()
     covariance = x.T @ x
@@ -174,34 +174,34 @@ def _ridge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What every subnet of a search is judged on, and with which weights."""
+    """The data, the loss and the weights with which every subnet of a search is evaluated."""
 
     space: Space
     weights: Restored
-    """The layers of a run; one that the run never used has its initial weights."""
+    """The layers of a run; layers that the run never used have their initial weights."""
     loss: Loss
     loss_fields: tuple[str, ...]
     target: str
     """The field with the classes, whose values are counted."""
     recipe: Recipe
-    """The run's: precision and threads."""
+    """The run's recipe, for precision and threads."""
     seed: int
-    """The run's, for layers that it never used."""
+    """The run's seed, for layers that it never used."""
     batch: Callable[[int], Mapping[str, torch.Tensor]]
-    """By number: first the calibration batches, then those to judge by."""
+    """Returns a batch by number: first the calibration batches, then the validation batches."""
     calibration: int
-    """How many batches running statistics are taken from; 0 to use those of the training."""
+    """Number of batches for running statistics; 0 to use those of the training."""
     validation: int
     ema: bool = False
-    """Take the moving averages of the weights."""
+    """True to use the moving averages of the weights."""
     probe: FeatureProbe | None = None
-    """Its batches are the first of those to judge by."""
+    """A probe of features, which is trained on the first validation batches."""
     calibrated: int
-    """How many of the first blocks the calibration batches go through."""
+    """Number of blocks, from the first, that the calibration batches pass through."""
 
     @property
     def stateless_recipe(self) -> Recipe:
-        """The run's, without optimizer state, so that layers take only their weights' memory."""
+        """The run's recipe without optimizer state, so that layers only need memory for weights."""
         return Recipe(precision=self.recipe.precision, threads=self.recipe.threads)
 
 
@@ -237,11 +237,11 @@ def evaluation_of(recipe: EvaluationRecipe, checkpoint: Checkpoint) -> Evaluatio
 
 
 class EvaluationCompute:
-    """Runs blocks of subnets that are not trained, as :class:`StageCompute` does in training.
+    """Runs blocks of subnets without training; the counterpart of :class:`StageCompute`.
 
     A task's input has the tensors of all batches, so a subnet is one forward through the pipeline.
-    It leaves nothing in a layer, so that neither the order of the subnets nor their stages change a
-    bit of a score.
+    It does not change the state of a layer, so that scores do not depend on the order of the
+    subnets or on their stages.
     """
 
     def __init__(self, evaluation: Evaluation, placement: Placement) -> None:
@@ -253,21 +253,21 @@ class EvaluationCompute:
             evaluation.seed,
             evaluation.stateless_recipe,
             self.memory_retry.wrapped(placement.adopt),
-            policy=BulkPolicy(bulk=1),  # every layer is read as it is
+            policy=BulkPolicy(bulk=1),  # all reads are of the current version
             restore=self._restore,
         )
         self.stores = (store,)
         """The layers of the one stream."""
         self._known_norms: dict[tuple[LayerId, int], Sequence[Norm]] = {}
-        """By layer and option."""
+        """Norms by layer and option."""
         self._known_edits: dict[LayerId, str] = {}
-        """Of each layer, a parameter that parts of torch's change in it, if there is one."""
+        """For each layer, a parameter that a torch module in it changes, or ""."""
         self._states: dict[SequenceId, list[Tensors]] = {}
-        """Of each subnet, the tensors of every batch that still has blocks to go through."""
+        """For each subnet, the tensors of every batch that has blocks left."""
         self._fields = BatchFields(evaluation.batch, placement.to_device)
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName) -> None:
-        """Take the input of a task: the tensors of every batch, one after the other."""
+        """Receive the input of a task: the tensors of all batches, one after the other."""
         receive = self.memory_retry.wrapped(self.placement.receive)
         moved = (receive(tensor) for tensor in tensors if tensor is not None)
         self._states[task.sequence_id] = [tuple(moved)]
@@ -278,11 +278,11 @@ class EvaluationCompute:
     def run_block(
         self, task: Task, layer: LayerId, version: Version, option: int
     ) -> BlockResult | None:
-        """Compute one block of a subnet; returns its sums (see ``Sums``) after the last one.
+        """Compute one block of a subnet; return its sums (see ``Sums``) after the last block.
 
         Raises:
-            torch.OutOfMemoryError: if memory is short; nothing is changed then.
-            ConfigError: if a layer, the loss or a batch is not what it should be.
+            torch.OutOfMemoryError: if there is not enough memory; nothing has been changed then.
+            ConfigError: if a layer, the loss or a batch is invalid.
         """
         evaluation, block = self._evaluation, layer.block
         states = self._split(self._states.get(task.sequence_id), block)
@@ -324,7 +324,7 @@ class EvaluationCompute:
         call: Callable[..., Any],
         state: Tensors,
     ) -> Sequence[Norm]:
-        """The norms of a layer that take statistics, found once for each option."""
+        """Return the norms of a layer that update statistics; cached for each option."""
         if (layer, option) not in self._known_norms:
 
             def first() -> None:
@@ -339,10 +339,11 @@ class EvaluationCompute:
 
     @contextmanager
     def _kept_parameters(self, layer: LayerId, stored: StoredLayer) -> Iterator[None]:
-        """Inside, no subnet may leave anything in the parameters of a layer.
+        """Context that keeps a subnet from changing the parameters of a layer.
 
         Raises:
-            EditedParameterError: if the layer's forward changes them, but no known part of torch's.
+            EditedParameterError: if the layer's forward changes them, unless a known torch module
+                does.
         """
         if layer not in self._known_edits:
             self._known_edits[layer] = known_edit(stored.module)
@@ -368,7 +369,7 @@ class EvaluationCompute:
         return range(first, evaluation.calibration + evaluation.validation)
 
     def _split(self, states: list[Tensors] | None, block: int) -> list[Tensors]:
-        """The tensors of each batch that goes through a block; other stages send them in a row."""
+        """Return the tensors of each batch for a block; other stages send them as one sequence."""
         count = len(self._numbers(block))
         if states is None:
             return [()] * count
@@ -391,10 +392,10 @@ class EvaluationCompute:
     def _sums(
         self, last: torch.nn.Module, outputs: Sequence[Tensors], numbers: Sequence[int]
     ) -> torch.Tensor:
-        """The sums over all validation batches, in their order.
+        """Return the sums over all validation batches, in their order.
 
-        A loss that is the last layer has its trained parameters. Its buffers stay as they are, so
-        that no batch and no subnet leaves anything for another one.
+        A loss that is the last layer has its trained parameters. Its buffers do not change, so that
+        batches and subnets do not affect one another.
         """
         probe, of = self._evaluation.probe, self._fields.of
         if probe is not None:
@@ -420,7 +421,7 @@ class EvaluationCompute:
         return nullcontext()
 
     def layer(self, layer: LayerId) -> StoredLayer:
-        """A layer with the run's weights, made now if it has not been made yet."""
+        """Return a layer with the run's weights, which is made on first use."""
         return self.stores[layer.stream][layer]
 
     def label(self, layer: LayerId) -> str:
@@ -434,7 +435,7 @@ class EvaluationCompute:
 
     @property
     def kept_bytes(self) -> int:
-        """What the subnets under way and the batches hold on the device."""
+        """Bytes of device memory of the subnets in flight and of the batches."""
         tensors = (
             *chain.from_iterable(chain.from_iterable(self._states.values())),
             *self._fields,
@@ -461,23 +462,22 @@ class ScoreSheet:
 
     def __init__(self) -> None:
         self.scores: dict[int, Scores] = {}
-        """By subnet."""
+        """Scores by subnet."""
 
     def on_scores(self, subnet: int, scores: Scores) -> None:
-        """A subnet is judged."""
         self.scores[subnet] = scores
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
 
 class ScoreObserver(Protocol):
-    """Receives the progress of a search, in the launcher's process."""
+    """Receives the progress of a search in the launcher's process."""
 
     def on_scores(self, subnet: int, scores: Scores) -> None:
-        """A subnet is judged; in any order."""
+        """Receive the scores of a subnet; subnets arrive in any order."""
         ...
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's compute time so far, of the time since it began."""
+        """Receive a stage's compute time so far and the time since it started."""
         ...

@@ -1,4 +1,4 @@
-"""One stage of a pipeline that evaluates subnets, and what it reports."""
+"""One stage of a pipeline that evaluates subnets, and its reports."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from naspipe.worker.stage_process import GRACE_SECONDS, StageSeat
 _BUSY_EVERY_SECONDS = 0.5
 
 FORWARD_ONLY = Wiring(streams=(StreamWiring(is_trained=False),))
-"""One stream, of which nothing is trained."""
+"""One stream without training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationJob:
-    """A search, as every stage and the launcher need to know it."""
+    """Description of a search for the stages and the launcher."""
 
     evaluation: Evaluation
     source: SubnetSource
-    """Proposes subnets from scores; the launcher's."""
+    """Proposes subnets from scores, in the launcher."""
     budget: int
-    """Subnets in all."""
+    """Total number of subnets."""
     execution: Execution
     memory: MemoryPlan | None = None
     directory: Path | None = None
-    """Of the search, if it is one."""
+    """Directory of the search, if any."""
 
     @property
     def positions(self) -> Positions:
@@ -107,7 +107,7 @@ class EvaluationStage:
 
 
 class ScoreSink:
-    """Reports sums to the launcher, and from time to time how busy the stage is."""
+    """Reports sums to the launcher, and periodically the busy time of the stage."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -115,7 +115,7 @@ class ScoreSink:
         self._start_ns = self._told_ns = time.monotonic_ns()
 
     def access(self, access: Access) -> None:
-        """See ``StageSink``: an evaluation leaves no log."""
+        """See ``StageSink``; an evaluation writes no log, so only busy time is counted."""
         self._busy_ns += access.end_ns - access.start_ns
         now_ns = time.monotonic_ns()
         if now_ns - self._told_ns > _BUSY_EVERY_SECONDS * 1e9:
@@ -130,7 +130,7 @@ class ScoreSink:
         """See ``StageSink``."""
 
     def written(self, command: WriteLayer, stored: StoredLayer) -> None:
-        """Nothing is written where subnets are only judged."""
+        """See ``StageSink``; an evaluation writes no layers."""
 
     def held(self, admitted: Sequence[int]) -> None:
         """See ``StageSink``."""

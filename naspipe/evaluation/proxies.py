@@ -1,4 +1,4 @@
-"""Scores of subnets without training: NASWOT and SynFlow, with the weights that layers begin with.
+"""Scores of subnets without training: NASWOT and SynFlow, with the initial weights of layers.
 
 The layers are ordinary modules in one process.
 """
@@ -37,15 +37,15 @@ def _bare(label: str, module: nn.Module, call: Callable[[], object]) -> nullcont
 
 
 class FirstLayers:
-    """The layers of a space as a run with a seed makes them, each made once.
+    """The layers of a space as made by a run with a given seed, each made once.
 
-    They have neither the trained weights of the run nor those that it was given to begin with.
+    They have neither the trained weights of the run nor the weights that it was initialized from.
 
     Args:
-        space: whose layers.
-        seed: of the run; each layer has its own.
+        space: space of the layers.
+        seed: seed of the run, from which each layer's seed is derived.
         prepare: called with each new module, which it may change.
-        way: how messages describe the computation, as in ``in float64``.
+        way: description of the computation in messages, such as ``in float64``.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class FirstLayers:
         return [self._module(*place) for place in enumerate(self._space.chain(choices))]
 
     def fields(self, choices: Sequence[int]) -> tuple[str, ...]:
-        """The batch fields that a subnet's layers name, each once."""
+        """Return the distinct batch fields that a subnet's layers use."""
         blocks = range(len(self._space.chain(choices)))
         return tuple(dict.fromkeys(name for block in blocks for name in self._space.fields(block)))
 
     def forward(
         self, choices: Sequence[int], batch: Mapping[str, torch.Tensor], around: Around = _bare
     ) -> Tensors:
-        """What a subnet returns for a batch; draws are keyed by the block.
+        """Compute the outputs of a subnet for a batch; draws are keyed by the block.
 
         Args:
-            choices: of the subnet.
-            batch: what its layers read.
+            choices: choices of the subnet.
+            batch: input of its layers.
             around: makes the context in which a layer is called, from its label, its module, and a
-                function that calls the module in the mode that it has.
+                function that calls the module in its current mode.
 
         Raises:
             ConfigError: if a layer fails, or returns anything but tensors.
@@ -118,17 +118,17 @@ _CLIPPED = {_ATEN.hardtanh, _ATEN.hardtanh_}
 
 
 class Naswot:
-    """Scores subnets by log \\|K\\|; more is better.
+    """Scores subnets by log \\|K\\|; higher is better.
 
-    Each rectified unit contributes one bit to a sample's code: whether its input is above 0. K has
-    a row and a column for each sample, and counts the bits in which two samples agree. Units of
-    ReLU count, also of functions, and as an extension those of ReLU6 and leaky ReLU.
+    Each rectified unit contributes one bit to a sample's code, which is 1 if its input is above 0.
+    K has a row and a column for each sample, and counts the bits in which two samples agree. Units
+    of ReLU modules and functions count and, as an extension, those of ReLU6 and leaky ReLU.
 
     Args:
-        space: whose subnets.
-        seed: of the run, whose first weights they have.
-        threads: of the compute.
-        batch: of B samples, in the first dimension of each field.
+        space: space of the subnets.
+        seed: seed of the run, whose initial weights they have.
+        threads: number of threads for the computation.
+        batch: batch of B samples, in the first dimension of each field.
     """
 
     def __init__(
@@ -136,15 +136,15 @@ class Naswot:
     ) -> None:
         self._layers = FirstLayers(space, seed, nn.Module.eval, "of the batch")
         self._norms: dict[str, Sequence[Norm]] = {}
-        """By the label of a layer with its option."""
+        """Norms by the label of a layer with its option."""
         self._threads = threads
         self._batch = batch
 
     def __call__(self, choices: Sequence[int]) -> float:
-        """The score of a subnet; -inf if no units distinguish all samples.
+        """Return the score of a subnet; -inf if no units distinguish all samples.
 
         Raises:
-            ConfigError: if a layer fails, or rectifies something else than B samples.
+            ConfigError: if a layer fails, or rectifies a tensor that does not have B samples.
         """
         kernel, units = self._kernel(choices)
         with deterministic_torch(self._threads):
@@ -172,12 +172,12 @@ class Naswot:
     def _with_batch_statistics(
         self, label: str, module: nn.Module, call: Callable[[], object]
     ) -> AbstractContextManager[object]:
-        """Norms use the statistics of the batch, as in training; all else is in evaluation mode."""
+        """Context in which norms use batch statistics; other modules are in evaluation mode."""
         return fresh_statistics(label, module, self._norms[label])
 
 
 def log_determinant(kernel: torch.Tensor, units: int) -> float:
-    """Of a kernel of codes, of shape (B, B) with whole numbers; -inf if it is singular.
+    """Return log \\|K\\| of a (B, B) kernel of codes with integer values; -inf if it is singular.
 
     It is singular if two samples have the same code, or if there are fewer units than B - 1,
     because it is the sum of a matrix of that rank and one of rank 1.
@@ -225,22 +225,22 @@ def _rectifies(operation: Any, args: Sequence[Any], given: Mapping[str, Any]) ->
 _NAMES = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
 
 _NORMS = {getattr(where, name) for where in (functional, torch) for name in _NAMES}
-"""The functions that compute norms, also within modules."""
+"""The functions that compute norms, including those that modules call."""
 
 
 class Synflow:
-    """Scores subnets by the logarithm of their synaptic flow; more is better.
+    """Scores subnets by the logarithm of their synaptic flow; higher is better.
 
-    With every weight and bias replaced by its absolute value, norms left out and R the sum of what
-    the network returns for one input of ones, the flow is the sum of \\|w dR/dw\\| over the
-    entries w of all weights of two or more dimensions. All of it in 64 bits. The logarithm leaves
-    the ranking as it is: flows of deep networks differ by many powers of ten.
+    Every weight and bias is replaced by its absolute value, and norms are omitted. If R is the sum
+    of the network's outputs for an input of ones, the flow is the sum of \\|w dR/dw\\| over the
+    entries w of all weights of two or more dimensions, computed in float64. The logarithm keeps the
+    ranking; it is used because flows of deep networks differ by many powers of ten.
 
     Args:
-        space: whose subnets.
-        seed: of the run, whose first weights they have.
-        threads: of the compute.
-        batch: whose fields' shapes the input has; floats, of shape (B, ...).
+        space: space of the subnets.
+        seed: seed of the run, whose initial weights they have.
+        threads: number of threads for the computation.
+        batch: batch with the shapes of the input's fields; floats, of shape (B, ...).
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Synflow:
         self._batch = batch
 
     def check(self, choices: Sequence[int]) -> None:
-        """Refuse layers that cannot read an input of ones, naming a field that is not of floats."""
+        """Refuse layers that do not support an input of ones, because a field has no floats."""
         for name in self._layers.fields(choices):
             if not (field := self._batch[name]).is_floating_point():
                 raise ConfigError(
@@ -261,7 +261,7 @@ class Synflow:
                 )
 
     def __call__(self, choices: Sequence[int]) -> float:
-        """The score of a subnet; -inf if nothing flows.
+        """Return the score of a subnet; -inf if the flow is 0.
 
         Raises:
             ConfigError: if a layer fails in float64, or the flow is not finite in float64.
@@ -281,7 +281,7 @@ class Synflow:
             for name in self._layers.fields(choices)
         }
         with deterministic_torch(self._threads), torch.enable_grad():
-            # Norms' weights and biases have one dimension.
+            # Weights and biases of norms have one dimension.
             modules = self._layers.modules(choices)
             weights = [each for module in modules for each in module.parameters() if each.dim() > 1]
             with _WithoutNorms():
@@ -298,7 +298,7 @@ class Synflow:
 
 
 def _make_positive(module: nn.Module) -> None:
-    """Make all values absolute, in float64 and evaluation mode."""
+    """Convert a module to float64 and evaluation mode, and replace values by absolute values."""
     module.double().eval()
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -309,7 +309,7 @@ def _make_positive(module: nn.Module) -> None:
 
 
 class _WithoutNorms(TorchFunctionMode):
-    """Has every norm of torch's return its input."""
+    """Makes every torch norm return its input."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

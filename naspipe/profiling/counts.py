@@ -1,5 +1,5 @@
-"""What can be counted of layers without values: their operations and parameters, and whether they
-keep state. All stages of a run know the layers without state before it starts."""
+"""Properties of layers that do not depend on values: operations, parameters, and whether they keep
+state. All stages of a run know the layers without state before it starts."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _known: WeakKeyDictionary[Space, frozenset[tuple[int, int]]] = WeakKeyDictionary
 
 
 class _StateFound(BaseException):
-    """Interrupts the making of a layer when its first parameter or buffer is registered."""
+    """Interrupts the construction of a layer when its first parameter or buffer is registered."""
 
 
 def stateless_layers(space: Space) -> frozenset[tuple[int, int]]:
-    """Block and candidate of the layers without state: see :func:`keeps_state`.
+    """Return block and candidate of the layers without state; see :func:`keeps_state`.
 
-    Each kind of block is looked at once. Nothing is drawn from torch's generator, and no memory is
-    taken. Modules are copied in one thread, because an agent calls this after its fork. A layer
-    that cannot be made on torch's meta device counts as one with state.
+    Each kind of block is checked once, without torch's generator and without allocating memory.
+    Modules are copied in one thread, because an agent calls this after its fork. A layer that
+    cannot be made on torch's meta device counts as a layer with state.
     """
     if space not in _known:
         twins = first_of_kind(space)
@@ -53,7 +53,7 @@ def stateless_layers(space: Space) -> frozenset[tuple[int, int]]:
 
 
 def _makes_state(factory: Callable[[], Any]) -> bool:
-    """Return True if a factory's layer keeps state; the factory is interrupted once it is known."""
+    """Return True if a factory's layer keeps state; interrupt the factory once that is known."""
     try:
         with torch.device("meta"), _ending_at_state() as seen:
             module = factory()
@@ -64,10 +64,10 @@ def _makes_state(factory: Callable[[], Any]) -> bool:
 
 @contextmanager
 def _ending_at_state() -> Iterator[list[str]]:
-    """Inside, registering a parameter or buffer raises; the result has the names that were seen.
+    """Context in which registering a parameter or buffer raises; yields the names that were seen.
 
-    Making the rest of a large layer would be most of the work. A factory may catch the exception,
-    which is why the names are kept. Other threads are not interrupted.
+    This saves making the rest of a large layer. The names are kept because a factory may catch the
+    exception. Other threads are not interrupted.
     """
     seen: list[str] = []
     thread = threading.get_ident()
@@ -92,11 +92,11 @@ _Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 class Counts(NamedTuple):
-    """Operations and parameters of one subnet."""
+    """Numbers of operations and parameters of one subnet."""
 
     flops: float
-    """Floating-point operations of one sample's forward, in products and convolutions (as torch's
-    counter counts); NaN if the layers cannot be computed without values."""
+    """Floating-point operations of one sample's forward, in matrix products and convolutions (as
+    counted by torch); NaN if the layers cannot be computed without values."""
     params: int
 
 
@@ -106,7 +106,7 @@ class _Counted(NamedTuple):
 
 
 class SubnetCounter:
-    """Counts subnets of one space; layers of one kind and input shape are counted once."""
+    """Counts subnets of one space; each kind of layer and input shape is computed only once."""
 
     def __init__(self, space: Space, batch: Mapping[str, torch.Tensor]) -> None:
         self._space = space
@@ -118,7 +118,7 @@ class SubnetCounter:
         self._known: dict[tuple[int, int, _Form], _Counted] = {}
         self._params: dict[tuple[int, int], int] = {}
         self.problem = ""
-        """Why operations cannot be counted; empty as long as they can."""
+        """Why operations cannot be counted; empty if they can."""
 
     def of(self, choices: Sequence[int]) -> Counts:
         chain = self._space.chain(choices)
@@ -147,7 +147,7 @@ class SubnetCounter:
         twin = self._twins[block]
         key = (twin, option, tuple((tuple(t.shape), t.dtype) for t in inputs))
         if key not in self._known:
-            from torch.utils.flop_counter import FlopCounterMode  # imports much
+            from torch.utils.flop_counter import FlopCounterMode  # slow to import
 
             own = self._space.blocks[twin]
             module = sketch(self._space, twin, own.candidate(option)).to("meta").eval()
@@ -159,7 +159,7 @@ class SubnetCounter:
         return self._known[key]
 
     def _params_of(self, block: int, option: int) -> int:
-        """The parameters of a layer; of an elastic one, of the module that is cut for a setting."""
+        """Return the number of a layer's parameters; for an elastic layer, those of a setting."""
         key = (self._twins[block], option)
         if key not in self._params:
             own = self._space.blocks[key[0]]

@@ -1,4 +1,4 @@
-"""Candidates of blocks that the profile measures, each on the inputs that a run would give it."""
+"""Candidates of blocks that the profile measures, each with the inputs that it has in a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from naspipe.worker.layers.bound_layer import BoundLayer, Gradients
 from naspipe.worker.layers.stored_layer import StoredLayer, follow
 
 _REFUSAL = "saved tensor hooks"
-"""In the message with which ``torch.func.grad`` and its like refuse to be watched."""
+"""Part of the error message of ``torch.func.grad`` and similar functions, which refuse hooks."""
 
 
 class ProbeError(NaspipeError):
@@ -38,7 +38,7 @@ class ProbeError(NaspipeError):
 
 @contextmanager
 def measuring(label: str) -> Iterator[None]:
-    """Name the layer that is measured in a ProbeError, for anything but refusals."""
+    """Convert exceptions, except refusals, to a ProbeError that names the measured layer."""
     try:
         yield
     except ConfigError:
@@ -49,10 +49,10 @@ def measuring(label: str) -> Iterator[None]:
 
 @contextmanager
 def refusing(space: str, expected: str) -> Iterator[None]:
-    """Turn what the user's code raises into a ConfigError of one line, with the layer's name.
+    """Convert exceptions of user code to a one-line ConfigError with the layer's name.
 
     Args:
-        space: its name.
+        space: name of the space.
         expected: the message up to and including ``found``.
     """
     with users_code(f"space {space}: {expected}"):
@@ -74,11 +74,11 @@ class Probe(ABC):
     clock: Clock
     activation_bytes: int = field(default=0, init=False)
     samples: list[Sequence[int | None]] = field(default_factory=list, init=False)
-    """Of each round: forward, backward and write, then the two parts of a split backward."""
+    """Times of each round: forward, backward and write, then the two parts of a split backward."""
 
     @abstractmethod
     def warm(self) -> Tensors:
-        """Run the first round, which does not count; returns the outputs."""
+        """Run the first round, which is not measured; return the outputs."""
 
     @abstractmethod
     def run(self) -> None:
@@ -86,7 +86,7 @@ class Probe(ABC):
 
     @property
     def why_whole(self) -> str:
-        """Why a backward cannot be split; empty if it can, or there is none."""
+        """Why a backward cannot be split; empty if it can, or if there is no backward."""
         return ""
 
     def cost(self) -> LayerCost:
@@ -106,10 +106,10 @@ class TrainedProbe(Probe):
     option: int
     split: SplitBackward = field(default_factory=SplitBackward, init=False)
     is_split: bool = field(default=False, init=False)
-    """Whether the backward can be split; known after the first round."""
+    """True if the backward can be split; set by the first round."""
 
     def warm(self) -> Tensors:
-        """See :class:`Probe`; this round also measures what is kept for the backward."""
+        """See :class:`Probe`; this round also measures the memory kept for the backward."""
         kept = _Kept(self.inputs, self.stored)
         segment = self._segment()
         try:
@@ -118,7 +118,7 @@ class TrainedProbe(Probe):
         except RuntimeError as error:
             if _REFUSAL not in str(error):
                 raise
-            outputs = segment.forward()  # what it saves is not seen, and does not count
+            outputs = segment.forward()  # its saved tensors are not seen, and do not count
         self.activation_bytes = kept.nbytes(self.keeps_graph)
         segment.backward(tuple(torch.ones_like(output) for output in outputs), self.split)
         self.is_split = self.split.is_proven or segment.owed is not None
@@ -126,7 +126,7 @@ class TrainedProbe(Probe):
         return outputs
 
     def run(self) -> None:
-        """Measure one round; every other one has a split backward, if that has the same bits."""
+        """Measure one round; every second one has a split backward, if its bits are the same."""
         segment, clock = self._segment(), self.clock
         split = self.split if self.is_split and len(self.samples) % 2 else None
         marks = [clock.mark()]
@@ -134,7 +134,7 @@ class TrainedProbe(Probe):
         marks.append(clock.mark())
         segment.backward(tuple(torch.ones_like(output) for output in outputs), split)
         if self.why_whole:
-            split = None  # as this pass was whole
+            split = None  # this backward was not split
         marks.append(clock.mark())
         gradients = _gradients(segment)
         marks.append(clock.mark())
@@ -155,7 +155,7 @@ class TrainedProbe(Probe):
 
     def _write(self, gradients: Gradients) -> None:
         version = SequenceId(self.stored.version + 1)
-        step = self.stored.own_step.every - 1  # one that changes the layer
+        step = self.stored.own_step.every - 1  # a step that changes the layer
         options = frozenset([self.option])
         self.stored.write(gradients, version, self.stored.version, False, step, 0.0, options)
 
@@ -167,12 +167,12 @@ def _gradients(segment: Segment) -> Gradients:
 
 @dataclass(slots=True)
 class ForwardProbe(Probe):
-    """A candidate of a stream with forwards only, whose layers may follow others."""
+    """A candidate of a stream that has only forwards, whose layers may follow others."""
 
     update: MomentumUpdate | None
 
     def warm(self) -> Tensors:
-        """See :class:`Probe`; a pass keeps its inputs alone."""
+        """See :class:`Probe`; a pass keeps only its inputs."""
         storages = (tensor.untyped_storage() for tensor in self.inputs)
         self.activation_bytes = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
         return self._forward()
@@ -192,7 +192,7 @@ class ForwardProbe(Probe):
 
 
 class _Kept:
-    """The memory that one forward leaves for its backward; each storage counts once."""
+    """The memory that one forward keeps for its backward; each storage counts once."""
 
     def __init__(self, inputs: Tensors, stored: StoredLayer) -> None:
         state = chain(stored.module.parameters(), stored.module.buffers())
@@ -210,7 +210,7 @@ class _Kept:
         return watched
 
     def nbytes(self, keeps_graph: bool) -> int:
-        """Bytes of the inputs and, if the graph is kept, of what was saved."""
+        """Return the bytes of the inputs and, if the graph is kept, of saved tensors."""
         saved = (storage.nbytes() for storage in self._saved.values()) if keeps_graph else ()
         return sum(self._inputs.values()) + sum(saved)
 
@@ -218,10 +218,10 @@ class _Kept:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address not in self._inputs and not self._is_state(tensor, address):
-            self._saved[address] = storage  # held, so that the address is not given out again
+            self._saved[address] = storage  # kept alive, so that the address is not reused
         return tensor
 
     def _is_state(self, tensor: torch.Tensor, address: int) -> bool:
-        """Return True for a tensor of the layer; a lagging layer reads copies, which are leaves."""
+        """Return True for a tensor of the layer; stale weights are copies, which are leaves."""
         root = tensor._base if tensor._base is not None else tensor
         return address in self._state or (root.is_leaf and root.requires_grad)

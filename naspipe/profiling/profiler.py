@@ -1,4 +1,4 @@
-"""A quick profile: what every candidate of each kind of block costs on this machine."""
+"""A quick profile: the cost of every candidate of each kind of block on this machine."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Floats = NDArray[np.float64]
 
 
 def with_settings_between(space: Space, costs: Mapping[tuple[int, int], LayerCost]) -> Costs:
-    """Add the costs of the other settings of elastic layers of which some were measured.
+    """Add the costs of unmeasured settings of elastic layers with some measured settings.
 
-    Each figure is fitted by a product of powers of the settings, such as widths and kernel sizes,
-    and limited to the range of those that were measured.
+    Each cost is fitted by a product of powers of the settings, such as widths and kernel sizes, and
+    clamped to the range of measured costs.
     """
     found = dict(costs)
     for position, block in enumerate(space.blocks):
@@ -55,7 +55,7 @@ def with_settings_between(space: Space, costs: Mapping[tuple[int, int], LayerCos
 
 
 def _features(block: Elastic, options: list[int]) -> Floats:
-    """A row of logarithms for each option; values other than positive numbers count by position."""
+    """Return a row of logarithms per option; non-numeric or non-positive values use positions."""
     settings = [block.setting(option) for option in options]
     columns = [np.ones(len(options))]
     for name, values in block.settings.items():
@@ -67,22 +67,23 @@ def _features(block: Elastic, options: list[int]) -> Floats:
 
 
 FIRST_CANDIDATES = 16
-"""Candidates per kind of block that are always measured, evenly spaced."""
+"""Number of evenly spaced candidates per kind of block that are always measured."""
 
 MIN_ROUNDS = 3
-"""Each round measures every candidate once, so that a slow moment affects all of them."""
+"""Minimum number of rounds. Each round measures every candidate once, so that a temporary slowdown
+affects all of them."""
 
 MAX_ROUNDS = 9
-"""More rounds would add little; a small space is done before the time is over."""
+"""Maximum number of rounds, so that a small space takes less than the time budget."""
 
 TIME_BUDGET_SECONDS = 6.0
-"""For the whole profile, unless the required measurements take longer."""
+"""Time budget for the whole profile, unless the required measurements take longer."""
 
 ROUNDS_SECONDS = 1.0
-"""After this time, a space whose candidates are all measured gets no rounds but the required."""
+"""If all candidates are measured, only required rounds are started after this time."""
 
 _ROUNDS_TO_JOIN = MIN_ROUNDS + 2
-"""The cost of a further candidate, in rounds: making it and its first round count as one each."""
+"""Cost of another candidate in rounds; making it and its first round count as one round each."""
 
 
 def profile(
@@ -90,14 +91,14 @@ def profile(
 ) -> CostTable:
     """Measure the options of each kind of block on the stream's first batch.
 
-    First some candidates of every kind are measured, then as many others as the time allows. If
-    there are no others, further rounds take a second at most, because the start of a run waits.
+    Some candidates of every kind are measured first, then as many others as the time allows. If
+    there are no others, further rounds take at most a second, because the start of a run waits.
 
-    A candidate that was not measured costs the mean of its block; a setting of an elastic layer is
-    fitted. The measured layers are discarded.
+    The cost of an unmeasured candidate is the mean of its block; for a setting of an elastic layer,
+    it is fitted. The measured layers are discarded.
 
-    On a GPU, CUDA must have been started on that device; times are then those between events in its
-    queue.
+    On a GPU, CUDA must have been initialized on that device; times are then measured between CUDA
+    events.
     """
     begin = time.monotonic()
     deadline = begin + budget_seconds
@@ -125,21 +126,21 @@ def profile(
 
 
 def affordable(left_seconds: float, run_seconds: float, num_probes: int) -> int:
-    """How many further candidates can be measured as often as those measured already.
+    """Return the number of further candidates that can be measured as often as the present ones.
 
     Args:
-        left_seconds: until the time is over; may be negative.
-        run_seconds: for measuring one candidate once.
-        num_probes: how many are measured already; they are measured in all further rounds, too.
+        left_seconds: remaining time; may be negative.
+        run_seconds: time for measuring one candidate once.
+        num_probes: number of present candidates, which are also measured in all further rounds.
     """
     return max(0, int(left_seconds / (run_seconds * _ROUNDS_TO_JOIN)) - num_probes)
 
 
 def measuring_order(count: int) -> list[int]:
-    """Every candidate of a block once, in an order whose beginning is spread over all of them.
+    """Return a permutation of a block's candidates whose first elements are evenly spread.
 
-    Neighbours are often alike (the same operation with another activation), so a few spread
-    candidates say more than the first few.
+    Adjacent candidates are often similar (the same operation with another activation), so a few
+    spread candidates are more representative than the first few.
     """
     order: dict[int, None] = {}
     parts = min(count, FIRST_CANDIDATES)
@@ -150,11 +151,11 @@ def measuring_order(count: int) -> list[int]:
 
 
 _Probes = dict[tuple[int, int], Probe]
-"""By the first block of a kind, and option."""
+"""Probes by the first block of a kind, and option."""
 
 
 def _round(probes: _Probes) -> float:
-    """Measure every probe once; returns the seconds that took."""
+    """Measure every probe once; return the elapsed seconds."""
     before = time.monotonic()
     for probe in probes.values():
         with measuring(probe.spec.label):
@@ -186,15 +187,15 @@ class _Bench:
             name: value.to(device) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
         }
-        tapped = workload.tapped(batch) if workload.tapped else ()  # by modules in host memory
+        tapped = workload.tapped(batch) if workload.tapped else ()  # from modules in host memory
         self._first = tuple(tensor.to(device) for tensor in tapped)
-        """What the first block is called with, in addition to fields of the batch."""
+        """Input of the first block, in addition to fields of the batch."""
         self._made_ns: dict[LayerId, int] = {}
         self._inputs: dict[int, Tensors] = {}
         self._waiting: list[tuple[int, int]] = []
 
     def start(self) -> _Probes:
-        """The first probes, warm; the last of each kind has made the inputs of the next kind."""
+        """Make and warm up the first probes; the last of a kind makes inputs for the next kind."""
         if self._workload.space.decisions is not None:
             return self._start_with_subnets()
         blocks = self._workload.space.blocks
@@ -208,12 +209,12 @@ class _Bench:
                 probes[key], outputs = self._warm(*key)
             inputs = outputs
             waiting.append(order[FIRST_CANDIDATES:])
-        # One of each kind in turn, so that no kind is left out if time is short.
+        # Take one of each kind in turn, so that no kind is omitted if time is short.
         self._waiting = [key for turn in zip_longest(*waiting) for key in turn if key is not None]
         return probes
 
     def _start_with_subnets(self) -> _Probes:
-        """Probes of a few whole subnets, if not any candidate can follow any other."""
+        """Make probes of a few whole subnets, if some candidates cannot follow some others."""
         space, seed = self._workload.space, self._workload.definition.seed
         probes: _Probes = {}
         for choices in draw_subnets("fair", space, seed, FIRST_CANDIDATES):
@@ -236,7 +237,7 @@ class _Bench:
         return {key: self._warm(*key)[0] for key in joining}
 
     def _warm(self, block: int, option: int) -> tuple[Probe, Tensors]:
-        """A probe after its first round, and the outputs of that round."""
+        """Make a probe and run its first round; return it and the outputs of that round."""
         with measuring(self._workload.space.option_label(block, option)):
             probe = self._probe(block, option)
             return probe, probe.warm()

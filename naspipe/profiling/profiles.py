@@ -1,4 +1,4 @@
-"""The quick profile of a space's layers in other processes, and the cache of such profiles."""
+"""Measure the quick profile of a space's layers in other processes, and cache such profiles."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def profile_apart(
     say: Callable[[str], None] | None = None,
     expected: str = "",
 ) -> CostTable:
-    """The quick profile, measured in other processes, so that this one stays fit for forking.
+    """Run the quick profile in other processes, so that this process can still be forked.
 
     Processes that compute at the same time share caches and memory bandwidth, and each is slower
-    than one alone. Therefore several copies of the profile run side by side.
+    than one alone. Therefore several copies of the profile run concurrently.
 
     Args:
-        workload: whose layers are measured.
-        timeout_seconds: for all of it.
-        device: where they compute.
-        copies: how many processes measure at the same time; the result is their mean.
-        say: called with a line about what is waited for, if it takes more than a second.
-        expected: what layers, the loss and the data should be, if their errors are the user's.
+        workload: the workload whose layers are measured.
+        timeout_seconds: time limit for the whole call.
+        device: device of the computation.
+        copies: number of processes that measure concurrently; the result is their mean.
+        say: called with a progress line if the profile takes more than a second.
+        expected: description of valid layers, loss and data, if their errors are user errors.
 
     Raises:
-        StageFailedError: if a layer, the loss or the data raises; with ``expected`` that is a
+        StageFailedError: if a layer, the loss or the data raises; with ``expected``, this is a
             ConfigError.
-        ConfigError: if one of them is not what it should be.
-        TransportError: if the profile takes longer than the time-out.
+        ConfigError: if a layer, the loss or the data is invalid.
+        TransportError: if the profile exceeds the time limit.
     """
     check_fit_for_forking(device)
     deadline = time.monotonic() + timeout_seconds
@@ -86,7 +86,7 @@ def profile_apart(
             started.append((process, receiver))
         if say is not None and not started[0][1].poll(min(SLOW_SECONDS, timeout_seconds)):
             blocks = workload.space.blocks
-            kinds = set(first_of_kind(workload.space))  # of blocks that are alike, one is measured
+            kinds = set(first_of_kind(workload.space))  # one of several equal blocks is measured
             say(f"profiling {sum(blocks[kind].num_options for kind in kinds)} layers")
         return mean_costs([_profile_of(*each, deadline) for each in started])
 
@@ -133,15 +133,15 @@ def _profile_main(workload: Workload, device: str, expected: str, sender: Any) -
 
 
 FORMAT = 2
-"""Version of the file and of what is measured; a file of another version is not used."""
+"""Version of the file format and of the measurements; files of other versions are ignored."""
 
 _LARGEST = 1 << 62
 
 
 class ProfileCache:
-    """The place of one workload's costs, ``ROOT/FINGERPRINT.json``.
+    """The cached costs of one workload, ``ROOT/FINGERPRINT.json``.
 
-    ``ROOT`` is ``naspipe/profiles`` in the user's cache by default.
+    ``ROOT`` is ``naspipe/profiles`` in the user's cache directory by default.
     """
 
     def __init__(self, workload: Workload, root: Path | None = None, device: str = "cpu") -> None:
@@ -151,11 +151,11 @@ class ProfileCache:
 
     @cached_property
     def path(self) -> Path:
-        """The file, which need not exist."""
+        """Path of the file, which may not exist."""
         return self._root / f"{fingerprint(self._workload, self._device)}.json"
 
     def read(self) -> CostTable | None:
-        """The costs; None if there are none, or if the file is damaged or of another format."""
+        """Return the costs; None if the file is missing, damaged or of another format."""
         try:
             record = parse_json(self.path.read_text("utf-8"))
         except (OSError, ValueError):
@@ -163,7 +163,7 @@ class ProfileCache:
         return _table(record, self._workload.space)
 
     def write(self, table: CostTable) -> bool:
-        """Keep the costs; returns False if the cache cannot be written, which is no error."""
+        """Store the costs; return False, without an error, if the cache cannot be written."""
         with suppress(OSError):
             self._root.mkdir(parents=True, exist_ok=True)
             write_json(self.path, _record(table, self._workload.space))
@@ -177,10 +177,10 @@ def cached_profile(
     root: Path | None = None,
     device: str = "cpu",
 ) -> CostTable:
-    """The workload's costs from the cache, or those that ``measure`` returns, which are then kept.
+    """Return the workload's costs from the cache, or measure and store them.
 
     Raises:
-        ConfigError: if a factory makes no module, or batch 0 is not what it should be.
+        ConfigError: if a factory makes no module, or batch 0 is invalid.
     """
     cache = ProfileCache(workload, root, device)
     table = cache.read()
@@ -191,10 +191,10 @@ def cached_profile(
 
 
 def fingerprint(workload: Workload, device: str = "cpu") -> str:
-    """A hash of what costs depend on: layers, batch, recipe, software and processor.
+    """Return a hash of everything that costs depend on: layers, batch, recipe, software, processor.
 
-    A layer is known by the module's repr and its tensors' shapes alone: after a change of what a
-    forward computes, measure again (``naspipe profile --fresh``).
+    Layers are identified only by the module's repr and the shapes of its tensors. After changing
+    what a forward computes, measure again (``naspipe profile --fresh``).
     """
     space, definition = workload.space, workload.definition
     recipe, batch = definition.recipe, first_batch(workload)
@@ -238,7 +238,7 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _record(table: CostTable, space: Space) -> dict[str, Any]:
-    """One list per kind of block: candidate and cost of every layer that was measured."""
+    """Return one list per kind of block with candidate and cost of every measured layer."""
     twins = sorted(set(first_of_kind(space)))
     rows: dict[int, list[list[int]]] = {twin: [] for twin in twins}
     for (block, candidate), cost in sorted(table.costs.items()):
@@ -254,7 +254,7 @@ def _record(table: CostTable, space: Space) -> dict[str, Any]:
 
 
 def _table(record: object, space: Space) -> CostTable | None:
-    """The costs of a file's content; None unless it has every kind and nothing unknown."""
+    """Decode the costs in a file; None if a kind is missing or anything is unknown."""
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         return None
     rows = record.get("layers")
@@ -288,7 +288,7 @@ def _table(record: object, space: Space) -> CostTable | None:
 
 
 def _costs(rows: object, num_candidates: int) -> dict[int, LayerCost] | None:
-    """By candidate; None if a row is not one that :func:`_record` makes."""
+    """Return costs by candidate; None if a row does not have the form of :func:`_record`."""
     if not isinstance(rows, list):
         return None
     costs: dict[int, LayerCost] = {}

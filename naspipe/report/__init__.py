@@ -1,1 +1,1 @@
-"""One page and one trace that show what runs did, from their run directories alone."""
+"""A page and a trace that show runs, made from their run directories alone."""

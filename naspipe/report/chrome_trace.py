@@ -1,10 +1,10 @@
 """A run's timeline in the trace event format, which Perfetto and chrome://tracing open.
 
 Each stage has a track of records and one of waits. Every message between stages is an arrow; sums
-that come from other groups are async events with an arrow each. Counters show busy time, stalls and
-losses; teachers that came and went have a track each. Times are microseconds since the run's first
-record, exact to the nanosecond ("Trace Event Format", google/trace-viewer, sections on complete,
-async, flow, counter and metadata events).
+from other groups are async events with an arrow each. Counters show busy time, stalls and losses;
+each elastic teacher has a track. Times are microseconds since the run's first record, exact to the
+nanosecond ("Trace Event Format", google/trace-viewer, sections on complete, async, flow, counter
+and metadata events).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def write_chrome_trace(path: Path, run: Recorded) -> None:
-    """Write ``path``; it appears whole or not at all."""
+    """Write the trace of a run to ``path`` atomically."""
     with atomic_file(path) as file:
         file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = b""
@@ -73,7 +73,7 @@ def trace_events(run: Recorded) -> Iterator[_Event]:
             _name(access, run.labels), _track(access.stage), _NAMES[access.kind],
             clock(access.start_ns), access.end_ns - access.start_ns, args=args,
         )  # fmt: skip
-        if access.owed_ns:  # a slice within that of the WRITE
+        if access.owed_ns:  # a slice nested in that of the WRITE
             yield _slice(
                 "weights' gradients", _track(access.stage), "weights",
                 clock(access.start_ns), access.owed_ns,
@@ -110,7 +110,7 @@ def _name(access: Access, labels: SpaceLabels) -> str:
 def _arrow(
     what: str, category: str, number: int, sender: Access, access: Access, clock: _Clock
 ) -> Iterator[_Event]:
-    """Draw from the middle of the sender's slice, because an arrow binds to the slice around it."""
+    """Draw an arrow from the middle of the sender's slice, because it binds to that slice."""
     common = {"cat": category, "id": number}
     middle_us = clock((sender.start_ns + sender.end_ns) // 2)
     yield _event("s", what, _track(sender.stage), ts=middle_us, **common)
@@ -118,13 +118,13 @@ def _arrow(
 
 
 def _sums(handovers: Sequence[Handover], labels: SpaceLabels, clock: _Clock) -> Iterator[_Event]:
-    """For each sum yield an arrow, and an async event from when it could leave until it was joined.
+    """Yield an arrow for each sum, and an async event from its earliest sending to its joining.
 
-    Sums of one stage overlap, hence the async events; those of one name share a track.
+    Sums of one stage overlap and therefore need async events; those of one name share a track.
     """
     for number, each in enumerate(handovers, 1):
         given, joined = each.given, each.joined
-        if joined.start_ns >= given.end_ns:  # in a tree a sum may come after the receiver's last
+        if joined.start_ns >= given.end_ns:  # in a tree it may arrive after the receiver's last
             yield from _arrow("sum", "reduction", number, given, joined, clock)
         args = {
             "layer": labels.label(joined.layer),
@@ -139,7 +139,7 @@ def _sums(handovers: Sequence[Handover], labels: SpaceLabels, clock: _Clock) -> 
 
 
 def _teachers(run: Recorded, clock: _Clock) -> Iterator[_Event]:
-    """Yield a track for each teacher that came and went, with marks for refusals."""
+    """Yield a track for each elastic teacher, with marks for refusals."""
     stays, refusals = stays_and_refusals(run.teacher_events, run.lives)
     names = dict.fromkeys([*(each.teacher for each in stays), *(each.teacher for each in refusals)])
     tracks = {name: 2 * run.num_stages + place for place, name in enumerate(names)}
@@ -158,7 +158,7 @@ def _teachers(run: Recorded, clock: _Clock) -> Iterator[_Event]:
 def _counters(
     run: Recorded, accesses: Sequence[Access], waits: Sequence[Wait], clock: _Clock
 ) -> Iterator[_Event]:
-    """The share of time that all stages were busy or stalled, and the loss when each pass ended."""
+    """Yield fractions of busy and stalled time of all stages, and each pass's loss at its end."""
     bins = time_bins(accesses, waits, run.num_stages)
     for place, edge in enumerate(bins.edges_ns[:-1]):
         for name, column in (("busy", BUSY), ("stalled", Reason.LOAD.value)):
@@ -191,5 +191,5 @@ def _event(phase: str, name: str, track: int, ts: float = 0, **more: Any) -> _Ev
 
 
 def _track(stage: int) -> int:
-    """The records of stage s are thread 2s; its waits are thread 2s + 1."""
+    """Return the thread of a stage's records, 2s for stage s; its waits have thread 2s + 1."""
     return 2 * stage

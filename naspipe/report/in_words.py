@@ -1,6 +1,6 @@
-"""A run's figures as sentences: how busy its stages were, what they waited for, what would help.
+"""Describe a run in sentences: how busy its stages were, what they waited for, what would help.
 
-The limits of a run are found as ``naspipe plan`` finds them, but with the costs in the run's log.
+The limits of a run are determined as in ``naspipe plan``, but with the costs in the run's log.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from naspipe.store.metrics import summarize
 from naspipe.streams.samplers import make_sampler
 
 _NOTABLE = 0.02
-"""Smaller shares are not worth a sentence."""
+"""Smaller fractions are not mentioned."""
 _MOST_REASONS = 3
 _MOST_SUBNETS = 400
-"""Subnets that are looked at, from the start of a run."""
+"""Maximum number of subnets to analyze, from the start of a run."""
 _GAIN = 1.05
-"""A smaller gain is not worth another stream."""
+"""A sampler with a smaller gain is not suggested."""
 
 _WAITED = {
     Reason.FILL: "the pipeline filling",
@@ -51,12 +51,12 @@ _WAITED = {
 
 
 def in_words(run: Recorded, waited_ns: Mapping[str, list[int]], length_ns: int) -> list[str]:
-    """Sentences for the top of the page, the most important first.
+    """Return sentences for the top of the page, the most important first.
 
     Args:
         run: the run whose records are shown.
         waited_ns: by reason and stage.
-        length_ns: the time that the records span.
+        length_ns: time span of the records.
     """
     whole = run.num_stages * length_ns
     if not whole or not run.has_every_step:  # omitted steps would count as idle time
@@ -92,9 +92,9 @@ def _percent(share: float) -> str:
 class Limits(NamedTuple):
     """What kept stages from being busy, the strictest limit first, and what would help.
 
-    ``sampler`` is one that lets more stages be busy, if there is one. ``busy`` is how many stages
-    causal order lets be busy at most, whatever else limits them, and ``sampled_busy`` the same with
-    that sampler.
+    ``sampler`` is a sampler that allows more stages to be busy, or empty. ``busy`` is the maximum
+    number of busy stages that causal order allows, and ``sampled_busy`` the number with that
+    sampler.
     """
 
     found: Sequence[Bottleneck] = ()
@@ -104,7 +104,7 @@ class Limits(NamedTuple):
 
 
 def limits(run: Recorded) -> Limits:
-    """The limits in the records shown; empty for several streams, a teacher or one stage."""
+    """Return the limits in the records shown; empty for several streams, a teacher or one stage."""
     steps = run.schedule.steps
     planned, accesses = _whole_passes(run, steps)
     if not planned or run.num_stages < 2 or run.teacher:
@@ -134,7 +134,7 @@ def limits(run: Recorded) -> Limits:
     )
     found = bottlenecks(pipeline, run.labels.labels, bound, plan, outcome, run.num_groups)
 
-    # The distance that ``naspipe plan`` would look at, or the most that all blocks have room for.
+    # The distance that ``naspipe plan`` tries, or the maximum that all blocks allow.
     window = min([2 * run.num_stages, *(number - 1 for number in run.labels.options)])
     if not window or definition.get("sampler") not in ("uniform", "fair") or steps.passes > 1:
         return Limits(found)
@@ -148,9 +148,9 @@ def limits(run: Recorded) -> Limits:
 
 
 def _whole_passes(run: Recorded, steps: Steps) -> tuple[list[Planned], list[Access]]:
-    """The first passes in a row whose forwards are all there, in whole steps, and their records.
+    """Return the first consecutive passes with all forwards, in whole steps, and their records.
 
-    Nothing for several streams, or if a chain returned to a stage.
+    The result is empty for several streams, or if a chain returned to a stage.
     """
     stages: dict[int, dict[int, tuple[int, int]]] = {}
     for access in run.accesses:

@@ -1,4 +1,4 @@
-"""What a record of the access log had to wait for: the records whose end made it possible."""
+"""Find the records of the access log that had to end before another record could start."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _Place = tuple[int, int, AccessKind, int]
 
 
 class Schedule(NamedTuple):
-    """What the needs of records depend on, apart from the log.
+    """Properties of a run, in addition to its log, that determine what records had to wait for.
 
     Args:
-        window: how many subnets could be under way at a time.
-        bulk: how many subnets were admitted together (GPipe); 0 for one after the other.
-        waits_for_versions: True if a forward waited for the WRITE whose version it read; False if
-            it took what was there.
-        is_partly_clear: True if a forward could begin before all of its stage's blocks were clear.
+        window: maximum number of subnets in flight.
+        bulk: number of subnets that were admitted together (GPipe); 0 for one at a time.
+        waits_for_versions: True if a forward waited for the WRITE of the version that it read;
+            False if it read the current version.
+        is_partly_clear: True if a forward could start before all of its stage's blocks were clear.
         steps: how subnets form steps, and whether a step's WRITEs wait for one another.
-        ordered: layers with buffers, through which the passes of a step go one after the other.
+        ordered: layers with buffers, which the passes of a step use one after the other.
     """
 
     window: int
@@ -37,9 +37,9 @@ class Schedule(NamedTuple):
 
 
 class Needs:
-    """Looks up, for any record of one log in any order, what it needed.
+    """Looks up the records that any record of one log needed.
 
-    ``reductions`` knows of the sums between groups.
+    ``reductions`` has the sums between groups.
     """
 
     def __init__(self, accesses: Sequence[Access], schedule: Schedule) -> None:
@@ -68,7 +68,7 @@ class Needs:
                 finished[stream, stage][subnet] = access
         self._versions = {layer: sorted(writes) for layer, writes in self._writes.items()}
         self._finished: dict[tuple[int, int], tuple[list[int], list[Access]]] = {}
-        """By stream and stage: subnets in order, and the last to end of each and all before it."""
+        """By stream and stage: sorted subnets, and for each the last record of it or any before."""
         for key, last_of in finished.items():
             subnets = sorted(last_of)
             ends: list[Access] = []
@@ -78,9 +78,9 @@ class Needs:
             self._finished[key] = subnets, ends
 
     def before(self, access: Access) -> Access | None:
-        """The record whose output this one takes: one block before a forward, or after a backward.
+        """Return the record of the adjacent block whose output this forward or backward takes.
 
-        None at the chain's ends.
+        The result is None at the chain's ends.
         """
         if access.kind is W:
             return None
@@ -89,20 +89,20 @@ class Needs:
         return self._by_place.get((*way, block - 1 if access.kind is F else block + 1))
 
     def turn(self, access: Access) -> Access | None:
-        """The forward that a backward at the chain's end follows, of the same block."""
+        """Return the forward that a backward at the chain's end follows, of the same block."""
         stream, block, _ = access.layer
         return (
             self._by_place.get((stream, access.sequence_id, F, block)) if access.kind is B else None
         )
 
     def sender(self, access: Access) -> Access | None:
-        """:meth:`before`, if it is on another stage."""
+        """Return :meth:`before` if it is on another stage, else None."""
         return _from_elsewhere(self.before(access), access)
 
     def version(self, access: Access) -> Access | None:
-        """The WRITE whose version a forward reads, or on which a WRITE builds.
+        """Return the WRITE of the version that a forward reads, or that precedes a WRITE.
 
-        If the whole task had to be clear: the last WRITE that any of its forwards reads.
+        If the whole task had to be clear, return the last WRITE that any of its forwards reads.
         """
         if not self._schedule.waits_for_versions:
             return None
@@ -121,14 +121,14 @@ class Needs:
         return None
 
     def passed(self, access: Access) -> Access | None:
-        """The forward of an earlier pass on another stage, whose buffers this forward continues."""
+        """Return the earlier pass's forward on another stage whose buffers this forward updates."""
         step = self._schedule.steps.step(access.sequence_id)
         passes = self._in_step.get((access.layer, step), {}) if access.kind is F else {}
         before = max((each for each in passes if each < access.sequence_id), default=None)
         return _from_elsewhere(passes[before] if before is not None else None, access)
 
     def taught(self, access: Access) -> Access | None:
-        """The first pass's forward on another stage, whose output the chain's end learns from."""
+        """Return the first pass's forward on another stage whose output is the soft target."""
         stream, block, _ = access.layer
         steps, is_end = self._schedule.steps, block == self._ends[stream]
         if not steps.distills or access.kind is not F or not is_end:
@@ -139,7 +139,7 @@ class Needs:
         return _from_elsewhere(self._by_place.get((stream, first, F, block)), access)
 
     def probed(self, access: Access) -> Access | None:
-        """The last probe to end on another stage, which decided the subnet of a trained pass."""
+        """Return the last probe to end on another stage; it decided a trained pass's subnet."""
         stream, block, _ = access.layer
         steps, sequence_id = self._schedule.steps, access.sequence_id
         if block or access.kind is not F or steps.is_probe(sequence_id):
@@ -150,17 +150,17 @@ class Needs:
         return _from_elsewhere(found, access)
 
     def holds(self, access: Access) -> list[Held]:
-        """What delayed a WRITE after its own gradients were there, in order."""
+        """Return the delays of a WRITE after its own gradients were available, in order."""
         return self.reductions.holds(access) if access.kind is W else []
 
     def admission(self, access: Access) -> Access | None:
-        """The record on this stage whose end admitted a forward of the first block."""
+        """Return the record on this stage whose end admitted a forward of the first block."""
         if access.kind is not F or access.layer.block:
             return None
         subnets, last = self._finished[access.layer.stream, access.stage]
         bulk, sequence_id = self._schedule.bulk, access.sequence_id
         before = sequence_id - (sequence_id % bulk if bulk else self._schedule.window - 1)
-        place = bisect_left(subnets, before)  # all subnets below this number had to be done
+        place = bisect_left(subnets, before)  # all subnets below this number had to finish
         return last[place - 1] if place else None
 
     def _write_read(self, forward: Access) -> Access | None:

@@ -1,7 +1,7 @@
-"""Reads what a run left, complete or not: its log, its losses, and remarks on what is missing.
+"""Read the files of a run, complete or not: its log, its losses, and remarks on missing parts.
 
-If a run is too long to show every record, this module chooses the steps that are shown in full, and
-computes the numbers over all of them.
+If a run is too long to show every record, this module selects the steps that are shown in full, and
+computes the metrics over all steps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from naspipe.store.teacher_events import read_teacher_events
 from naspipe.store.validations import Validation, read_validations
 
 SHOWN_RECORDS = 20_000
-"""The most records that a page shows in full, unless it is asked for certain steps."""
+"""Maximum number of records that a page shows in full, unless certain steps are requested."""
 SHOWN_LOSSES = 4_000
-"""The most points of the curve of losses."""
+"""Maximum number of points of the loss curve."""
 
 
 class Asked(NamedTuple):
-    """Steps that the reader asks for, both inclusive; None for all, or as many as can be shown."""
+    """Requested steps, both inclusive; None for all, or for as many as can be shown."""
 
     first: int | None = None
     last: int | None = None
@@ -54,7 +54,7 @@ class Stretch(NamedTuple):
 
 
 def _choose_stretch(log: RunLog, asked: Asked, passes: int) -> Stretch | None:
-    """The asked steps, or those in the middle of a long run; None for all of a short one.
+    """Return the requested steps, or the middle of a long run; None for all steps of a short run.
 
     Raises:
         ConfigError: for steps that the run does not have.
@@ -76,7 +76,7 @@ def _choose_stretch(log: RunLog, asked: Asked, passes: int) -> Stretch | None:
 
 
 def thinned(losses: Sequence[Loss]) -> tuple[list[int], list[int], list[float]]:
-    """Streams, sequence IDs and values of a curve; many losses are averaged over neighbours."""
+    """Return streams, sequence IDs and values of a curve; many losses are averaged in groups."""
     width = -(-len(losses) // SHOWN_LOSSES) or 1
     streams, subnets, values = [], [], []
     for begin in range(0, len(losses), width):
@@ -90,11 +90,11 @@ def thinned(losses: Sequence[Loss]) -> tuple[list[int], list[int], list[float]]:
 def _ordered_layers(
     directory: RunDirectory, labels: SpaceLabels, recipe: Mapping[str, Any]
 ) -> frozenset[LayerId]:
-    """Layers with buffers, whose forwards therefore follow one another within a step.
+    """Return the layers with buffers, whose forwards are therefore ordered within a step.
 
-    The log does not say which these are, but the names of the tensors in a checkpoint do: the last
-    one that can be read counts. If a step has one pass, or the ``recipe`` defers statistics, there
-    is no order within it.
+    They are not in the log, but follow from the names of the tensors in the last checkpoint that
+    can be read. There is no order within a step of one pass, or if the ``recipe`` defers
+    statistics.
     """
     if recorded_steps(recipe).passes == 1 or recipe.get("norms", "ordered") != "ordered":
         return frozenset()
@@ -103,19 +103,18 @@ def _ordered_layers(
             found = (text.split("/") for text in tensor_names(directory.checkpoint(name)))
             layers = {labels.layer(f"{each[0]}:{each[1]}") for each in found if each[2] == "buffer"}
         except (ConfigError, LogError, IndexError):
-            continue  # the next one may be whole
+            continue  # the next one may be intact
         return frozenset(layer for layer in layers if isinstance(labels.rule(layer), Exact))
     return frozenset()
 
 
 class Recorded(NamedTuple):
-    """One run as its directory has it.
+    """One run as read from its directory.
 
     ``remarks`` are lines that a reader must know. ``ordered`` is that of
-    :class:`naspipe.report.needs.Schedule`. ``teacher`` is the log of the run's teacher, if any, on
-    the same clock; ``lives`` says when each attempt was, on that clock. ``teacher_events`` are
-    those of teachers that came and went. ``whole`` has the numbers of all steps if only some are
-    shown in full.
+    :class:`naspipe.report.needs.Schedule`. ``teacher`` is the log of the run's teacher, if any, and
+    ``lives`` are the attempts of the run, both on the run's clock. ``teacher_events`` are those of
+    elastic teachers. ``whole`` has the metrics of all steps if only some are shown in full.
     """
 
     path: Path
@@ -133,7 +132,7 @@ class Recorded(NamedTuple):
 
     @property
     def num_stages(self) -> int:
-        """The stages of all groups in the manifest, and at least as many as left records."""
+        """Number of stages of all groups in the manifest, or that have records, if more."""
         told = _whole(self, "stages") * self.num_groups
         return max([told, *(access.stage + 1 for access in self.accesses)])
 
@@ -148,7 +147,7 @@ class Recorded(NamedTuple):
 
     @property
     def schedule(self) -> Schedule:
-        """What decided when records could begin; see ``naspipe.engine.builder``."""
+        """Properties that determine when records could start; see ``naspipe.engine.builder``."""
         definition = section(self.manifest, "definition")
         policy, bulk = str(definition.get("policy", "csp")), definition.get("bulk")
         size = bulk if type(bulk) is int and bulk > 0 else self.num_stages
@@ -164,18 +163,18 @@ class Recorded(NamedTuple):
 
 
 def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of a manifest; empty if it is absent."""
+    """Return a part of a manifest; empty if it is absent."""
     part = manifest.get(name)
     return part if isinstance(part, Mapping) else {}
 
 
 def read_run(path: Path, asked: Asked = NOT_ASKED) -> Recorded:
-    """Read a run directory; if the run did not end, whatever it left.
+    """Read a run directory; if the run has not ended, read the files that exist.
 
-    Of a long run only the records of some steps are read: those asked for, or some in the middle.
+    Of a long run, only the records of the requested steps, or of some in the middle, are read.
 
     Raises:
-        ConfigError: if the path is no run directory, or one of its files is damaged.
+        ConfigError: if the path is not a run directory, or one of its files is damaged.
     """
     run = RecordedRun(path)
     state = run_state(run.directory, run.manifest)
@@ -228,7 +227,7 @@ def read_run(path: Path, asked: Asked = NOT_ASKED) -> Recorded:
 
 
 def _check(run: Recorded) -> None:
-    """Add remarks on what is missing; ConfigError for layers that the manifest's space lacks."""
+    """Add remarks on missing parts; ConfigError for layers that are not in the manifest's space."""
     for access in run.accesses:
         layer = access.layer
         is_known = 0 <= layer.block < len(run.labels) and access.stage >= 0
@@ -261,7 +260,7 @@ def _check(run: Recorded) -> None:
 
 
 def _whole(run: Recorded, name: str, usual: int = 1) -> int:
-    """A whole number of the execution, or the usual one if the manifest has none."""
+    """Return an integer of the execution, or ``usual`` if the manifest has none."""
     found = section(run.manifest, "execution").get(name, usual)
     if type(found) is not int or found < 1:
         raise ConfigError(

@@ -1,15 +1,16 @@
-"""How the WRITEs of a step became one: sums of gradients between groups, and the global norm.
+"""How the WRITEs of a step are combined: sums of gradients between groups, and the global norm.
 
     stage 0, first group     B0 W0  B1 W1 ─── sum ──┐
     stage 1, second group    B2 .. B3 ............. W2 W3
 
 Every pass of a step has a WRITE in the log. The last one takes the optimizer step; the others only
 accumulate gradients. If a layer's next WRITE is on another stage, the sum was sent there between
-the two. So a log says when a sum could leave, and when it had arrived at the latest.
+the two. A log therefore gives the earliest time at which a sum could be sent, and the latest time
+at which it arrived.
 
-In a tree of passes each stage sums its own gradients first, and only its last WRITE waits for sums.
-A stage in between could pass a sum on when all parts of it were there. This module also names all
-reasons for which a stage can have waited, because sums have some of their own.
+In a tree of passes, each stage sums its own gradients first, and only its last WRITE waits for
+sums. An intermediate stage could send a sum as soon as all of its parts were available. This module
+also defines all reasons for which a stage can wait, because some of them are specific to sums.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Reason(Enum):
 
 
 class Held(NamedTuple):
-    """From ``start_ns`` to ``end_ns`` a WRITE had its own gradients and waited for ``cause``."""
+    """A WRITE with its own gradients waited for ``cause`` from ``start_ns`` to ``end_ns``."""
 
     start_ns: int
     end_ns: int
@@ -63,12 +64,12 @@ class Held(NamedTuple):
 
 
 class Handover(NamedTuple):
-    """The sum of a layer's gradients goes from one stage to another.
+    """The sum of a layer's gradients is sent from one stage to another.
 
     ``given`` is the last WRITE of the sender. ``joined``, the WRITE of the next pass, follows the
-    sum; in a tree it is the receiver's last one. From ``own_ns`` on the receiver had what it needs
-    of its own gradients; after ``came_ns`` it did not wait for the sum. It left at ``left_ns`` at
-    the earliest and was joined at ``joined_ns`` at the latest.
+    sum; in a tree it is the receiver's last one. The receiver had its own gradients from ``own_ns``
+    on, and did not wait for the sum after ``came_ns``. The sum was sent at ``left_ns`` at the
+    earliest and joined at ``joined_ns`` at the latest.
     """
 
     given: Access
@@ -80,23 +81,24 @@ class Handover(NamedTuple):
 
     @property
     def waited_ns(self) -> int:
-        """How long the receiver had its own gradients only, including the message's time.
+        """Time that the receiver had only its own gradients, including the message's transfer.
 
-        0 for a sum that had left before: the log does not say if the receiver waited.
+        It is 0 for a sum that was sent before, because the log does not show whether the receiver
+        waited.
         """
         return self.came_ns - self.own_ns if self.left_ns > self.own_ns else 0
 
 
 class Reductions:
-    """Looks up what the WRITEs of a log, in any order, waited for besides their own gradients."""
+    """Looks up what the WRITEs of a log waited for in addition to their own gradients."""
 
     def __init__(self, accesses: Iterable[Access], steps: Steps) -> None:
         self._steps = steps
         self._writes: dict[tuple[LayerId, int], list[Access]] = defaultdict(list)
         self._gradients: dict[tuple[LayerId, int, StageId], list[int]] = defaultdict(list)
-        """When each of a stage's own gradients of a layer was there, by step."""
+        """Times at which a stage's own gradients became available, by layer, step and stage."""
         self._lasts: dict[tuple[int, int], Access] = {}
-        """What the norm of a stream's step waited for."""
+        """The last record that the norm of a stream's step waited for."""
         for access in accesses:
             layer, step = access.layer, steps.step(access.sequence_id)
             if access.kind is AccessKind.WRITE:
@@ -114,20 +116,20 @@ class Reductions:
 
     @property
     def handovers(self) -> Sequence[Handover]:
-        """Every sum that went from one stage to another, in the order in which they left."""
+        """All sums between stages, by the time at which they could be sent."""
         return sorted(chain(*self._handovers.values()), key=lambda each: each.left_ns)
 
     def is_sum(self, given: Access, write: Access) -> bool:
-        """Return True if a WRITE follows the sum that another stage's WRITE left."""
+        """Return True if a WRITE follows a sum from another stage's WRITE of the same step."""
         step = self._steps.step(write.sequence_id)
         return given.stage != write.stage and self._steps.step(given.sequence_id) == step
 
     def are_apart(self, given: Access, write: Access) -> bool:
-        """Return True if a WRITE only seems to follow that of another stage, as each has a sum."""
+        """Return True if a WRITE does not follow another stage's, because each has its own sum."""
         return self._steps.is_tree and self.is_sum(given, write)
 
     def holds(self, write: Access) -> list[Held]:
-        """What delayed a WRITE whose stage had its own gradients; in order, without overlaps."""
+        """Return the delays of a WRITE whose stage had its own gradients, ordered and disjoint."""
         layer, step = write.layer, self._steps.step(write.sequence_id)
         held: list[Held] = []
         own_ns = max(self._gradients.get((layer, step, write.stage), ()), default=write.start_ns)
@@ -162,10 +164,11 @@ class Reductions:
             yield self._handover(lasts[giver], lasts[receiver], given_ns, writes[-1].start_ns)
 
     def _handover(self, given: Access, joined: Access, left_ns: int, joined_ns: int) -> Handover:
-        """Make a handover, with the times that the log can tell.
+        """Make a handover with the times that follow from the log.
 
-        After a gate, and in a tree, it only says that a sum had left, not when it came. If old
-        versions of a layer are kept, a sum may be joined between the receiver's passes.
+        If the WRITE is gated, or in a tree, the log shows when a sum was sent, but not when it
+        arrived. If old versions of a layer are kept, a sum may be joined between the receiver's
+        passes.
         """
         key = (joined.layer, self._steps.step(joined.sequence_id), joined.stage)
         own = [end_ns for end_ns in self._gradients.get(key, ()) if end_ns <= joined.start_ns]
@@ -174,7 +177,7 @@ class Reductions:
         return Handover(given, joined, own_ns, came_ns, left_ns, max(left_ns, joined_ns))
 
     def _is_gated(self, write: Access) -> bool:
-        """Return True if a WRITE waited for the norm, as those that end their step do."""
+        """Return True if a WRITE waited for the norm, as the last WRITE of a step does."""
         writes = self._writes[write.layer, self._steps.step(write.sequence_id)]
         return self._steps.is_gated and write.sequence_id == writes[-1].sequence_id
 

@@ -1,10 +1,10 @@
-"""Everything that the page shows of one run, as plain tables ready for JSON, and the page itself.
+"""The tables of one run that the page shows, as plain values for JSON, and the page itself.
 
-Times are whole nanoseconds since the run's first record. The tables hold the sums of gradients
-between groups, the access order of every layer, the shares of busy and waiting time, how evenly the
-work was spread over the stages, the losses and the timeline. The page is one HTML file that
-contains the tables, its script and plotly.js, for use offline; its content security policy keeps
-the browser from requesting anything.
+Times are integer nanoseconds since the run's first record. The tables have the sums of gradients
+between groups, the access order of every layer, the fractions of busy and waiting time, the balance
+of work over the stages, the losses and the timeline. The page is one HTML file that contains the
+tables, its script and plotly.js, for offline use. Its content security policy prevents the browser
+from requesting anything.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _SCRIPTS = (
 
 
 def write_page(path: Path, title: str, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Write the page of some runs, given by their :func:`run_tables`, whole or not at all.
+    """Write the page of some runs, given by their :func:`run_tables`, atomically.
 
-    ``title`` is plain text for the heading. A file of that name is replaced.
+    ``title`` is plain text for the heading. An existing file is replaced.
     """
     from plotly.offline import get_plotlyjs  # takes half a second to import
 
@@ -66,14 +66,14 @@ def write_page(path: Path, title: str, runs: Sequence[Mapping[str, Any]]) -> Non
         return files("naspipe.report").joinpath("assets", name).read_text("utf-8")
 
     def packed(text: str) -> str:
-        """Deflate to base64, which browsers unpack with ``DecompressionStream``."""
+        """Deflate and encode as base64; browsers unpack it with ``DecompressionStream``."""
         return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
     text = Template(asset("page.html")).substitute(
         title=title.replace("&", "&amp;").replace("<", "&lt;"),
         style=asset("style.css"),
         tables=packed(json.dumps({"runs": runs}, allow_nan=False, separators=(",", ":"))),
-        plotly=packed(get_plotlyjs()),  # a third of its length
+        plotly=packed(get_plotlyjs()),  # a third of the original size
         script="\n".join(map(asset, _SCRIPTS)),
     )
     with atomic_file(path) as file:
@@ -84,16 +84,16 @@ def write_page(path: Path, title: str, runs: Sequence[Mapping[str, Any]]) -> Non
 
 
 REDUCING = {Reason.REDUCTION: "sums", Reason.COPY: "copies", Reason.BUFFERS: "buffers"}
-"""What stages wait for because several groups compute the passes of one step."""
+"""Reasons for waits that occur because several groups compute the passes of one step."""
 
 
 def reduction_columns(
     handovers: Sequence[Handover], places: Mapping[LayerId, int], start_ns: int
 ) -> dict[str, list[int]]:
-    """Every sum, one column per field, by the time it could leave; ``layer`` is a row of layers.
+    """Return every sum, one column per field, in the given order; ``layer`` is a row of layers.
 
-    ``stage`` received it from ``sender``. It was joined by ``start + length``; the receiver had its
-    own gradients for the last ``waited`` nanoseconds of that.
+    ``stage`` received it from ``sender``. It could be sent at ``start`` and was joined by ``start +
+    length``; the receiver had its own gradients at ``own`` and waited for ``waited`` nanoseconds.
     """
     return {
         "stage": [each.joined.stage for each in handovers],
@@ -110,7 +110,7 @@ def reduction_columns(
 
 
 def _reduction_routes(handovers: Iterable[Handover]) -> list[dict[str, int]]:
-    """What each stage sent to each other one: sums, their time on the way, and waits for them."""
+    """Summarize, for each pair of stages, the sums sent, their transfer time and waits for them."""
     routes: dict[tuple[int, int], list[Handover]] = defaultdict(list)
     for each in handovers:
         routes[each.given.stage, each.joined.stage].append(each)
@@ -128,7 +128,7 @@ def _reduction_routes(handovers: Iterable[Handover]) -> list[dict[str, int]]:
 
 
 def reduction_line(tables: Mapping[str, Any]) -> str:
-    """One line about a run's sums; empty if it has none."""
+    """Return one line about a run's sums; empty if it has none."""
     numbers = tables["numbers"]
     if not numbers.get("num_sums"):
         return ""
@@ -147,9 +147,9 @@ def reduction_line(tables: Mapping[str, Any]) -> str:
 
 
 class LayerOrder(NamedTuple):
-    """One layer; ``causal_ns`` sums the stages' waits for its WRITEs.
+    """One layer; ``causal_ns`` is the sum of the stages' waits for its WRITEs.
 
-    ``reduction_ns`` sums those for what groups send one another: its gradients, copies, buffers.
+    ``reduction_ns`` is the sum of waits for data of other groups: gradients, copies and buffers.
     """
 
     layer: LayerId
@@ -169,7 +169,7 @@ def layer_orders(
     labels: SpaceLabels,
     stream: Sequence[Sequence[int]] = (),
 ) -> list[LayerOrder]:
-    """Every layer that was used, in chain order; orders show settings if a stream is given."""
+    """Return all used layers in chain order; their orders show settings if a stream is given."""
     waited: dict[LayerId, list[int]] = defaultdict(list)
     reduced: dict[LayerId, int] = defaultdict(int)
     for wait in waits:
@@ -197,7 +197,7 @@ def layer_orders(
     return rows
 
 
-# Shares of time over the run
+# Fractions of time over the run
 
 
 BUSY = "busy"
@@ -205,11 +205,11 @@ NUM_BINS = 120
 
 
 class TimeBins(NamedTuple):
-    """Equal stretches from the run's first record to its last.
+    """Bins of equal length from the run's first record to its last.
 
-    ``shares[stage][name][bin]`` is the share of a bin's time that the stage was ``busy``, or waited
-    for a reason (by :class:`Reason`'s value); over the names they add up to 1. ``hits[bin]`` and
-    ``reads[bin]`` count forwards and backwards by the time they began.
+    ``shares[stage][name][bin]`` is the fraction of a bin's time that the stage was ``busy``, or
+    waited for a reason (by :class:`Reason`'s value); the sum over all names is 1. ``hits[bin]`` and
+    ``reads[bin]`` count forwards and backwards by start time.
     """
 
     edges_ns: list[int]
@@ -221,7 +221,7 @@ class TimeBins(NamedTuple):
 def time_bins(
     accesses: Sequence[Access], waits: Iterable[Wait], num_stages: int, num_bins: int = NUM_BINS
 ) -> TimeBins:
-    """Distribute waits over bins; what no wait covers is busy. Empty for an empty log."""
+    """Distribute waits over bins; time without waits is busy. Empty for an empty log."""
     if not accesses:
         return TimeBins([], [], [], [])
     start = min(access.start_ns for access in accesses)
@@ -230,7 +230,7 @@ def time_bins(
     edges = [start + length * place // num_bins for place in range(num_bins + 1)]
 
     def bin_of(time_ns: int) -> int:
-        """The bin of a moment; the last one holds the run's end too."""
+        """Return the bin of a time; the last bin includes the run's end."""
         return min(num_bins - 1, bisect_right(edges, time_ns) - 1)
 
     waited = [{reason.value: [0] * num_bins for reason in Reason} for _ in range(num_stages)]
@@ -261,16 +261,16 @@ def time_bins(
     return TimeBins(edges, shares, hits, reads)
 
 
-# How evenly the work was spread over the stages
+# Balance of work over the stages
 
 
 class StageBalance(NamedTuple):
-    """Time of records, in nanoseconds, and where each subnet was cut.
+    """Total time of records, in nanoseconds, and the partition of each subnet.
 
-    ``busy_ns[letter][stage]`` sums the run's forwards (``F``), backwards (``B``), WRITEs (``W``).
-    For each subnet of ``subnets``: ``peak_to_mean`` is the busiest stage's time over the mean
-    of all stages of its group (1 is perfect balance, their number is the worst), and
-    ``first_blocks[stage]`` the first block of the chain that the stage ran, -1 for none.
+    ``busy_ns[letter][stage]`` is the time of forwards (``F``), backwards (``B``) and WRITEs (``W``)
+    of the run. For each subnet of ``subnets``, ``peak_to_mean`` is the busiest stage's time divided
+    by the mean over the stages of its group (1 is perfect balance, the number of stages the worst),
+    and ``first_blocks[stage]`` is the first block of the chain that the stage ran, or -1.
     """
 
     busy_ns: dict[str, list[int]]
@@ -280,9 +280,9 @@ class StageBalance(NamedTuple):
 
 
 def stage_balance(accesses: Sequence[Access], num_stages: int, num_groups: int = 1) -> StageBalance:
-    """Measure the balance of a run; empty columns for an empty log.
+    """Compute the balance of a run; columns are empty for an empty log.
 
-    ``num_stages`` counts those of all groups; each subnet passes through the stages of one group.
+    ``num_stages`` includes all groups; each subnet passes through the stages of one group.
     """
     of_each = num_stages // num_groups
     busy = {kind.value: [0] * num_stages for kind in AccessKind}
@@ -312,16 +312,16 @@ def stage_balance(accesses: Sequence[Access], num_stages: int, num_groups: int =
 
 
 SHORTEST_WAIT_NS = 50_000
-"""The timeline omits shorter waits without a reason; every total includes them."""
+"""The timeline omits shorter waits without a known reason; all totals include them."""
 
 
 def run_tables(run: Recorded, name: str) -> dict[str, Any]:
-    """All tables of one run; ``name`` is what the page calls it."""
+    """Return all tables of one run; ``name`` is its name on the page."""
     accesses = sorted(run.accesses, key=time_key)
     waits = with_teacher(explain_waits(accesses, run.num_stages, run.schedule), run.teacher)
     stream: Sequence[Sequence[int]] = ()
     if run.labels.has_settings:
-        with suppress(ConfigError):  # a report shows what there is
+        with suppress(ConfigError):  # a report shows what is available
             stream = read_stream(RunDirectory(run.path).stream)
     layers = layer_orders(accesses, waits, run.labels, stream)
     places = {row.layer: place for place, row in enumerate(layers)}
@@ -377,9 +377,9 @@ def run_tables(run: Recorded, name: str) -> dict[str, Any]:
 def _span_columns(
     accesses: Sequence[Access], places: Mapping[LayerId, int], start_ns: int
 ) -> dict[str, Any]:
-    """Every record, one column per field; ``layer`` is a row of the layers' table.
+    """Return every record, one column per field; ``layer`` is a row of the layers' table.
 
-    It is -1 for a layer that only has backwards, and therefore no order.
+    The row is -1 for a layer that has only backwards, and therefore no order.
     """
     return {
         "stage": [access.stage for access in accesses],
@@ -397,7 +397,7 @@ def _span_columns(
 def _wait_columns(
     waits: Sequence[Wait], places: Mapping[LayerId, int], start_ns: int
 ) -> dict[str, Any]:
-    """Waits to draw; of the records that explain each: kind, subnet, layer, stage, end."""
+    """Return the waits to draw, with kind, subnet, layer, stage and end of explaining records."""
     drawn = [
         wait
         for wait in waits
@@ -427,5 +427,5 @@ def _wait_columns(
 
 
 def _finite(value: float) -> float | str:
-    """JSON has no NaN and no infinity."""
+    """Convert NaN and infinity, which JSON does not have, to text."""
     return value if math.isfinite(value) else str(value)

@@ -1,6 +1,6 @@
-"""The searches of a run as plain tables ready for JSON, and which choices win in them.
+"""The searches of a run as plain tables for JSON, and the winning choices.
 
-A choice wins if the best subnets of a search have it more often than all that were evaluated.
+A choice wins if it is more frequent among the best subnets of a search than among all evaluated.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from naspipe.search.strategies import COSTS
 from naspipe.store.labels import Decided
 
 BEST_SHARE = 10
-"""One in ten subnets is among the best, and at least :data:`FEWEST_BEST`."""
+"""One in ten subnets counts as best, but at least :data:`FEWEST_BEST`."""
 FEWEST_BEST = 5
 _SHOWN = 10
 
 
 class Choice(NamedTuple):
-    """A candidate of a block, or a value of a label, over the subnets of a search.
+    """Statistics of a candidate of a block, or of a label's value, over the subnets of a search.
 
-    ``judged`` and ``best`` are the shares of all different subnets, and of the best ones, that have
-    it. ``gain`` is the mean score of those that have it less that of the others, more being better;
-    None if all have it, or if a score is infinite.
+    ``judged`` and ``best`` are the fractions of all distinct subnets, and of the best ones, that
+    have it. ``gain`` is the mean score of subnets with it minus that of subnets without it, where
+    higher is better; None if all have it, or if a score is infinite.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Decision(NamedTuple):
 
 
 def winning(search: Search, decided: Decided) -> tuple[list[Decision], int]:
-    """What the best subnets of a search that ended have, and how many these are.
+    """Return the choices of a completed search's best subnets, and the number of these subnets.
 
-    Without labels in ``decided``, choice blocks count.
+    Without labels in ``decided``, the decisions are choice blocks.
     """
     ranked = search.ranked()
     if not ranked:
@@ -79,7 +79,7 @@ def winning(search: Search, decided: Decided) -> tuple[list[Decision], int]:
 
 
 def _choices(values: Sequence[str], scores: Sequence[float], count: int) -> list[Choice]:
-    """Every value that occurs; ``values`` and ``scores`` are those of subnets, the best first."""
+    """Return a choice per distinct value; ``values`` and ``scores`` are by subnet, best first."""
     found = []
     for value in sorted(set(values), key=_order):
         own = [score for each, score in zip(values, scores, strict=True) if each == value]
@@ -96,7 +96,7 @@ def _order(value: str) -> tuple[bool, float, str]:
 
 
 def search_tables(run: Path, decided: Decided) -> list[dict[str, Any]]:
-    """One table for each search in a run directory that came to its end, the newest first.
+    """Return one table for each completed search in a run directory, newest first.
 
     Raises:
         ConfigError: if a file of a search is damaged.
@@ -110,7 +110,7 @@ def search_tables(run: Path, decided: Decided) -> list[dict[str, Any]]:
 
 
 def _table(search: Search, decided: Decided) -> dict[str, Any]:
-    """Scores and costs by column; of the best and of the fronts, the subnets' numbers."""
+    """Return scores and costs by column, and the IDs of the best subnets and of the fronts."""
     candidates = search.candidates
     decisions, count = winning(search, decided)
     texts = (",".join(map(str, each.choices)) for each in candidates)
@@ -143,7 +143,7 @@ def _table(search: Search, decided: Decided) -> dict[str, Any]:
 
 
 def _alone(search: Search) -> dict[str, Any] | None:
-    """Subnets that were retrained alone since, on the newest terms; None if there are none."""
+    """Return the subnets that were retrained alone on the newest terms; None if there are none."""
     retrained = newest_alike(read_retrained(search))
     if not retrained:
         return None
@@ -161,5 +161,5 @@ def _alone(search: Search) -> dict[str, Any] | None:
 
 
 def _plain(value: float) -> float | None:
-    """JSON has no NaN: what is not known is null."""
+    """Convert values that are not finite to null, because JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""What a run was and what it measured, as short texts and numbers, and whether two runs agree."""
+"""A run's definition and metrics as short texts and numbers, and whether two runs agree."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from naspipe.store.metrics import bubble_ratio, causal_bound, summarize
 
 
 class Filled(NamedTuple):
-    """Nanoseconds of all stages for weights' gradients that split backwards had left (W).
+    """Nanoseconds that all stages spent on weight gradients deferred by split backwards (W).
 
-    ``filled_ns`` are those during which no forward or backward of the stage was ready or waited for
-    its WRITEs; W after the last forward or backward of all stages is not part of it.
+    ``filled_ns`` is the part during which no forward or backward of the stage was ready or waited
+    for its WRITEs; it excludes W after the last forward or backward of all stages.
     """
 
     owed_ns: int
@@ -26,7 +26,7 @@ class Filled(NamedTuple):
 
 
 def filled_time(accesses: Sequence[Access], schedule: Schedule) -> Filled:
-    """Sum up the W of a log in any order; what the log does not tell counts as ready."""
+    """Sum up the W of a log in any order; dependencies that the log lacks count as ready."""
     if not any(access.owed_ns for access in accesses):
         return Filled(0, 0)
     needs = Needs(accesses, schedule)
@@ -39,7 +39,7 @@ def filled_time(accesses: Sequence[Access], schedule: Schedule) -> Filled:
             owed_ns += access.owed_ns
             filled_ns += max(0, min(access.owed_ns, next_ns - access.start_ns))
             continue
-        # The access was ready once all that it needed, except its own stage's WRITEs, had ended.
+        # The access was ready once everything it needed had ended, except its own stage's WRITEs.
         version = needs.version(access)
         needed = [
             needs.before(access) or needs.turn(access),
@@ -70,7 +70,7 @@ _RECIPE = ("optimizer", "lr", "schedule", "precision", "passes")
 
 
 def facts(run: Recorded) -> dict[str, str]:
-    """How the run was defined and executed, as far as its manifest says."""
+    """Return the run's definition and execution, as far as they are in its manifest."""
     definition, execution = section(run.manifest, "definition"), section(run.manifest, "execution")
     environment = section(run.manifest, "environment")
     found = {
@@ -88,11 +88,12 @@ def facts(run: Recorded) -> dict[str, str]:
 
 
 def numbers(run: Recorded) -> dict[str, float]:
-    """What the report measures of a run.
+    """Return the metrics of a run.
 
-    The measures of :mod:`naspipe.store.metrics` if every step was recorded; the shares of all
-    stages' time that W took and that would have been idle without it (see :func:`filled_time`); the
-    mean of the last tenth of the losses; and the scores of the last validation.
+    These are the metrics of :mod:`naspipe.store.metrics` if every step was recorded; the fractions
+    of all stages' time that W took and that would have been idle without W (see
+    :func:`filled_time`); the mean of the last tenth of the losses; and the scores of the last
+    validation.
     """
     measured: dict[str, float] = {}
     if run.whole and run.has_every_step:
@@ -122,7 +123,7 @@ def numbers(run: Recorded) -> dict[str, float]:
 
 
 def agreement(reference: Recorded, run: Recorded) -> str:
-    """One line on whether two runs have the same losses and access order, bit for bit.
+    """Return a line about whether two runs have bitwise equal losses and equal access orders.
 
     ``naspipe compare`` also compares the parameters.
     """

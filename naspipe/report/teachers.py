@@ -1,10 +1,10 @@
-"""Teachers in the report: elastic ones that came and went, and when a teacher's forwards ran.
+"""Teachers in the report: the stays of elastic teachers, and when a teacher's forwards ran.
 
 teacher-0  |joined ............................ end|
 teacher-1      |joined ...... left|  |joined ... end|
 false          x refused
 
-Bars, marks and a table of elastic teachers come from ``teachers-N.jsonl``. The waits in the
+Bars, marks and a table of elastic teachers are made from ``teachers-N.jsonl``. The waits in the
 student's log are cut wherever the teacher's log has records.
 """
 
@@ -24,9 +24,9 @@ Events = Sequence[Mapping[str, Any]]
 
 
 class Stay(NamedTuple):
-    """A student had a teacher from ``start_ns`` to ``end_ns``.
+    """A teacher's stay with a student from ``start_ns`` to ``end_ns``.
 
-    It ``ends`` with ``left``, ``dismissed``, ``released``, ``end`` (of the student) or ``killed``.
+    ``ends`` is ``left``, ``dismissed``, ``released``, ``end`` (of the student) or ``killed``.
     """
 
     student: str
@@ -46,9 +46,9 @@ class Refusal(NamedTuple):
 
 
 def stays_and_refusals(events: Events, lives: Sequence[Life]) -> tuple[list[Stay], list[Refusal]]:
-    """Both by time, on the clock of the lives; without lives, on the events' own.
+    """Return stays and refusals on the clock of ``lives``, or, without lives, of the events.
 
-    ``events`` come from :func:`naspipe.store.teacher_events.read_teacher_events`.
+    ``events`` are those of :func:`naspipe.store.teacher_events.read_teacher_events`.
     """
     by_generation = {life.generation: life for life in lives}
     stays: list[Stay] = []
@@ -74,7 +74,7 @@ def stays_and_refusals(events: Events, lives: Sequence[Life]) -> tuple[list[Stay
             case "refused":
                 refusals.append(Refusal(student, teacher, now, event["why"]))
             case "begin" | "end" as what:
-                killed_ns = before if life is None else now  # lives are laid end to end
+                killed_ns = before if life is None else now  # each life starts where one ends
                 how, time_ns = ("end", now) if what == "end" else ("killed", killed_ns)
                 for each in [each for each in joined if each[0] == student]:
                     close(*each, how, time_ns)
@@ -87,10 +87,10 @@ def stays_and_refusals(events: Events, lives: Sequence[Life]) -> tuple[list[Stay
 def teacher_tables(
     events: Events, lives: Sequence[Life], manifest: Mapping[str, Any], start_ns: int
 ) -> dict[str, Any]:
-    """Bars, marks and rows for the page; empty columns if there are no teachers.
+    """Return bars, marks and rows for the page; columns are empty if there are no teachers.
 
-    The counts of the ``manifest`` are used if there are no events. ``start_ns`` is the time of the
-    run's first record, which is 0 on the page.
+    Without events, the counts of the ``manifest`` are used. ``start_ns`` is the time of the run's
+    first record, which is 0 on the page.
     """
     stays, refusals = stays_and_refusals(events, lives)
     times = [each.start_ns for each in stays] + [each.time_ns for each in refusals]
@@ -126,7 +126,7 @@ def teacher_tables(
 
 
 def _counted(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The counts in a manifest, without whatever is not a count."""
+    """Return the counts in a manifest, without values that are not counts."""
     measured = manifest.get("measured")
     found = measured.get("teachers") if isinstance(measured, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(found.get("by_teacher"), Mapping):
@@ -145,7 +145,7 @@ def _counted(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_teacher(waits: Iterable[Wait], teacher: Sequence[Access]) -> list[Wait]:
-    """Cut waits, which are by stage and time, where the teacher's log has records instead.
+    """Cut waits, sorted by stage and time, wherever the teacher's log has records.
 
     Both logs must be on the same clock.
     """

@@ -1,12 +1,13 @@
-"""Why a stage waited: each gap between its records, explained from the access log alone.
+"""Why a stage waited: explains each gap between its records from the access log alone.
 
-    stage 0  0F 1F ....... 0B 1B      no input: the gradients of 0 came from stage 1
-    stage 1  .. 0F 0B .. 1F 1B        causal: 1 was here, but reads a layer that 0 had to write
+    stage 0  0F 1F ....... 0B 1B      no input: the gradients of 0 arrive from stage 1
+    stage 1  .. 0F 0B .. 1F 1B        causal: 1 is present, but reads a layer that 0 has to write
 
-A load is the end of the gap that it prolonged. If the record that ended the gap needed nothing new,
-the rest is overhead of the machine. Otherwise there was nothing to run: because a forward was there
-and was not allowed to run (a causal wait), because no further subnet could be admitted, or for lack
-of input. The first part of this module finds when a forward had its input and could not run.
+A load takes the last part of the gap that it prolonged. If the record that ended the gap needed
+nothing new, the rest is overhead of the machine. Otherwise nothing could run: either a forward had
+its input but was not allowed to run (a causal wait), or no further subnet could be admitted, or
+there was no input. The first part of this module finds when a forward had its input and could not
+run.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from naspipe.store.access_log import time_key
 
 
 class Blocked(NamedTuple):
-    """From ``start_ns`` to ``end_ns`` the forward ``record`` had its input and lacked ``needed``.
+    """The forward ``record`` with its input waited for ``needed`` from ``start_ns`` to ``end_ns``.
 
-    That is mostly a WRITE, perhaps on another stage, from where the version still had to travel.
-    If the ``reason`` is not causal order, the WRITE had its gradients and was delayed, or it was
-    over and a copy of the layer on its way; or another pass's forward had to come first.
+    This is usually a WRITE, possibly on another stage, from which the version had to be sent. If
+    the ``reason`` is not causal order, the WRITE had its gradients and was delayed, or it had ended
+    and a copy of the layer was being sent, or another pass's forward had to run first.
     """
 
     start_ns: int
@@ -40,7 +41,7 @@ class Blocked(NamedTuple):
 
 
 def _blocked(records: Iterable[Access], needs: Needs, begin_ns: int) -> Iterator[Blocked]:
-    """Yield when each forward of a stage was blocked; ``begin_ns`` is when the run began."""
+    """Yield when each forward of a stage was blocked; ``begin_ns`` is the start of the run."""
     for record in records:
         write = needs.version(record) if record.kind is AccessKind.FORWARD else None
         passed = needs.passed(record)
@@ -54,7 +55,7 @@ def _blocked(records: Iterable[Access], needs: Needs, begin_ns: int) -> Iterator
         else:
             continue  # not in the log
         if write is not None:
-            # A version of another stage arrives some time after its WRITE, when the forward begins.
+            # A version from another stage arrives after its WRITE, when the forward starts.
             clear_ns = write.end_ns if write.stage == record.stage else record.start_ns
             if input_ns < min(write.end_ns, clear_ns):
                 apart = needs.holds(write)
@@ -66,7 +67,7 @@ def _blocked(records: Iterable[Access], needs: Needs, begin_ns: int) -> Iterator
 
 
 def _pieces(blocked: Blocked, apart: Iterable[Held]) -> Iterator[Blocked]:
-    """Cut out the parts that have a reason of their own."""
+    """Split off the parts ``apart``, which have their own reasons."""
     start_ns, end_ns = blocked.start_ns, blocked.end_ns
     for held in apart:
         from_ns = min(max(start_ns, held.start_ns), end_ns)
@@ -81,8 +82,8 @@ def _pieces(blocked: Blocked, apart: Iterable[Held]) -> Iterator[Blocked]:
 
 
 def _oldest_of(blocked: Sequence[Blocked]) -> Iterator[Blocked]:
-    """Cut overlapping stretches, which are sorted by start, so that each moment belongs to the
-    oldest blocked subnet."""
+    """Cut overlapping stretches, sorted by start, so that only the oldest subnet is blocked at any
+    time."""
     moments = sorted({each.start_ns for each in blocked} | {each.end_ns for each in blocked})
     open_: list[tuple[tuple[int, ...], Blocked]] = []
     place = 0
@@ -100,10 +101,10 @@ def _oldest_of(blocked: Sequence[Blocked]) -> Iterator[Blocked]:
 
 
 class Wait(NamedTuple):
-    """One stretch in which a stage did nothing; times as in the log.
+    """One stretch in which a stage was idle; times as in the log.
 
-    ``next`` is the record that ended the gap. ``cause`` is what was waited for: if a forward was
-    ``blocked``, the WRITE or the other forward that it needed; otherwise the record on another
+    ``next`` is the record that ended the gap. ``cause`` is the record that the stage waited for: if
+    a forward was ``blocked``, the WRITE or forward that it needed; otherwise the record on another
     stage that ``next`` needed.
     """
 
@@ -117,9 +118,9 @@ class Wait(NamedTuple):
 
 
 def explain_waits(accesses: Sequence[Access], num_stages: int, schedule: Schedule) -> list[Wait]:
-    """Every wait of every stage, by stage and time; with the busy time they fill the makespan.
+    """Return all waits by stage and time; together with the busy time they cover the makespan.
 
-    The log may be in any order. A stage that recorded nothing drains all the time.
+    The log may be in any order. A stage without records drains all the time.
     """
     if not accesses:
         return []
@@ -136,7 +137,7 @@ def explain_waits(accesses: Sequence[Access], num_stages: int, schedule: Schedul
 
 
 class _Stage:
-    """One stage's records, and what could not run on it when."""
+    """One stage's records, and the forwards that were blocked on it."""
 
     def __init__(
         self, stage: StageId, records: Sequence[Access], needs: Needs, begin_ns: int
@@ -148,8 +149,8 @@ class _Stage:
         blocked = sorted(_blocked(records, needs, begin_ns), key=lambda each: each.start_ns)
         self._blocked = list(_oldest_of(blocked))
         self._blocked_ends = [each.end_ns for each in self._blocked]
-        # Forwards of the first block, where subnets are admitted, and for each the one of the
-        # oldest subnet among it and all later ones.
+        # Forwards of the first block, where subnets are admitted, and for each of them the oldest
+        # subnet's among it and all later forwards.
         forwards = (each for each in records if each.kind is AccessKind.FORWARD)
         entries = [each for each in forwards if each.layer.block == 0]
         self._entry_starts = [entry.start_ns for entry in entries]
@@ -176,7 +177,7 @@ class _Stage:
         load_ns = max(start_ns, end_ns - access.stalled_ns)
         cause, reason = self._awaited(access, start_ns)
         if cause is None:
-            if load_ns > start_ns:  # it could have begun, so what else was blocked is no reason
+            if load_ns > start_ns:  # it could have started, so blocked forwards are not the reason
                 yield Wait(self._stage, start_ns, load_ns, Reason.OTHER, access)
         else:
             idle = Wait(self._stage, start_ns, load_ns, reason, access, cause)
@@ -185,7 +186,7 @@ class _Stage:
             yield Wait(self._stage, load_ns, end_ns, Reason.LOAD, access)
 
     def _without_work(self, idle: Wait) -> Iterator[Wait]:
-        """Cut where a forward was there that only lacked a version."""
+        """Split an idle stretch where a forward with input was blocked."""
         start_ns = idle.start_ns
         for place in range(bisect_right(self._blocked_ends, start_ns), len(self._blocked)):
             each = self._blocked[place]
@@ -203,7 +204,7 @@ class _Stage:
             yield self._idle(idle, start_ns, idle.end_ns)
 
     def _idle(self, idle: Wait, start_ns: int, end_ns: int) -> Wait:
-        """A part of an idle stretch; the window was full if the next subnet had to wait for it."""
+        """Return part of an idle stretch; the window was full if the next subnet waited for it."""
         reason = idle.reason
         place = bisect_left(self._entry_starts, end_ns)
         if reason is Reason.INPUT and place < len(self._oldest_entries):
@@ -213,7 +214,7 @@ class _Stage:
         return idle._replace(start_ns=start_ns, end_ns=end_ns, reason=reason)
 
     def _awaited(self, access: Access, start_ns: int) -> tuple[Access | None, Reason]:
-        """What ``access`` got from another stage last, after the gap began, and the reason."""
+        """Return the last record of another stage ``access`` needed in a gap and the reason."""
         needs = self._needs
         found = [(held.cause, held.reason) for held in needs.holds(access)]
         if (version := needs.version(access)) is not None:

@@ -1,7 +1,7 @@
-"""Accesses in columns: arrays of numbers, for logs that are too long for a tuple per record.
+"""Accesses as columns of numbers, for logs that are too long for a tuple per record.
 
-The columns are what a segment of the access log is decoded to. This module also says how the
-records of several attempts of a run become one log.
+A segment of the access log is decoded to such columns. This module also merges the records of
+several attempts of a run into one log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rows = NDArray[np.intp] | NDArray[np.bool_] | slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessColumns:
-    """A column for each field of :class:`Access`, all of one length; times in nanoseconds."""
+    """A column for each field of :class:`Access`, all of equal length; times in nanoseconds."""
 
     stream: Small
     block: Small
@@ -109,7 +109,7 @@ _DTYPES = {
 
 
 def from_accesses(accesses: Sequence[Access]) -> AccessColumns:
-    """Columns of these records, in their order."""
+    """Convert records to columns, in the given order."""
     kinds = {kind: place for place, kind in enumerate(KINDS)}
     rows = [
         (*layer, y, kinds[kind], v, stage, start, end, stalled, owed)
@@ -144,10 +144,10 @@ Firsts = Mapping[int, int]
 
 
 class Life(NamedTuple):
-    """When one attempt of a run took place, on the clock on which all are laid end to end.
+    """When one attempt of a run took place, on a common clock where attempts follow one another.
 
-    Work that a later attempt did again takes no time on that clock. ``shift_ns`` leads from the
-    attempt's own clock to it.
+    Work that a later attempt repeated takes no time on that clock. ``shift_ns`` is added to a time
+    of the attempt's own clock to convert it.
     """
 
     generation: int
@@ -161,7 +161,7 @@ class Life(NamedTuple):
 
 
 def lowest(firsts: Iterable[Firsts]) -> Firsts:
-    """The least number of each stream."""
+    """Return the lowest first sequence ID of each stream."""
     found: dict[int, int] = {}
     for each in firsts:
         for stream, first in each.items():
@@ -174,7 +174,8 @@ def without_redone(
 ) -> AccessColumns:
     """Drop from one attempt's records the subnets that later attempts trained again.
 
-    An attempt repeats all subnets from its first one on; ``firsts`` has those of each attempt.
+    An attempt repeats all subnets from its first one on. ``firsts`` maps each attempt to its first
+    subnets.
     """
     redone = np.zeros(len(columns), np.bool_)
     limits = lowest(own for later, own in firsts.items() if later > generation)

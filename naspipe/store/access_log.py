@@ -1,8 +1,8 @@
-"""The access log of a run: one file per stage and attempt, written while the run goes on.
+"""The access log of a run: one file per stage and attempt, written during the run.
 
 A log can be read as a whole, in part (some layers, subnets or kinds), or in order of time with
-bounded memory. What the result does not rest on, because a later attempt trained the same subnets
-again, is always left out. The attempts are laid end to end on one clock.
+bounded memory. Records of subnets that a later attempt trained again are always omitted, because
+the result does not depend on them. All attempts are placed one after the other on one clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from naspipe.store.access_segments import (
 from naspipe.store.frames import FramedWriter
 
 _AT_ONCE = 1 << 16
-"""Records of all stages that are read before some are handed over."""
+"""The number of records of all stages that are read before some are yielded."""
 _NEVER = np.iinfo(np.int64).max
 _BUFFERED = 4096
 _LONGEST_NS = 10_000_000_000
@@ -48,9 +48,9 @@ _KIND_ORDER = {kind: place for place, kind in enumerate(AccessKind)}
 class AccessLogWriter:
     """Appends accesses to one stage's file; a context manager that flushes on exit.
 
-    A file that exists is continued after its last whole record. ``generation`` counts resumes.
-    Records are kept in memory until there are 4096 of them or 10 s between their ends, and then
-    written as one segment; call :meth:`flush` before a checkpoint relies on them.
+    An existing file is continued after its last whole record. ``generation`` counts resumes.
+    Records are buffered until there are 4096 of them or they span 10 s, and then written as one
+    segment. Call :meth:`flush` before a checkpoint relies on them.
     """
 
     def __init__(self, path: Path, generation: int = 0) -> None:
@@ -65,7 +65,7 @@ class AccessLogWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand every record to the operating system."""
+        """Write all buffered records to the file, without an fsync."""
         if self._waiting:
             self._frames.append(encode_segment(self._waiting, self._generation))
             self._waiting.clear()
@@ -92,7 +92,7 @@ class RunLog:
     """The access log of a run, any part of which can be read.
 
     Raises:
-        LogError: from whatever reads a file that is damaged before its torn tail.
+        LogError: from any method that reads a file which is damaged before its torn tail.
     """
 
     def __init__(self, run_directory: Path) -> None:
@@ -100,7 +100,7 @@ class RunLog:
 
     @property
     def heads(self) -> Iterator[Head]:
-        """The heads of all stages' segments, including those of earlier attempts."""
+        """Yield the heads of all stages' segments, including those of earlier attempts."""
         return (head for path in self._paths for head in iterate_heads(path))
 
     @property
@@ -109,7 +109,7 @@ class RunLog:
 
     @cached_property
     def layers(self) -> dict[LayerId, int]:
-        """The number of records of each layer, in chain order."""
+        """Number of records of each layer, in chain order."""
         counts: dict[LayerId, int] = defaultdict(int)
         for head in self.heads:
             for stream, block, candidate, count in head.layers.tolist():
@@ -125,7 +125,7 @@ class RunLog:
         return {generation: lowest(each) for generation, each in sorted(found.items())}
 
     def by_generation(self, wanted: Wanted = EVERYTHING) -> dict[int, AccessColumns]:
-        """The wanted records of each attempt, on its own clock and in no particular order."""
+        """Return the wanted records of each attempt, unordered and on the attempt's own clock."""
         found: dict[int, list[AccessColumns]] = defaultdict(list)
         for path in self._paths:
             for generation, columns in read_columns(path, wanted):
@@ -138,19 +138,19 @@ class RunLog:
         }
 
     def columns(self, wanted: Wanted = EVERYTHING) -> AccessColumns:
-        """The wanted records in order of time."""
+        """Return the wanted records in order of time."""
         (found,), _ = _laid_end_to_end([self.by_generation(wanted)])
         return found
 
     def parts(self, wanted: Wanted = EVERYTHING) -> Iterator[AccessColumns]:
-        """Yield what :meth:`columns` returns in parts, so that memory does not grow."""
+        """Yield the rows of :meth:`columns` in parts, so that memory stays bounded."""
         return _parts_in_time([(self._paths, self.firsts)], wanted)
 
 
 def _laid_end_to_end(
     runs: Sequence[Mapping[int, AccessColumns]],
 ) -> tuple[list[AccessColumns], list[Life]]:
-    """Join the attempts of each run in order of time; an attempt begins alike in all runs."""
+    """Join the attempts of each run in order of time; an attempt has one start for all runs."""
     lives: list[Life] = []
     results: list[list[AccessColumns]] = [[] for _ in runs]
     end_ns: int | None = None
@@ -169,12 +169,12 @@ def _laid_end_to_end(
 
 
 def read_access_log(path: Path) -> list[Access]:
-    """Every record of one file, in the order written; a torn tail is dropped."""
+    """Return every record of one file, in the order written; a torn tail is dropped."""
     return [access for _, columns in read_columns(path) for access in columns.accesses()]
 
 
 def read_run_accesses(run_directory: Path) -> list[Access]:
-    """Every access that the run's result rests on, over all stages, in order of time.
+    """Return every access that the run's result rests on, over all stages, in order of time.
 
     Ties of start time are broken by end time, kind, stream, sequence ID and block.
     """
@@ -182,7 +182,7 @@ def read_run_accesses(run_directory: Path) -> list[Access]:
 
 
 def read_joint_accesses(run_directories: Sequence[Path]) -> list[list[Access]]:
-    """The accesses of several runs that shared a pipeline, on one clock."""
+    """Return the accesses of several runs that shared a pipeline, on one clock."""
     columns, _ = read_joint_columns(run_directories)
     return [list(each.accesses()) for each in columns]
 
@@ -190,7 +190,7 @@ def read_joint_accesses(run_directories: Sequence[Path]) -> list[list[Access]]:
 def read_joint_columns(
     run_directories: Sequence[Path], wanted: Wanted = EVERYTHING
 ) -> tuple[list[AccessColumns], list[Life]]:
-    """The wanted columns of each run, and when each attempt began and ended, judged by those."""
+    """Return the wanted columns of each run, and the attempts with their start and end times."""
     return _laid_end_to_end([RunLog(each).by_generation(wanted) for each in run_directories])
 
 
@@ -204,7 +204,7 @@ def joint_parts(run_directories: Sequence[Path]) -> Iterator[AccessColumns]:
 
 
 class _StageLog:
-    """The records of one attempt in one file, and the earliest time that may still come.
+    """The records of one attempt in one file, and the earliest start among unread records.
 
     ``stream`` replaces the number of the records' only stream; None keeps the numbers.
     """
@@ -221,7 +221,7 @@ class _StageLog:
 
     @property
     def earliest_ns(self) -> int:
-        """No record that was not read begins before."""
+        """A lower bound of the start times of all unread records."""
         return int(self._earliest[self._place])
 
     def read(self) -> AccessColumns:
@@ -241,11 +241,11 @@ class _StageLog:
 def _parts_in_time(
     sources: Sequence[tuple[Sequence[Path], Mapping[int, Firsts]]], wanted: Wanted
 ) -> Iterator[AccessColumns]:
-    """Yield parts of a log in order of time, the attempts laid end to end.
+    """Yield parts of a log in order of time, with attempts one after the other.
 
     Args:
-        sources: files, and the first subnets of each attempt, of each run.
-        wanted: what to read of them.
+        sources: for each run, its files and the first subnets of each attempt.
+        wanted: which records to read.
     """
     end_ns: int | None = None
     for generation in sorted({each for _, firsts in sources for each in firsts}):
@@ -277,7 +277,7 @@ def _parts_in_time(
 
 
 def time_key(access: Access) -> tuple[int, ...]:
-    """Complete sort key by time; see :func:`read_run_accesses`."""
+    """Return a complete sort key by time; see :func:`read_run_accesses`."""
     stream, block, candidate = access.layer
     return (
         access.start_ns,

@@ -1,7 +1,7 @@
-"""Access order: for each layer, who read and who wrote, as in ``2F-2B-5F-5B-7F-7B``.
+"""Access order: which subnets read and wrote each layer, as in ``2F-2B-5F-5B-7F-7B``.
 
-The order of an exact layer is that of sequential training in every run. A log need not hold all
-steps (the setting ``access_log``); this module also says which steps two logs both hold.
+In every run, the order of an exact layer is that of sequential training. Depending on the setting
+``access_log``, a log may omit steps; this module also finds the steps that two logs both have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Use = tuple[int, str]
 
 
 def reads_and_writes(accesses: Iterable[Access]) -> dict[LayerId, list[Access]]:
-    """Each layer's READs and WRITEs over all stages in order of start time, by chain order."""
+    """Return each layer's READs and WRITEs of all stages by start time; layers in chain order."""
     layers: dict[LayerId, list[Access]] = defaultdict(list)
     for access in accesses:
         if access.kind is not AccessKind.BACKWARD:
@@ -36,15 +36,15 @@ def reads_and_writes(accesses: Iterable[Access]) -> dict[LayerId, list[Access]]:
 
 
 def by_steps(reads_and_writes_of_layer: Sequence[Access], passes: int) -> list[Access]:
-    """One exact layer's READs and WRITEs, with the WRITEs of each step moved to its end.
+    """Return one exact layer's READs and WRITEs, with the WRITEs of each step moved to its end.
 
-    The passes of a step read one version concurrently, and only the last WRITE of a step creates
-    the next, so their order within a step means nothing; it depends on groups. Which steps' WRITEs
-    come before a READ stays as it was.
+    The passes of a step read the same version, and only the last WRITE of a step creates the next
+    one. Their order within a step depends on the number of groups and does not affect the result.
+    The set of steps whose WRITEs precede a READ does not change.
 
     Args:
-        reads_and_writes_of_layer: in order of start time.
-        passes: the number of passes of a step.
+        reads_and_writes_of_layer: accesses in order of start time.
+        passes: number of passes per step.
     """
     if passes == 1:
         return list(reads_and_writes_of_layer)
@@ -65,12 +65,12 @@ def by_steps(reads_and_writes_of_layer: Sequence[Access], passes: int) -> list[A
 
 
 def layer_order(reads_and_writes_of_layer: Sequence[Access]) -> list[Use]:
-    """One layer's READs and WRITEs, in the given order."""
+    """Return one layer's READs and WRITEs, in the given order."""
     return [(access.sequence_id, _LETTERS[access.kind]) for access in reads_and_writes_of_layer]
 
 
 def access_orders(accesses: Iterable[Access]) -> dict[LayerId, str]:
-    """Each layer's access order as text; a frozen layer, which is never written, has only ``F``."""
+    """Return each layer's access order as text; a frozen layer is never written: only ``F``."""
     return {
         layer: format_order(layer_order(records))
         for layer, records in reads_and_writes(accesses).items()
@@ -78,12 +78,12 @@ def access_orders(accesses: Iterable[Access]) -> dict[LayerId, str]:
 
 
 def orders_of_layers(columns: AccessColumns) -> dict[LayerId, str]:
-    """Each layer's access order, from records in order of time."""
+    """Return each layer's access order, from records in order of time."""
     return dict(orders_of_parts([columns]))
 
 
 def orders_of_parts(parts: Iterable[AccessColumns]) -> Iterator[tuple[LayerId, str]]:
-    """Yield each layer's access order from parts in order of time; 8 bytes are kept per use."""
+    """Yield each layer's access order from parts in order of time; needs 8 bytes per use."""
     uses: dict[LayerId, array[int]] = defaultdict(lambda: array("q"))
     for part in parts:
         for layer, rows in part.take(part.kind != BACKWARD).by_layer().items():
@@ -93,15 +93,15 @@ def orders_of_parts(parts: Iterable[AccessColumns]) -> Iterator[tuple[LayerId, s
 
 
 def with_settings(order: str, setting: Callable[[int], str]) -> str:
-    """An order with a text after each subnet, as in ``4F[512]-4B[512]-7F[1024]``."""
+    """Add a text after each subnet of an order, as in ``4F[512]-4B[512]-7F[1024]``."""
     uses = parse_order(order)
     return "-".join(f"{number}{letter}{setting(number)}" for number, letter in uses)
 
 
 def groups_of_layers(counts: Mapping[LayerId, int]) -> Iterator[frozenset[LayerId]]:
-    """Yield layers to read together, in chain order, so that memory stays bounded.
+    """Yield groups of layers to read together, in chain order, so that memory stays bounded.
 
-    ``counts`` has the number of records of each layer.
+    ``counts`` is the number of records of each layer.
     """
     group: list[LayerId] = []
     size = 0
@@ -116,7 +116,7 @@ def groups_of_layers(counts: Mapping[LayerId, int]) -> Iterator[frozenset[LayerI
 
 
 def format_order(uses: Iterable[Use]) -> str:
-    """``[(2, "F"), (2, "B")]`` as ``2F-2B``."""
+    """Format ``[(2, "F"), (2, "B")]`` as ``2F-2B``."""
     return "-".join(f"{sequence_id}{letter}" for sequence_id, letter in uses)
 
 
@@ -128,11 +128,11 @@ def parse_order(text: str) -> list[Use]:
 
 
 RECORDED_STEPS = "recorded_steps"
-"""The key of a manifest under which the spans are listed."""
+"""The manifest key that holds the list of spans."""
 
 
 class RecordedSpan(NamedTuple):
-    """From pass ``first`` to the next span, every Nth step is recorded; 0 for none."""
+    """From pass ``first`` to the next span, every Nth step is recorded (0: none)."""
 
     first: int
     every: int
@@ -147,13 +147,13 @@ class SharedSpan(NamedTuple):
 
 
 RecordedSpans = tuple[RecordedSpan, ...]
-"""In order of passes, for the log that the result of a run rests on."""
+"""Spans in order of passes, for the records on which the result of a run depends."""
 
 
 def continued(spans: RecordedSpans, first: int, every: int) -> RecordedSpans:
-    """The spans of a run after another attempt began at pass ``first``.
+    """Return the spans of a run after another attempt began at pass ``first``.
 
-    Whatever earlier attempts recorded from that pass on is done again and no longer counts.
+    Everything that earlier attempts recorded from that pass on is repeated and no longer counts.
     """
     kept = tuple(span for span in spans if span.first < first)
     if kept and kept[-1].every == every:
@@ -162,7 +162,7 @@ def continued(spans: RecordedSpans, first: int, every: int) -> RecordedSpans:
 
 
 def recorded_spans(manifest: Mapping[str, Any]) -> RecordedSpans:
-    """The spans that a manifest lists; ConfigError if it is damaged.
+    """Return the spans that a manifest lists; ConfigError if it is damaged.
 
     The manifest of a simulated run lists none, because its log has every step.
     """
@@ -179,7 +179,7 @@ def recorded_spans(manifest: Mapping[str, Any]) -> RecordedSpans:
 
 
 def as_listed(spans: RecordedSpans) -> list[dict[str, int]]:
-    """The value of :data:`RECORDED_STEPS` in a manifest."""
+    """Return the value of :data:`RECORDED_STEPS` in a manifest."""
     return [span._asdict() for span in spans]
 
 
@@ -189,9 +189,9 @@ def is_complete(spans: Iterable[RecordedSpan | SharedSpan]) -> bool:
 
 
 def shared_spans(one: RecordedSpans, other: RecordedSpans) -> Iterator[SharedSpan]:
-    """Yield what two logs both record, in order of passes; ``every`` is 0 if one has nothing.
+    """Yield the spans that two logs both record, in order of passes; 0 if one records nothing.
 
-    Neighbouring spans of the same ``every`` are one span.
+    Adjacent spans with the same ``every`` are merged.
     """
 
     def every_at(spans: RecordedSpans, number: int) -> int:
@@ -206,11 +206,11 @@ def shared_spans(one: RecordedSpans, other: RecordedSpans) -> Iterator[SharedSpa
 
 
 def unrecorded_steps(spans: Sequence[SharedSpan], passes: int = 1) -> str:
-    """Which accesses cannot be compared because one of two runs did not record them; or empty.
+    """Describe the accesses that cannot be compared because a run omitted them; empty if none.
 
     Args:
-        spans: what both logs hold.
-        passes: the number of passes of a step.
+        spans: the steps that both logs have.
+        passes: number of passes per step.
     """
     if is_complete(spans):
         return ""

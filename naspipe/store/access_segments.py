@@ -1,17 +1,17 @@
-"""A segment of the access log: some thousand records of one stage in columns, after a head.
+"""A segment of the access log: a few thousand records of one stage in columns, after a head.
 
-The head says what is inside: how many records, of which attempt, layers, subnets and times. A
-reader of one layer, or of some subnets, therefore skips what it does not need. The body is an array
-of packed columns; each holds the difference to the most likely value:
+The head lists the number of records, the attempt, and the range of layers, subnets and times, so
+that a reader of one layer, or of some subnets, can skip segments. The body is an array of packed
+columns. Each column holds the value itself, or its difference from a predicted value:
 
-    subnet   to the record before        layer    its index in the head's list
-    kind     as it is                    stage    as it is
-    version  of a WRITE to its subnet; of others to the layer's record before
-    start    to the end before           length   end - start
-    stalled  as it is                    digest   absent, or one for each record
+    subnet   minus the previous record's  layer    index in the head's list
+    kind     value                        stage    value
+    version  of a WRITE minus its subnet; otherwise minus that of the layer's previous record
+    start    minus the previous end       length   end - start
+    stalled  value                        digest   absent, or one for each record
 
-A tenth column says how much time of each WRITE went to gradients that split backwards had left. It
-is only present if a WRITE has such time.
+A tenth column has the time that each WRITE spent on weight gradients deferred by split backwards.
+It is only present if a WRITE has such time.
 
 Head and body are msgpack, in one framed record (:mod:`naspipe.store.frames`).
 """
@@ -43,18 +43,18 @@ from naspipe.store.tables import pack_numbers, unpack_numbers
 MAGIC = b"NASPIPEA"
 SCHEMA_VERSION = 4
 MOST_RECORDS = 1 << 16
-"""A limit for segments, so that a damaged head cannot ask for much memory."""
+"""Maximum number of records of a segment, so that a damaged head cannot request much memory."""
 
 _COLUMNS = 9
 _INVALID = (ValueError, TypeError, KeyError, OverflowError, msgpack.exceptions.UnpackException)
 
 
 class Head(NamedTuple):
-    """What a segment holds.
+    """Summary of the contents of a segment.
 
-    ``generation`` is the attempt of the run: 0, and one more for every resume. ``subnets`` has the
-    number, the first and the last sequence ID of each stream; ``layers`` a row for each layer:
-    stream, block, candidate, number of records. Times are nanoseconds of the stage's clock.
+    ``generation`` is the attempt of the run: 0, plus one for every resume. ``subnets`` has a row
+    (stream, first and last sequence ID) for each stream; ``layers`` has a row (stream, block,
+    candidate, number of records) for each layer. Times are nanoseconds of the stage's clock.
     """
 
     records: int
@@ -66,12 +66,12 @@ class Head(NamedTuple):
 
 
 def encode_segment(accesses: Sequence[Access], generation: int) -> bytes:
-    """The payload of one framed record; ``accesses`` must not be empty."""
+    """Encode ``accesses``, which must not be empty, as the payload of one framed record."""
     return headed(*segment_parts(accesses, generation))
 
 
 def segment_parts(accesses: Sequence[Access], generation: int) -> tuple[bytes, bytes]:
-    """The head and the body of a segment."""
+    """Return the head and the body of a segment."""
     columns = from_accesses(accesses)
     counts = sorted(Counter(access.layer for access in accesses).items())
     numbers = {layer: place for place, (layer, _) in enumerate(counts)}
@@ -108,7 +108,7 @@ def segment_parts(accesses: Sequence[Access], generation: int) -> tuple[bytes, b
 
 
 def decode_head(packed: bytes) -> Head:
-    """Read the head of a segment; LogError if it is none of this schema."""
+    """Decode the head of a segment; LogError if it is not of this schema."""
     try:
         count, generation, subnets, num_layers, columns, start_ns, end_ns = msgpack.unpackb(packed)
         if not all(map(_is_whole, (count, generation, num_layers, start_ns, end_ns))):
@@ -131,7 +131,7 @@ def decode_head(packed: bytes) -> Head:
 def decode_body(
     packed: bytes, head: Head, wanted: NDArray[np.bool_] | None = None
 ) -> AccessColumns:
-    """The records, in the order written; ``wanted`` selects some of the head's layers.
+    """Decode the records in the order written; ``wanted`` selects some of the head's layers.
 
     Raises:
         LogError: if this is not a body of this schema and head.
@@ -173,12 +173,12 @@ def decode_body(
 
 
 def _steps(numbers: Integers) -> Integers:
-    """The first number, then the difference of each to the one before."""
+    """Return the first number, followed by the differences of consecutive numbers."""
     return np.diff(numbers, prepend=np.int64(0))
 
 
 def _in_groups(places: Integers) -> tuple[Integers, Integers]:
-    """Rows sorted by layer (stable), and where each layer begins among them."""
+    """Return rows sorted by layer (stable), and where each layer begins among them."""
     order = np.argsort(places, kind="stable")
     return order, np.flatnonzero(np.diff(places[order], prepend=np.int64(-1)))
 
@@ -203,7 +203,7 @@ def _versions(steps: Integers, subnets: Integers, kinds: Integers, places: Integ
     is_known = is_write.copy()
     is_known[begins] = True
     known = np.where(is_write, steps + subnets[order], steps)
-    # between known versions, differences add up: a running sum, less the sum at the last known one
+    # Between known versions, differences add up: take a running sum minus that at the last known.
     sums = np.cumsum(np.where(is_known, 0, steps))
     last = np.maximum.accumulate(np.where(is_known, np.arange(len(steps)), 0))
     found = np.empty_like(steps)
@@ -212,7 +212,7 @@ def _versions(steps: Integers, subnets: Integers, kinds: Integers, places: Integ
 
 
 def _packed_digest(digest: str) -> bytes | str:
-    """The bytes of a hexadecimal digest; any other one as it is."""
+    """Return the bytes of a hexadecimal digest; any other digest is returned unchanged."""
     try:
         packed = bytes.fromhex(digest)
     except ValueError:
@@ -239,7 +239,7 @@ def _is_whole(value: Any) -> bool:
 
 
 class Wanted(NamedTuple):
-    """Which records of a log to read: by default all of them.
+    """Selects the records of a log to read; all by default.
 
     ``end`` is exclusive. ``every`` keeps every Nth step, of ``passes`` sequence IDs each.
     """
@@ -262,13 +262,13 @@ class Wanted(NamedTuple):
         ) and bool(self.among(head.layers).any())
 
     def among(self, layers: Integers) -> NDArray[np.bool_]:
-        """Which of these rows of stream, block, candidate, ... are wanted layers."""
+        """Return a mask of the rows (stream, block, candidate, ...) that are wanted layers."""
         if self.layers is None:
             return np.ones(len(layers), np.bool_)
         return np.array([LayerId(*row[:3]) in self.layers for row in layers.tolist()], np.bool_)
 
     def of(self, columns: AccessColumns) -> AccessColumns:
-        """The rows of wanted subnets and kinds."""
+        """Return the rows of wanted subnets and kinds."""
         if not self.first and self.end is None and self.backwards and self.every == 1:
             return columns
         rows = columns.sequence_id >= self.first
@@ -291,10 +291,10 @@ def iterate_heads(path: Path) -> Iterator[Head]:
 
 
 def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int, AccessColumns]]:
-    """Attempt and records of each segment that has wanted ones, in the order written.
+    """Yield attempt and records of each segment with wanted records, in the order written.
 
     Raises:
-        LogError: if what is read is damaged before the file's torn tail, or of another schema.
+        LogError: if a segment before the file's torn tail is damaged, or of another schema.
     """
     for head, columns in _segments(path, wanted):
         if columns is not None:
@@ -302,7 +302,7 @@ def read_columns(path: Path, wanted: Wanted = EVERYTHING) -> Iterator[tuple[int,
 
 
 def _segments(path: Path, wanted: Wanted | None) -> Iterator[tuple[Head, AccessColumns | None]]:
-    """Yield each segment's head with its wanted records; only those that are wanted are decoded."""
+    """Yield each segment's head with its wanted records; others are not decoded."""
     heads: list[Head] = []
 
     def wants(packed: bytes) -> bool:

@@ -1,6 +1,6 @@
-"""The checkpoints of one run: written in a directory of their own, which is renamed once complete.
+"""The checkpoints of one run, each written to its own directory, which is renamed once complete.
 
-The newest few are kept. A checkpoint is a manifest and the shards that it lists.
+Only the newest few are kept. A checkpoint consists of a manifest and the shards that it lists.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _CHECKPOINT_FORMAT = 2
 class Checkpoint(NamedTuple):
     """Tensors of all shards by name, the version of each layer, and state that is not a tensor.
 
-    ``history`` has, by layer, the versions that may still be read, oldest first; ``strides`` those
-    of tensors that are not contiguous; ``losses`` the bytes and the CRC32 of the lines of
-    ``losses.jsonl`` that belong to the checkpoint. The final checkpoint has none of these.
+    ``history`` maps each layer to the versions that may still be read, oldest first; ``strides``
+    has the strides of tensors that are not contiguous; ``losses`` is the length in bytes and the
+    CRC32 of the lines of ``losses.jsonl`` that belong to the checkpoint. The final checkpoint has
+    none of these.
     """
 
     subnets: int
@@ -42,9 +43,9 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
-    """Make the shards of a directory a checkpoint.
+    """Write the manifest that turns the shards of a directory into a checkpoint.
 
-    The keys are those of :class:`Checkpoint`, with ``shards`` instead of the tensors; only
+    The keys are those of :class:`Checkpoint`, with ``shards`` instead of the tensors. Only
     ``subnets`` and ``shards`` are required. Floats in ``scalars`` keep their exact bits, including
     the payload of a NaN.
     """
@@ -94,7 +95,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def tensor_names(directory: Path) -> frozenset[str]:
-    """The names of a checkpoint's tensors, which are not read; errors as above."""
+    """Return the tensor names of a checkpoint; errors as in :func:`read_checkpoint`."""
     manifest = _read_manifest(directory)
     try:
         return frozenset(
@@ -127,12 +128,12 @@ _CUT = re.compile(r"subnet-([0-9]{9,18})")
 
 
 def cut_name(cut: int) -> str:
-    """The name of the checkpoint that holds every WRITE of the subnets below ``cut``."""
+    """Return the name of the checkpoint that holds every WRITE of the subnets below ``cut``."""
     return f"subnet-{cut:09d}"
 
 
 class Latest(NamedTuple):
-    """The newest checkpoint that is whole, and what is wrong with newer ones, a line each."""
+    """The newest intact checkpoint, and a line about each newer one that is damaged."""
 
     checkpoint: Checkpoint | None
     passed_over: tuple[str, ...] = ()
@@ -145,15 +146,15 @@ class CheckpointFolder:
         self.path = path
 
     def working(self, name: str, generation: int) -> Path:
-        """The directory in which a checkpoint's shards are written until all are there.
+        """Return the directory in which a checkpoint's shards are written until it is complete.
 
-        The attempt is part of the name, so that what a process of an earlier one may still write
-        never becomes part of a later checkpoint.
+        The attempt is part of the name, so that a process of an earlier attempt that is still
+        writing cannot change a later checkpoint.
         """
         return self.path / f".{name}.gen-{generation}"
 
     def publish(self, name: str, generation: int, manifest: Mapping[str, Any]) -> None:
-        """Turn the shards of :meth:`working` into a checkpoint, replacing one of that name."""
+        """Turn the shards in :meth:`working` into a checkpoint, replacing one of the same name."""
         working, target = self.working(name, generation), self.path / name
         write_checkpoint_manifest(working, manifest)
         if target.exists():
@@ -162,7 +163,7 @@ class CheckpointFolder:
         sync_directory(self.path)
 
     def prune(self, keep: int, spared: Collection[int] = ()) -> None:
-        """Remove all but the newest ``keep`` checkpoints of cuts, and those at ``spared`` cuts."""
+        """Remove all checkpoints of cuts except the newest ``keep`` and ``spared`` cuts."""
         for cut, path in self._cuts()[keep:]:
             if cut not in spared:
                 _remove(path)
@@ -174,15 +175,15 @@ class CheckpointFolder:
                 _remove(path)
 
     def sweep(self) -> None:
-        """Remove what earlier attempts left unfinished."""
+        """Remove unfinished checkpoints of earlier attempts."""
         for path in self.path.glob(".*.gen-*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def latest(self, up_to: int | None = None) -> Latest:
-        """Read the newest whole checkpoint of a cut, of at most ``up_to``; skip damaged ones.
+        """Read the newest intact checkpoint with a cut of at most ``up_to``; skip damaged ones.
 
         Raises:
-            LogError: if there are checkpoints, but none that is whole.
+            LogError: if there are checkpoints, but all are damaged.
         """
         passed_over: list[str] = []
         for cut, path in self._cuts():
@@ -205,7 +206,7 @@ class CheckpointFolder:
 
     @property
     def cuts(self) -> list[int]:
-        """The cuts of all checkpoints, whole or not, the newest first."""
+        """The cuts of all checkpoints, damaged or not, newest first."""
         return [cut for cut, _ in self._cuts()]
 
     def _cuts(self) -> list[tuple[int, Path]]:
@@ -216,6 +217,6 @@ class CheckpointFolder:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, the manifest first, so that no half of it is taken for a whole one."""
+    """Remove a checkpoint, manifest first, so that a partial one is never considered complete."""
     (path / MANIFEST_NAME).unlink(missing_ok=True)
     shutil.rmtree(path)

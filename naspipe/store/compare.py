@@ -1,7 +1,7 @@
-"""Compare runs bit by bit: losses, final state, and who read and wrote which version when.
+"""Compare runs bit by bit: losses, final state, and the order of reads and writes of each layer.
 
-Runs can only be compared if they have the same definition. That includes the texts of layers and
-what the user's functions capture (``made_of.json``), and the stream of subnets.
+Runs can only be compared if they have the same definition. This includes the descriptions of layers
+and the values that user functions capture (``made_of.json``), and the stream of subnets.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _LONGEST = 120
 
 
 class MadeOf(NamedTuple):
-    """What a run's names stand for: texts of each block's candidates, captured values by owner and
-    name, and digests of the user's files (empty if the code is not in files)."""
+    """What a run's names refer to: descriptions of each block's candidates, captured values by
+    owner and name, and digests of the user's files (empty if the code is not in files)."""
 
     layers: Sequence[Sequence[str]]
     captured: Mapping[str, Mapping[str, str]]
@@ -95,9 +95,9 @@ def read_made_of(path: Path) -> MadeOf | None:
 
 
 def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike | None:
-    """The first layer, or else captured value, that differs between two runs of one space.
+    """Return the first layer, or else captured value, that differs between two runs of one space.
 
-    ``space`` is that of a manifest.
+    ``space`` is the entry of a manifest.
     """
     sides = zip(space["labels"], space["shared"], one.layers, other.layers, strict=False)
     for label, is_shared, was, now in sides:
@@ -120,7 +120,7 @@ def first_unlike(space: Mapping[str, Any], one: MadeOf, other: MadeOf) -> Unlike
 
 
 def otherwise_written(one: MadeOf, other: MadeOf) -> list[str]:
-    """Names of files whose contents differ between two runs."""
+    """Return the names of files whose contents differ between two runs."""
     if not (one.code and other.code):
         return []
     names = one.code.keys() | other.code.keys()
@@ -128,10 +128,10 @@ def otherwise_written(one: MadeOf, other: MadeOf) -> list[str]:
 
 
 class RecordedRun:
-    """A run directory to read from; each part is read on first access.
+    """A run directory whose parts are read on first access.
 
     Raises:
-        ConfigError: if the path is no run directory.
+        ConfigError: if the path is not a run directory.
         LogError: from a part that is damaged.
     """
 
@@ -156,7 +156,7 @@ class RecordedRun:
 
     @property
     def num_stages(self) -> int:
-        """The stages of all groups."""
+        """Number of stages of all groups together."""
         execution = self.manifest.get("execution", {})
         return int(execution.get("stages", 1)) * int(execution.get("groups", 1))
 
@@ -166,7 +166,7 @@ class RecordedRun:
 
     @property
     def recorded_spans(self) -> RecordedSpans:
-        """Which steps the access log holds."""
+        """The steps that the access log has."""
         try:
             return recorded_spans(self.manifest)
         except ConfigError as error:
@@ -192,16 +192,16 @@ class RecordedRun:
         return read_run_accesses(self.path)
 
     def checkpoint(self) -> Checkpoint:
-        """The final state; not cached, because it may be large."""
+        """Return the final state; not cached, because it may be large."""
         return read_checkpoint(self.directory.checkpoint())
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """One run against the first: true if it is identical, as in ``assert compare_runs(...)[0]``.
+    """Comparison of a run with the first; truthy if identical (``assert compare_runs(...)[0]``).
 
-    ``reason`` says why they cannot be compared, if they cannot. ``differences`` are sorted. The
-    text of a comparison is the verdict.
+    ``reason`` explains why the runs cannot be compared, and is empty otherwise. ``differences`` are
+    sorted. ``str()`` returns the verdict.
     """
 
     run: Path
@@ -226,7 +226,7 @@ class Comparison:
         return f"<{self.run}: {self}>"
 
     def __str__(self) -> str:
-        """``IDENTICAL``, or what differs first on one line and how much in all on a second."""
+        """Return ``IDENTICAL``, or the first difference on one line and the totals on a second."""
         if self.reason:
             return f"cannot be compared: {self.reason}"
         if not self.differences:
@@ -247,14 +247,14 @@ class Comparison:
 
 
 def compare_runs(*runs: Path | str | Sequence[Path | str]) -> list[Comparison]:
-    """Compare each run but the first to the first, by losses, final state and access order.
+    """Compare the first run with each other run, by losses, final state and access order.
 
     Args:
-        runs: two run directories or more: one by one, or a list of them.
+        runs: two or more run directories, as separate arguments or as a list.
 
     Returns:
-        A :class:`Comparison` for each but the first, which is true if no bit differs. For all of
-        them: ``all(naspipe.compare_runs("runs/one", "runs/two"))``.
+        A :class:`Comparison` for each run but the first; it is truthy if no bit differs. To check
+        all of them, use ``all(naspipe.compare_runs("runs/one", "runs/two"))``.
 
     Raises:
         ConfigError, LogError: if a recorded file is missing or damaged.
@@ -308,7 +308,7 @@ def compare_to(reference: RecordedRun, run: RecordedRun) -> Comparison:
 
 
 def _reason(reference: RecordedRun, run: RecordedRun) -> str:
-    """Why two runs cannot be compared; empty if they can."""
+    """Explain why two runs cannot be compared; empty if they can."""
     for side in (reference, run):
         state = run_state(side.directory, side.manifest)
         if state.status != "complete":
@@ -324,7 +324,7 @@ def _reason(reference: RecordedRun, run: RecordedRun) -> str:
                 f"{more}\n{_advice(key, left)}"
             )
 
-    # One definition's names can stand for other layers, and for other captured values.
+    # The same names can refer to different layers and different captured values.
     one, other = (read_made_of(side.directory.made_of) for side in (reference, run))
     if one and other and (unlike := first_unlike(reference.manifest["space"], one, other)):
         aside = f" ({unlike.aside})" if unlike.aside else ""
@@ -333,7 +333,7 @@ def _reason(reference: RecordedRun, run: RecordedRun) -> str:
             f"{unlike.other} in {run.path}{aside}\n{_advice(unlike.what, unlike.one)}"
         )
 
-    # One definition can have two streams, because the file of a ``file:`` sampler may change.
+    # Equal definitions can have different streams: the file of a ``file:`` sampler may change.
     streams = (_lines(side.directory.stream) for side in (reference, run))
     for number, (mine, its) in enumerate(zip_longest(*streams, fillvalue="absent")):
         if mine != its:
@@ -345,11 +345,11 @@ def _reason(reference: RecordedRun, run: RecordedRun) -> str:
 
 
 _FLAGS = ("steps", "seed", "sampler", "policy", "scale")
-"""Parts of a definition that have an option of their own."""
+"""Parts of a definition that have their own command-line option."""
 
 
 def _advice(key: str, value: str) -> str:
-    """What to do so that two runs have one definition."""
+    """Return what to do so that two runs have the same definition."""
     head, _, name = key.partition(".")
     option = ""
     if key in _FLAGS:

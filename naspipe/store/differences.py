@@ -1,7 +1,7 @@
-"""What can differ between two runs of one definition, and where.
+"""Find the differences between two runs of one definition.
 
-Access logs are compared in two steps, because they may be too long to hold: a pass over both logs
-in order of time finds the layers that differ, and only those are then read and compared closely.
+Access logs are compared in two steps, because they may not fit in memory: a pass over both logs in
+order of time finds the layers that differ, and only those are then read and compared in detail.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _First = tuple[int, str, str]
 class Difference(NamedTuple):
     """One place where two runs differ.
 
-    ``sequence_id`` is the pass (for final state, the earliest last WRITE of the layer; -1 is the
-    state before any). ``layer`` is the label, empty for a loss or a metric; ``block`` its place in
-    the chain, past the last one for those.
+    ``sequence_id`` is the pass. For final state, it is the earlier of the layer's last WRITEs in
+    both runs; -1 is the state before any WRITE. ``layer`` is the label, empty for a loss or a
+    metric; ``block`` is its place in the chain, or past the last block for a loss or a metric.
     """
 
     stream: int
@@ -68,7 +68,7 @@ class Difference(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, int, int, str, str]:
-        """Sorts by pass, then by block of the chain, then by stream and kind."""
+        """Sort key: by pass, then by block of the chain, then by stream and kind."""
         place = _WHATS.index(self.what)
         return (self.sequence_id, self.block, self.stream, place, self.layer, self.detail)
 
@@ -100,7 +100,7 @@ def loss_differences(
 def _pairs(
     expected: Iterable[Loss], found: Iterable[Loss]
 ) -> Iterator[tuple[tuple[int, int], Loss | None, Loss | None]]:
-    """Pair the losses of each pass as they arrive; those of only one run come last."""
+    """Pair the losses of each pass as they are read; losses of only one run come last."""
     waiting: tuple[dict[tuple[int, int], Loss], ...] = ({}, {})
     for both in zip_longest(expected, found):
         for side, loss in enumerate(both):
@@ -120,7 +120,8 @@ def access_differences(
 ) -> Iterator[Difference]:
     """Yield each layer's first difference of each kind: versions read, orders, written bytes.
 
-    Both logs must be in order of time. Of steps of several ``passes``, the order is that of steps.
+    Both logs must be in order of time. If a step has several ``passes``, orders are by step; see
+    :func:`naspipe.store.access_order.by_steps`.
     """
     left, right = (side.take(side.kind != BACKWARD).by_layer() for side in (expected, found))
     nothing = from_accesses(())
@@ -171,7 +172,7 @@ def _first_order(
 
 
 def _agree(one: AccessColumns, other: AccessColumns, is_exact: bool) -> bool:
-    """Return True if nothing that counts differs in a layer's READs and WRITEs; False if unsure."""
+    """Return True if a layer's READs and WRITEs surely have no relevant difference."""
     names = ("sequence_id", "kind", "version")
     if len(one) != len(other) or one.digest or other.digest:
         return one.digest == other.digest and _same(one, other, names)
@@ -192,7 +193,7 @@ def _same(one: AccessColumns, other: AccessColumns, names: Iterable[str]) -> boo
 def checkpoint_differences(
     expected: Checkpoint, found: Checkpoint, labels: SpaceLabels
 ) -> Iterator[Difference]:
-    """Yield every tensor, version and scalar that differs or exists in one run only."""
+    """Yield every tensor, version and scalar that differs or that only one run has."""
     pairs: tuple[tuple[str, Mapping[str, Any], Mapping[str, Any]], ...] = (
         ("tensor", expected.tensors, found.tensors),
         ("version", expected.versions, found.versions),
@@ -244,7 +245,7 @@ def _kind_text(tensor: RawTensor) -> str:
 
 
 def _tensor_text(one: RawTensor, other: RawTensor) -> str:
-    """Dtypes and shapes, or how many elements differ and the first one's bits."""
+    """Describe dtypes and shapes, or how many elements differ and the bits of the first one."""
     if one[:2] != other[:2]:
         return f"{_kind_text(one)} against {_kind_text(other)}"
     size = ITEM_BYTES[one.dtype]
@@ -282,13 +283,13 @@ def unequal_layers(
     is_exact: Callable[[LayerId], bool],
     wanted: Wanted = _FORWARDS_AND_WRITES,
 ) -> set[LayerId]:
-    """Layers whose READs and WRITEs differ, or may: all others are surely equal.
+    """Return the layers whose READs and WRITEs may differ; all other layers are equal.
 
-    In layers that are not exact, READs are compared in sequence order and WRITEs as they came. If a
-    log has digests of what was written, all layers are returned.
+    For layers that are not exact, READs are compared in sequence order and WRITEs in log order. If
+    a log has digests of the written bytes, all layers are returned.
 
     Raises:
-        LogError: if what is read is damaged.
+        LogError: if a record is damaged.
     """
     layers = sorted({*expected.layers, *found.layers})
     sides = (
@@ -307,7 +308,7 @@ def unequal_layers(
 
 
 def _match(one: _Side, other: _Side, unequal: NDArray[np.bool_]) -> None:
-    """Drop the records that both have, and those of layers that are known to differ."""
+    """Drop the records that both sides have, and those of layers that are known to differ."""
     for side in (one, other):
         keys = side.waiting.keys
         unequal[keys[1:][keys[1:] == keys[:-1]] >> (_BITS + 1)] = True
@@ -324,7 +325,7 @@ def _match(one: _Side, other: _Side, unequal: NDArray[np.bool_]) -> None:
 
 
 class _Side:
-    """One log as far as it was read; ``waiting`` has the records that the other lacks so far."""
+    """One log as far as it has been read; ``waiting`` are records not yet found in the other."""
 
     def __init__(
         self,
@@ -366,7 +367,7 @@ class _Side:
         return True
 
     def _numbered(self, layers: NDArray[np.intp]) -> Integers:
-        """How many records of its layer came before each one."""
+        """Return, for each record, the number of earlier records of its layer."""
         order = np.argsort(layers, kind="stable")
         sorted_ = layers[order]
         begins = np.searchsorted(sorted_, sorted_)
@@ -390,7 +391,7 @@ def log_differences(
     passes: int = 1,
     spans: Iterable[SharedSpan] = (SharedSpan(0, None, 1),),
 ) -> Iterator[Difference]:
-    """Yield what :func:`access_differences` finds in the steps of ``spans`` that both logs hold."""
+    """Yield the :func:`access_differences` in the steps of ``spans``, which both logs have."""
     counts: Counter[LayerId] = Counter(expected.layers)
     counts.update(found.layers)
     for span in spans:

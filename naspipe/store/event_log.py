@@ -1,7 +1,7 @@
 """The event log: one stage's controller events as nested lists of plain values, for replays.
 
-What an event may hold follows from the annotations of its fields alone. Nothing is executed when a
-log is read.
+The field annotations of an event alone determine which values it may have. Reading a log executes
+no code from it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def encode_event(event: Event) -> list[Any]:
-    """The event as ``[name, field, ...]``; nested tuples become lists that begin with a name."""
+    """Encode an event as ``[name, field, ...]``; nested tuples become lists with a name first."""
     return [type(event).__name__, *(_encode(getattr(event, f.name)) for f in fields(event))]
 
 
 def decode_event(message: Any) -> Event:
-    """Invert :func:`encode_event`; LogError for anything that it does not make."""
+    """Invert :func:`encode_event`; LogError for anything that it does not produce."""
     try:
         name, *values = message
         event: Event = _make(_EVENTS[name], values)
@@ -48,7 +48,7 @@ def _encode(value: Any) -> Any:
 
 
 def _make(kind: Any, values: list[Any]) -> Any:
-    """Make an event or a named tuple of these fields."""
+    """Make an event or a named tuple from field values."""
     kinds = _field_kinds(kind)
     if len(values) != len(kinds):
         raise TypeError(f"{kind.__name__} has {len(kinds)} fields, found {len(values)}")
@@ -61,7 +61,7 @@ def _field_kinds(kind: Any) -> tuple[Any, ...]:
 
 
 def _plain(hint: Any) -> Any:
-    """The annotation, with the plain type in place of a NewType of :mod:`naspipe.config.ids`."""
+    """Replace a NewType of :mod:`naspipe.config.ids` by its plain type."""
     return getattr(hint, "__supertype__", hint)
 
 
@@ -102,7 +102,7 @@ class EventLogWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand every event to the operating system."""
+        """Write all buffered events to the file, without an fsync."""
         self._frames.flush()
         self._waiting = 0
 

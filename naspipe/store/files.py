@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, directly to the device, with one line for every failure."""
+"""Write files atomically or directly to the device, with a one-line message for each failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from naspipe.config.errors import StorageError
 
 SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""Errors that more room on the disk would resolve."""
+"""Errors that more free space would resolve."""
 STORAGE = (*SPACE, errno.EROFS, errno.EFBIG, errno.EIO)
 """Errors that only the storage can have caused."""
 
@@ -25,16 +25,16 @@ _KNOWN = "naspipe_known"
 
 
 def note_room(error: OSError, path: Path, needed_bytes: int) -> None:
-    """Attach to an error what was to be written and the room there, for :func:`cannot_write`.
+    """Attach the path, the needed bytes and the free space to an error, for :func:`cannot_write`.
 
-    Call this before anything is removed, which makes room. What is attached already stays.
+    Call this before removing anything, because that frees space. Existing values are kept.
     """
     vars(error).setdefault(_KNOWN, (needed_bytes, _room(path, error)))
 
 
 @contextmanager
 def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
-    """Raise StorageError, with the path and the bytes to write (0: unknown), instead of OSError."""
+    """Convert OSError to StorageError, with the path and the number of bytes (0: unknown)."""
     try:
         yield
     except OSError as error:
@@ -43,9 +43,9 @@ def writing(path: Path, needed_bytes: int = 0) -> Iterator[None]:
 
 @contextmanager
 def named_storage(place: Path) -> Iterator[None]:
-    """Raise StorageError instead of an OSError that the storage caused.
+    """Convert an OSError that the storage caused to StorageError.
 
-    ``place`` is named if the error names no file.
+    The message names ``place`` if the error names no file.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def named_storage(place: Path) -> Iterator[None]:
 
 
 def cannot_write(path: Path, error: OSError, needed_bytes: int = 0) -> StorageError:
-    """Describe in one line why a file cannot be written."""
+    """Make an error that explains in one line why a file cannot be written."""
     known_bytes, room = vars(error).get(_KNOWN) or (0, _room(path, error))
     needed_bytes = needed_bytes or known_bytes
     need = f" ({needed_bytes:,} bytes to write)" if needed_bytes else ""
@@ -68,7 +68,7 @@ def cannot_write(path: Path, error: OSError, needed_bytes: int = 0) -> StorageEr
 
 
 def write_whole(file: RawIOBase, data: bytes) -> None:
-    """Write all of ``data``: a disk that is nearly full accepts a part, and refuses the rest."""
+    """Write all of ``data``, retrying partial writes, as happen on a disk that is nearly full."""
     left = memoryview(data)
     while left:
         taken = file.write(left)
@@ -78,7 +78,7 @@ def write_whole(file: RawIOBase, data: bytes) -> None:
 
 
 def _room(path: Path, error: OSError) -> str:
-    """What the system says about the limit that was reached."""
+    """Describe the limit that was reached, from information of the system."""
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return f" (ulimit -f: {limit:,} bytes a file)" if limit != resource.RLIM_INFINITY else ""
@@ -95,10 +95,10 @@ def _room(path: Path, error: OSError) -> str:
 
 @contextmanager
 def atomic_file(path: Path, needed_bytes: int = 0) -> Iterator[BinaryIO]:
-    """Open a file that takes the name ``path`` once it is whole and on disk, or leaves no trace.
+    """Open a file that is renamed to ``path`` once it is complete and on disk, or else removed.
 
     Raises:
-        OSError: if it cannot be written; it knows the path, the room and ``needed_bytes``.
+        OSError: if it cannot be written; path, free space and ``needed_bytes`` are attached.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -133,7 +133,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Flush a directory's names to disk."""
+    """Flush a directory's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -149,9 +149,9 @@ O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 
 class DirectWriter:
-    """Writes at offsets of an open file, bypassing the page cache if its file system can.
+    """Writes at offsets of an open file, bypassing the page cache if the file system supports it.
 
-    What is written is on disk after an fsync of the ``descriptor``.
+    Written data are on disk after an fsync of the ``descriptor``.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -175,7 +175,7 @@ class DirectWriter:
         self._write(memoryview(data), offset)
 
     def move(self, length: int, offset: int, later: int) -> None:
-        """Copy ``length`` bytes of the file from ``offset`` to ``later``, which may overlap."""
+        """Copy ``length`` bytes of the file from ``offset`` to ``later``; ranges may overlap."""
         self._set_direct(False)
         for start in reversed(range(0, length, _MOVED_BYTES)):
             data = os.pread(self._descriptor, min(_MOVED_BYTES, length - start), offset + start)

@@ -1,10 +1,10 @@
 """Append-only files of framed records: a header, then the length, CRC32 and payload of each record.
 
-The CRC32 covers the length too, so that a hole of zeros is never a record. A process that dies
-while it writes leaves a torn last record, which readers drop and writers overwrite. A damaged
-record with whole records after it is an error, because nothing can repair it.
+The CRC32 also covers the length, so that a hole of zeros is never a valid record. A process that
+dies while writing leaves a torn last record, which readers drop and writers overwrite. A damaged
+record followed by whole records is an error, because it cannot be repaired.
 
-A payload may have a head of its own checksum, so that a reader can skip the rest of the record.
+A payload may have a head with its own checksum, so that a reader can skip the rest of the record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from naspipe.config.errors import LogError
 from naspipe.store.files import write_whole, writing
 
 MAX_PAYLOAD_BYTES = 1 << 20
-"""A limit for records, so that a damaged length cannot ask for much memory."""
+"""Maximum payload of a record, so that a damaged length cannot request much memory."""
 
 MAGIC_BYTES = 8
 _VERSION = struct.Struct("<I")
@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def encode_frame(payload: bytes) -> bytes:
-    """One record as it stands in the file; LogError if it has more than ``MAX_PAYLOAD_BYTES``."""
+    """Encode one record; LogError if the payload has more than ``MAX_PAYLOAD_BYTES``."""
     length = len(payload)
     if length > MAX_PAYLOAD_BYTES:
         raise LogError(
@@ -42,8 +42,8 @@ def encode_frame(payload: bytes) -> bytes:
 class FramedWriter:
     """Appends records to a file, which is created, or continued after its last whole record.
 
-    Records are kept in memory until :meth:`flush`, which hands them to the operating system.
-    ``magic`` is 8 bytes that identify the kind of file; ``version`` is that of its schema.
+    Records are buffered in memory until :meth:`flush` writes them to the file, without an fsync.
+    ``magic`` is 8 bytes that identify the kind of file; ``version`` is the version of its schema.
 
     Raises:
         LogError: if the file exists and is damaged, or is of another kind.
@@ -72,7 +72,7 @@ class FramedWriter:
         self._frames.append(encode_frame(payload))
 
     def flush(self) -> None:
-        """Write the records kept so far; StorageError if they cannot be written."""
+        """Write the buffered records; StorageError if they cannot be written."""
         if self._frames:
             data = b"".join(self._frames)
             self._frames.clear()
@@ -101,7 +101,7 @@ def read_frames(path: Path, magic: bytes, version: int) -> Iterator[bytes]:
     """Yield the payloads of a file in order; a torn last record is dropped.
 
     Raises:
-        LogError: naming the file and the offset of what is damaged.
+        LogError: naming the file and the offset of a damaged record.
     """
     data = path.read_bytes()
     for start, end in _frames(data, path, header_of(magic, version)):
@@ -145,7 +145,7 @@ def check_header(data: bytes, path: Path, header: bytes) -> None:
 
 
 def frame_end(data: bytes, offset: int) -> int | None:
-    """The end of the record at ``offset``; None if there is no whole record."""
+    """Return the end of the record at ``offset``; None if there is no whole record."""
     if offset + FRAME.size > len(data):
         return None
     length, checksum = FRAME.unpack_from(data, offset)
@@ -159,13 +159,13 @@ def frame_end(data: bytes, offset: int) -> int | None:
 
 
 def check_torn(data: bytes, tail: int, path: Path, offset: int) -> None:
-    """Check that a file's rest, which is no whole record, can be the torn last one.
+    """Check that the rest of a file, which is not a whole record, can be a torn last record.
 
     Args:
-        data: the rest, up to the length that a record may have.
-        tail: the number of bytes to the end of the file.
-        path: of the file.
-        offset: where the rest begins.
+        data: the rest, truncated to the maximum length of a record.
+        tail: number of bytes up to the end of the file.
+        path: path of the file.
+        offset: start of the rest.
     """
     if tail > FRAME.size + MAX_PAYLOAD_BYTES:
         raise LogError(f"{path}, offset {offset}: expected a record, found {tail} unreadable bytes")
@@ -183,7 +183,7 @@ _BEGIN = FRAME.size + _LEAD.size
 
 
 def headed(head: bytes, body: bytes) -> bytes:
-    """A payload of which the head can be read alone."""
+    """Return a payload whose head can be read without the body."""
     return _LEAD.pack(len(head), crc32(head)) + head + body
 
 
@@ -192,10 +192,10 @@ def read_headed(
 ) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield the head of each record, in order, and the body of each wanted one.
 
-    A torn last record is left out if it is wanted, or if its head is not whole.
+    A torn last record is omitted if it is wanted, or if its head is incomplete.
 
     Raises:
-        LogError: naming the file and the offset of what is damaged.
+        LogError: naming the file and the offset of a damaged record.
     """
     with path.open("rb") as file:
         size, descriptor = os.fstat(file.fileno()).st_size, file.fileno()
@@ -206,7 +206,7 @@ def read_headed(
             wanted = head is not None and wants(head)
             frame = os.pread(descriptor, end - offset, offset) if wanted else b""
             if head is None or (wanted and frame_end(frame, 0) is None):
-                # A torn record lacks its end, or has one that never reached the disk.
+                # A torn record has no end, or its end never reached the disk.
                 last = os.pread(descriptor, _HOLE_BYTES, max(offset, end - _HOLE_BYTES))
                 if any(last[: end - offset]):
                     raise LogError(
@@ -221,9 +221,9 @@ def read_headed(
 
 
 def _head(descriptor: int, offset: int, size: int) -> tuple[bytes | None, int]:
-    """The head of the record at an offset, and the end of the record.
+    """Return the head of the record at an offset, and the end of the record.
 
-    The head is None if it is not whole; the end is ``offset`` if it is not in the file.
+    The head is None if it is incomplete; the end is ``offset`` if it is not in the file.
     """
     begin = os.pread(descriptor, _BEGIN, offset)
     if len(begin) < _BEGIN:

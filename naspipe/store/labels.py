@@ -1,7 +1,7 @@
 """The names of a recorded run's layers and subnets, from its manifest alone.
 
-This module writes the parts of a manifest that describe a space (``space``, ``stateless`` and
-``decided``), and reads them again without the space's code.
+This module writes the manifest entries that describe a space (``space``, ``stateless`` and
+``decided``), and reads them without the space's code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from naspipe.config.rules import (
 from naspipe.config.space import Space
 
 _SHOWN = 12
-"""Names in a message."""
+"""Maximum number of names in a message."""
 
 
 class Decided:
@@ -36,7 +36,7 @@ class Decided:
         stored: see :meth:`naspipe.config.ports.Decisions.decided`.
 
     Raises:
-        AttributeError, TypeError: if ``stored`` is something else.
+        AttributeError, TypeError: if ``stored`` has another form.
     """
 
     def __init__(self, stored: Sequence[Sequence[Mapping[str, Sequence[str]]]] = ()) -> None:
@@ -49,20 +49,21 @@ class Decided:
         ]
 
     def of_layer(self, block: int, candidate: int) -> str:
-        """What decides a candidate of a choice block; empty if that is not known.
+        """Return the labels that decide a candidate of a choice block; empty if unknown.
 
-        Labels with one value are enough; if there are none, the text is such as ``depth=1|2``.
+        Only labels with one value are listed; if there are none, the text has the form
+        ``depth=1|2``.
         """
         found = self._of(block, candidate)
         single = {label: values for label, values in found.items() if len(values) == 1}
         return _text(single or found)
 
     def of_subnet(self, choices: Sequence[int]) -> str:
-        """The text of :meth:`values_of`."""
+        """Return :meth:`values_of` as text."""
         return _text(self.values_of(choices))
 
     def values_of(self, choices: Sequence[int]) -> dict[str, tuple[str, ...]]:
-        """The values of each label that all layers of a subnet together leave."""
+        """Return the values of each label that agree with all layers of a subnet."""
         left: dict[str, tuple[str, ...]] = {}
         for block, choice in enumerate(choices):
             for label, values in self._of(block, choice).items():
@@ -70,10 +71,10 @@ class Decided:
         return left
 
     def find(self, text: str) -> tuple[int, int]:
-        """The choice block and the candidate that ``op0=1``, or ``kernel=3 width=8``, decides.
+        """Return the choice block and the candidate for ``op0=1`` or ``kernel=3 width=8``.
 
         Raises:
-            ConfigError: unless there is exactly one.
+            ConfigError: unless exactly one candidate matches.
         """
         wanted = [each.rpartition("=") for each in re.split(r"\s+(?=\S+=)", text.strip())]
         found = {
@@ -111,7 +112,7 @@ class Decided:
 
 
 def decided_in(space: Space) -> Sequence[Sequence[Mapping[str, Sequence[str]]]]:
-    """A manifest's ``decided``: empty if the space has no labels."""
+    """Return the manifest entry ``decided``; empty if the space has no labels."""
     return space.decisions.decided() if space.decisions is not None else ()
 
 
@@ -129,9 +130,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def described(space: Space, stateless: Collection[tuple[int, int]]) -> dict[str, Any]:
-    """The manifest entries that :class:`SpaceLabels` reads.
+    """Return the manifest entries that :class:`SpaceLabels` reads.
 
-    ``stateless`` has block and candidate of the layers without state.
+    ``stateless`` lists block and candidate of the layers without state.
     """
     labels = [space.label(*place) for place in sorted(stateless)]
     return {
@@ -163,7 +164,7 @@ def describe_space(space: Space) -> dict[str, Any]:
 
 
 def settings_of(described: Mapping[str, Any]) -> list[str]:
-    """Each elastic layer of a manifest's ``space`` with its settings."""
+    """Return each elastic layer of a manifest's ``space`` with its settings."""
     sliced = described.get("sliced", ())
     return [
         f"{name} {settings}{', stepped by the slice' * (name in sliced)}"
@@ -175,9 +176,9 @@ class SpaceLabels:
     """Labels, rules and candidates of the blocks of a chain, from a manifest's entries.
 
     Args:
-        space: of the manifest.
+        space: the manifest's ``space``.
         stateless: labels of the layers without state.
-        decided: what decides each candidate of each choice block, if that is known.
+        decided: labels that decide each candidate of each choice block, if known.
 
     Raises:
         ConfigError: if the manifest does not describe a space.
@@ -213,7 +214,7 @@ class SpaceLabels:
         return len(self.labels)
 
     def label(self, layer: LayerId) -> str:
-        """``3.1`` or a shared layer's name; ``1:3.1`` in stream 1 and so on."""
+        """Return ``3.1`` or a shared layer's name; in stream 1 ``1:3.1``, and so on."""
         stream, block, candidate = layer
         if not 0 <= block < len(self):
             return str(layer)
@@ -222,13 +223,13 @@ class SpaceLabels:
         return f"{stream}:{name}" if stream else name
 
     def decision(self, layer: LayerId) -> str:
-        """The labels of the space's decisions for a layer, such as ``op0=1``; often empty."""
+        """Return the labels of a layer's decisions, such as ``op0=1``; empty without labels."""
         if not 0 <= layer.block < len(self) or self.is_shared[layer.block]:
             return ""
         return self.decided.of_layer(self._number(layer.block), layer.candidate)
 
     def full_label(self, layer: LayerId) -> str:
-        """:meth:`label`, followed by :meth:`decision`."""
+        """Return :meth:`label`, followed by :meth:`decision`."""
         return f"{self.label(layer)} {self.decision(layer)}".strip()
 
     @property
@@ -247,7 +248,7 @@ class SpaceLabels:
 
     @property
     def options(self) -> tuple[int, ...]:
-        """The number of options of each block that chooses."""
+        """Number of options of each block with a choice."""
         return tuple(
             len(self._texts.get(block, ())) or count
             for block, count in enumerate(self.candidates)
@@ -255,7 +256,7 @@ class SpaceLabels:
         )
 
     def subnet(self, number: int, choices: Iterable[int]) -> Subnet:
-        """The subnet of these choices, one per choice block and elastic layer."""
+        """Return the subnet of these choices, one per choice block and elastic layer."""
         left = iter(choices)
         chain = tuple(0 if is_shared else next(left) for is_shared in self.is_shared)
         texts = self._texts
@@ -263,9 +264,9 @@ class SpaceLabels:
         return Subnet(FIRST_STREAM, SequenceId(number), chain, used if texts else ())
 
     def settings(self, layer: LayerId, stream: Sequence[Sequence[int]]) -> Callable[[int], str]:
-        """A function from subnets to the layer's setting, as in ``[512]``, or to empty texts.
+        """Return a function from a subnet's number to the layer's setting, as in ``[512]``, or "".
 
-        ``stream`` has the choices of every subnet.
+        ``stream`` lists the choices of every subnet.
         """
         texts = self._texts.get(layer.block)
         if texts is None:
@@ -274,7 +275,7 @@ class SpaceLabels:
         return lambda number: f"[{texts[stream[number][place]]}]"
 
     def _number(self, position: int) -> int:
-        """The number of blocks that choose before this one."""
+        """Return the number of blocks with a choice before this one."""
         return sum(not shared for shared in self.is_shared[:position])
 
     def _is_named(self, block: int) -> bool:
@@ -285,19 +286,19 @@ class SpaceLabels:
         return self.label(layer._replace(stream=FIRST_STREAM)) in self.stateless
 
     def rule(self, layer: LayerId) -> Rule | None:
-        """How a layer's READs follow its WRITEs; None if the space has no such layer."""
+        """Return the rule of a layer; None if the space has no such layer."""
         return rule_of(self.rules, layer) if 0 <= layer.block < len(self) else None
 
     def is_exact(self, layer: LayerId) -> bool:
-        """Return True if the order of all of a layer's accesses counts."""
+        """Return True if the layer's rule is exact: the order of all accesses is relevant."""
         return isinstance(self.rule(layer), Exact)
 
     def rule_text(self, layer: LayerId) -> str:
-        """The rule as logs and reports name it: ``exact``, ``lag(2)``, or that it has no state."""
+        """Return the rule as shown in logs: ``exact``, ``lag(2)``, or that it has no state."""
         return STATELESS if self.is_stateless(layer) else str(self.rule(layer) or "?")
 
     def layer(self, label: str) -> LayerId:
-        """The layer that ``3.1``, ``head``, ``1:3.1`` or ``op0=1`` names; ConfigError if none."""
+        """Return the layer named ``3.1``, ``head``, ``1:3.1`` or ``op0=1``; ConfigError if none."""
         if "=" in label:
             number, option = self.decided.find(label)
             chooses = [place for place, shared in enumerate(self.is_shared) if not shared]

@@ -1,8 +1,8 @@
 """The losses and metrics of a run: files of JSON lines whose older rows are rolled into tables.
 
-A loss is written as a decimal to read and as its exact bits to compare. The newest rows of a file
-are lines; once there are 2048 of them, the older half becomes a table in the file of the same name
-with the suffix ``.msgpack``, which takes a fraction of the space.
+A loss is written as a decimal for readers and as its exact bits for comparison. The newest rows are
+lines; once a file has 2048 of them, the older half is moved to a table in the file with the same
+name and the suffix ``.msgpack``, which takes a fraction of the space.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Row = Mapping[str, Any]
 
 
 def tables_of(path: Path) -> Path:
-    """The file of the rows that come before a file's lines."""
+    """Return the file with the rows that precede a file's lines."""
     return path.with_suffix(".msgpack")
 
 
 class RolledLines:
-    """Appends rows, each handed to the operating system at once.
+    """Appends rows, each written without buffering.
 
-    ``keeps`` says which of the rows that are there stay; without it the file begins anew.
+    ``keeps`` selects the existing rows to keep; without it the file is truncated.
 
     Raises:
         OSError: if a file cannot be written.
-        LogError: if rows that are there cannot be read.
+        LogError: if existing rows cannot be read.
     """
 
     def __init__(self, path: Path, keeps: Callable[[Row], bool] | None = None) -> None:
@@ -85,7 +85,7 @@ class RolledLines:
         self._replace()
 
     def sync(self) -> None:
-        """Put every row on disk."""
+        """Flush all rows to disk with an fsync."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def line_of(row: Row) -> bytes:
 
 
 class Place(NamedTuple):
-    """Where a row stands: a line, or a row of a table; ``row`` is -1 for a line."""
+    """Location of a row: a line, or a row of a table; ``row`` is -1 for a line."""
 
     path: Path
     number: int
@@ -118,10 +118,10 @@ class Place(NamedTuple):
 
 
 def read_rows(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield every row and where it stands, in order; a torn last line is dropped.
+    """Yield every row and its location, in order; a torn last line is dropped.
 
-    A line that is not a JSON object is yielded as an empty row, for the caller to judge. A damaged
-    table is a LogError, a missing file of lines an OSError.
+    A line that is not a JSON object is yielded as an empty row, which the caller must handle. A
+    damaged table raises LogError, a missing file of lines OSError.
     """
     last: deque[Row] = deque(maxlen=ROLLED)
     tables = tables_of(path)
@@ -136,14 +136,14 @@ def read_rows(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
         except ValueError:
             value = {}
         found.append(value if isinstance(value, dict) else {})
-    # A process that died between the two writes left the last rows of the tables as lines, too.
+    # If a process died between the two writes, the last rows of the tables are also lines.
     doubled = next((len(last) - n for n, row in enumerate(last) if found[:1] == [row]), 0)
     for number, row in enumerate(found[doubled:], doubled + 1):
         yield Place(path, number), row
 
 
 def _append(tables: FramedWriter, rows: Sequence[Row]) -> None:
-    """Add rows as one table, or as several if they are long."""
+    """Append rows as one table, or as several if they are too long."""
     packed = encode_table(rows)
     if len(packed) > MAX_PAYLOAD_BYTES and len(rows) > 1:
         _append(tables, rows[: len(rows) // 2])
@@ -164,21 +164,21 @@ def _tables(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 _MARKED = 1 << 14
-"""Losses whose preceding bytes are kept in memory, because checkpoints ask for recent ones."""
+"""Number of recent losses whose byte offsets are kept in memory, because checkpoints need them."""
 _EMPTY = (0, 0)
 
 
 class Number(NamedTuple):
-    """A number that was computed; ``bits`` is the hex of its own bytes, as a big-endian number."""
+    """A computed number; ``bits`` is the hex of its bytes, most significant first."""
 
     value: float
     bits: str
 
 
 class Beside(NamedTuple):
-    """What is recorded of a pass next to its loss: a digest of its batch, and metrics by name.
+    """Records of a pass in addition to its loss: a digest of its batch, and metrics by name.
 
-    The digest is empty if the batch is not known.
+    The digest is empty if the batch is unknown.
     """
 
     batch: str = ""
@@ -199,14 +199,14 @@ class Loss(NamedTuple):
 
 
 class LossWriter:
-    """Writes losses in sequence order per stream, in whatever order they arrive.
+    """Writes losses in sequence order per stream, although they may arrive in any order.
 
-    A loss waits in memory until every earlier one of its stream is there; those that still wait
-    when the writer closes are left out. ``first`` is the sequence ID to continue from: the lines
-    before it are kept, later ones are dropped.
+    A loss is kept in memory until all earlier losses of its stream have arrived; losses that are
+    still waiting when the writer closes are omitted. ``first`` is the sequence ID to continue from:
+    the lines before it are kept, later ones are dropped.
 
     Raises:
-        LogError: if the lines to keep are not all there.
+        LogError: if some of the lines to keep are missing.
         StorageError: if the file cannot be written.
     """
 
@@ -216,7 +216,7 @@ class LossWriter:
         self._path = path
         self._count = 0
         self._marks: deque[tuple[int, int]] = deque([_EMPTY], _MARKED)
-        """After each of the last losses: the bytes and the CRC32 of all lines so far."""
+        """Length in bytes and CRC32 of all lines up to each of the last losses."""
         for loss in islice(iterate_losses(path, first), first) if first else ():
             self._mark(_row(loss))
         with writing(path):
@@ -226,7 +226,7 @@ class LossWriter:
     def append(
         self, stream: int, sequence_id: int, value: float, bits: str, beside: Beside = NOTHING
     ) -> None:
-        """Write or keep one loss; LogError if this pass's loss was given before."""
+        """Write or buffer one loss; LogError if the loss of this pass was recorded before."""
         if sequence_id < self._next[stream] or (stream, sequence_id) in self._waiting:
             raise LogError(f"loss of subnet {stream}.{sequence_id} was recorded twice")
         loss = Loss(StreamId(stream), SequenceId(sequence_id), value, bits, beside)
@@ -237,7 +237,11 @@ class LossWriter:
             self._lines.append(row)
 
     def sync(self, count: int) -> tuple[int, int]:
-        """Put the first ``count`` lines on disk, or LogError; return their bytes and CRC32."""
+        """Flush the first ``count`` lines to disk; return their length in bytes and CRC32.
+
+        Raises:
+            LogError: if there are fewer lines.
+        """
         if count > self._count:
             raise LogError(f"expected the losses of {count} subnets, found {self._count}")
         self._lines.sync()
@@ -265,7 +269,7 @@ class LossWriter:
 
 
 def check_losses(path: Path, expected: tuple[int, int]) -> None:
-    """Check the bytes and the CRC32 of the lines that a checkpoint relies on, or raise LogError."""
+    """Check length and CRC32 of the lines that a checkpoint relies on; LogError if they differ."""
     mark = _EMPTY
     for loss in iterate_losses(path):
         if mark[0] >= expected[0]:
@@ -280,14 +284,14 @@ def check_losses(path: Path, expected: tuple[int, int]) -> None:
 
 
 def read_losses(path: Path, count: int | None = None) -> list[Loss]:
-    """Every loss, or the first ``count``, in order; see :func:`iterate_losses`."""
+    """Return every loss, or the first ``count``, in order; see :func:`iterate_losses`."""
     return list(islice(iterate_losses(path, count), count))
 
 
 def iterate_losses(path: Path, least: int | None = None) -> Iterator[Loss]:
     """Yield every loss in order; a torn last line is dropped.
 
-    A damaged row, a missing file, or fewer than ``least`` losses are a LogError.
+    A damaged row, a missing file, or fewer than ``least`` losses raise LogError.
     """
     expected: dict[int, int] = {}
     found = 0
@@ -311,7 +315,7 @@ def iterate_losses(path: Path, least: int | None = None) -> Iterator[Loss]:
 
 
 def _after(mark: tuple[int, int], row: Row) -> tuple[int, int]:
-    """Bytes and CRC32 with one more line."""
+    """Update length in bytes and CRC32 with one more line."""
     line = line_of(row)
     return mark[0] + len(line), crc32(line, mark[1])
 
@@ -332,7 +336,7 @@ def _row(loss: Loss) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON allows it: NaN and infinity become text."""
+    """Convert a value for JSON: NaN and infinity become text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -348,7 +352,7 @@ def _parse(fields: Any) -> Loss:
 def read_beside(batch: Any, metrics: Any) -> Beside:
     """Convert plain values, where ``metrics`` maps names to pairs of value and bits.
 
-    Anything else is a TypeError or a ValueError.
+    Other values raise TypeError or ValueError.
     """
     if not (isinstance(batch, str) and isinstance(metrics, dict)):
         raise TypeError
@@ -363,7 +367,7 @@ class SectionLosses:
     """The losses of one stream, with a file for each section of its chain; a context manager.
 
     Args:
-        paths: at least one, by section.
+        paths: the file of each section; at least one.
         first: see :class:`LossWriter`.
         is_trained: False for a stream without losses, whose files stay empty.
     """
@@ -387,16 +391,16 @@ class SectionLosses:
         self._writers[section].append(FIRST_STREAM, sequence_id, value, bits, beside)
 
     def sync(self, count: int) -> tuple[int, int]:
-        """Put the first ``count`` of each on disk; return bytes and CRC32 of the chain end's."""
+        """Sync ``count`` losses of each file; return length and CRC32 of the chain end's lines."""
         first, *_ = [writer.sync(count if self._is_trained else 0) for writer in self._writers]
         return first
 
 
 class MetricsFile:
-    """Appends rows, each handed to the operating system at once.
+    """Appends rows, each written without buffering.
 
-    ``first`` is the step that a run continues from: whole rows of earlier steps are kept, others
-    are dropped. Infinity and NaN are written as texts, what is not known as null.
+    ``first`` is the step from which a run continues: whole rows of earlier steps are kept, others
+    are dropped. Infinity and NaN are written as text, unknown values as null.
 
     Raises:
         StorageError: if the file cannot be written.
@@ -420,7 +424,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every whole row, in order; empty if there is no file, LogError if a table is damaged."""
+    """Return every whole row in order; empty without a file. LogError if a table is damaged."""
     try:
         return [row for _, row in read_rows(path) if type(row.get("step")) is int]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Numbers of a run, from its access log alone; the same for the runtime and the simulator."""
+"""Metrics of a run, computed from its access log alone, for both the runtime and the simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from naspipe.config.ids import INITIAL, Access, AccessKind, LayerId, SequenceId,
 from naspipe.store.access_columns import WRITE, AccessColumns, Integers, from_accesses
 
 WARM_UP_SHARE = 10
-"""The first 1 in 10 subnets of each stream are warm-up."""
+"""The first tenth of the subnets of each stream is warm-up."""
 
 _NEVER = np.iinfo(np.int64).min
 
@@ -20,21 +20,21 @@ Log = Sequence[Access] | AccessColumns
 """Records in any order."""
 
 Parts = Callable[[], Iterator[AccessColumns]]
-"""Yields a log in order of time, each time that it is called."""
+"""Every call yields the log in order of time from the beginning."""
 
 
 class Summary(NamedTuple):
-    """What an access log shows.
+    """Metrics of an access log.
 
     ``seconds`` is the makespan: from the start of the first record to the end of the last, warm-up
-    included; ``passes_per_second`` counts the passes of all streams over it. ``bubble_ratio`` is
-    1 - busy time / (stages x makespan), where busy is the time that F, B and W records cover on
-    their stage. ``stall_ratio`` is the time that stages waited for loads / (stages x makespan).
-    Both count after the warm-up only, which ends when the first tenth of the subnets (by sequence
+    included. ``passes_per_second`` is the number of passes of all streams divided by the makespan.
+    ``bubble_ratio`` is 1 - busy time / (stages x makespan), where busy time is covered by F, B and
+    W records of the stage. ``stall_ratio`` is the time that stages waited for loads / (stages x
+    makespan). Both exclude the warm-up, which ends when the first tenth of the subnets (by sequence
     ID, rounded down) is completely written; records that span that moment count from there on.
-    ``hit_rate`` is the share of forwards and backwards whose layer was on the device when they
-    could begin (NASPipe, Table 2: "cache hit"); WRITEs do not count, because each follows its
-    backward at once.
+    ``hit_rate`` is the fraction of forwards and backwards whose layer was on the device when they
+    could start (NASPipe, Table 2: "cache hit"). WRITEs do not count, because each immediately
+    follows its backward.
     """
 
     num_passes: int
@@ -54,8 +54,8 @@ def summarize(accesses: Log, num_stages: int) -> Summary:
 def summarize_parts(parts: Parts, num_stages: int) -> Summary:
     """Summarize a log of any length, which is read twice.
 
-    A run that was resumed on fewer stages counts as one of as many as left records. All numbers of
-    an empty log are 0, except that its hit rate is 1.
+    If a run was resumed on fewer stages, all stages that have records count. All values of an empty
+    log are 0, except for a hit rate of 1.
 
     Raises:
         LogError: if the log is damaged.
@@ -76,14 +76,14 @@ def summarize_parts(parts: Parts, num_stages: int) -> Summary:
 
     warm_ns = _warm_up_end_ns(ends, start_ns)
     busy_ns = stalled_ns = 0
-    reached: dict[int, int] = {}  # until when the time of each stage is counted
+    reached: dict[int, int] = {}  # the time up to which each stage is counted
     for part in parts():
         stalls = (part.stalled_ns != 0) & (part.start_ns > warm_ns)
         since = part.start_ns[stalls] - warm_ns
         stalled_ns += int(np.minimum(part.stalled_ns[stalls], since).sum())
         for stage in np.unique(part.stage).tolist():
             rows = (part.stage == stage) & (part.end_ns > warm_ns)
-            if rows.any():  # add the length of the union of intervals, which begin in order
+            if rows.any():  # add the length of the union of intervals, sorted by start
                 first = reached.get(stage, warm_ns)
                 until = np.maximum(np.maximum.accumulate(part.end_ns[rows]), first)
                 before = np.concatenate([[first], until[:-1]])
@@ -110,13 +110,13 @@ def bubble_ratio(accesses: Log, num_stages: int) -> float:
 
 
 def makespan_seconds(accesses: Log) -> float:
-    """From the start of the first record to the end of the last."""
+    """Return the time from the start of the first record to the end of the last."""
     columns = _as_columns(accesses)
     return (int(columns.end_ns.max()) - int(columns.start_ns.min())) / 1e9 if len(columns) else 0.0
 
 
 def warm_up_end_ns(accesses: Log) -> int | None:
-    """The moment from which numbers count; None for an empty log."""
+    """Return the time at which warm-up ends; None for an empty log."""
     columns = _as_columns(accesses)
     if not len(columns):
         return None
@@ -130,7 +130,7 @@ def _as_columns(accesses: Log) -> AccessColumns:
 
 
 def _note_ends(ends: dict[int, Integers], part: AccessColumns) -> None:
-    """Update when the last record of each pass ended, by stream and sequence ID."""
+    """Update the end times of the last record of each pass, by stream and sequence ID."""
     for stream in np.unique(part.stream).tolist():
         own = part.stream == stream
         numbers = part.sequence_id[own]
@@ -153,12 +153,12 @@ def _warm_up_end_ns(ends: dict[int, Integers], start_ns: int) -> int:
 
 
 def causal_bound(accesses: Sequence[Access], num_stages: int) -> float:
-    """The least bubble ratio that any schedule of these measured accesses can have.
+    """Return the lowest bubble ratio that any schedule of these measured accesses can have.
 
-    1 - min(1, work / (stages x longest chain)). In a chain, a subnet's blocks follow one another
-    forward, then backward; a WRITE follows its backward and the layer's WRITE before it; a READ
-    follows the WRITE of the version it read (so for exact layers the previous user's). Work is the
-    time of all F, B and W records, warm-up included.
+    It is 1 - min(1, work / (stages x longest chain)). In a chain, a subnet's blocks follow one
+    another forward, then backward; a WRITE follows its backward and the layer's previous WRITE; a
+    READ follows the WRITE of the version it read (for exact layers, that of the previous user).
+    Work is the time of all F, B and W records, warm-up included.
     """
     passes: dict[tuple[StreamId, SequenceId], list[Access]] = defaultdict(list)
     for access in accesses:
@@ -169,7 +169,7 @@ def causal_bound(accesses: Sequence[Access], num_stages: int) -> float:
     for key in sorted(passes, key=lambda key: (key[1], key[0])):
         records = sorted(passes[key], key=_chain_key)
         clock_ns = 0
-        ends: dict[LayerId, int] = {}  # of each layer's last backward of the pass, at the earliest
+        ends: dict[LayerId, int] = {}  # earliest end of each layer's last backward of the pass
         for access in records:
             if access.kind is AccessKind.WRITE:
                 continue

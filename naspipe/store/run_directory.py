@@ -1,7 +1,7 @@
-"""The run directory: where everything that a run leaves behind is found, and what state it is in.
+"""The run directory: the paths of all files that a run leaves, and the state of the run.
 
-Besides paths this module owns the small files of a run: the heartbeat, the costs of layers, and the
-room that is reserved so that a full disk never keeps a run from writing its last manifest.
+This module also owns the small files of a run: the heartbeat, the costs of layers, and a file that
+reserves space so that a run can write its last manifest even if the disk is full.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MANIFEST_FORMAT = 1
 
 
 def stream_directories(path: Path, streams: int) -> list[RunDirectory]:
-    """The run directories of streams that share a pipeline; a single stream has ``path`` itself."""
+    """Return the run directories of streams that share a pipeline; one stream uses ``path``."""
     if streams == 1:
         return [RunDirectory(path)]
     return [RunDirectory(path / f"stream-{number}") for number in range(streams)]
@@ -42,15 +42,15 @@ class RunDirectory:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.manifest = self.path / "manifest.json"
-        """What defines the run, what it ran on and what was measured."""
+        """The definition of the run, its environment and its measurements."""
         self.losses = self.path / "losses.jsonl"
         """One line per pass, in sequence order."""
         self.stream = self.path / "stream.jsonl"
         """The subnets, one list of choices per line."""
         self.made_of = self.path / "made_of.json"
-        """Texts of the layers, and what functions capture; simulated runs have none."""
+        """Descriptions of layers, and values captured by functions; absent in simulated runs."""
         self.costs = self.path / "costs.json"
-        """What layers were expected to cost; see :func:`write_costs`. Not every run has it."""
+        """Expected costs of layers; see :func:`write_costs`. Not every run has this file."""
         self.metrics = self.path / "metrics.jsonl"
         """What was measured during the run, one line per pass."""
         self.validation = self.path / "validation.jsonl"
@@ -59,19 +59,19 @@ class RunDirectory:
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
 
     def losses_of(self, section: int) -> Path:
-        """Losses that begin the backward of a section of the chain; 0 is the chain's end."""
+        """The losses from which the backward of a section starts; section 0 is the chain's end."""
         return self.path / f"losses-{section}.jsonl" if section else self.losses
 
     def access_log(self, stage: StageId | int, generation: int = 0) -> Path:
-        """The access log of one stage.
+        """Return the access log of one stage.
 
-        Every attempt has files of its own, so that a process of an earlier one that is still
-        running can never write into the files of a later one.
+        Every attempt has its own files, so that a process of an earlier attempt that is still
+        running can never write to the files of a later one.
         """
         return self.path / "access" / _stage_file(stage, generation)
 
     def events_log(self, stage: StageId | int, generation: int = 0) -> Path:
-        """The recorded events of one stage's controller."""
+        """Return the recorded events of one stage's controller."""
         return self.path / "events" / _stage_file(stage, generation)
 
     def checkpoint(self, name: str = "final") -> Path:
@@ -83,7 +83,7 @@ class RunDirectory:
         return self.path.is_dir() and any(self.path.iterdir())
 
     def check_new(self) -> None:
-        """Check, without writing anything, that a run can be created here; else ConfigError."""
+        """Check, without writing, that a run can be created here; ConfigError if not."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(
                 f"run directory {self.path}: expected a directory, found a file; choose another "
@@ -99,7 +99,7 @@ class RunDirectory:
             self._refuse(os.strerror(errno.ENOTDIR))
 
     def create(self) -> None:
-        """Create the directory and its folders; ConfigError if it is used already."""
+        """Create the directory and its subdirectories; ConfigError if it is already in use."""
         self.check_new()
         try:
             for folder in ("access", "events", "checkpoints"):
@@ -113,11 +113,11 @@ class RunDirectory:
         ) from error
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """Replace the manifest, atomically."""
+        """Replace the manifest atomically."""
         write_json(self.manifest, manifest)
 
     def read_manifest(self) -> dict[str, Any]:
-        """Read the manifest; ConfigError unless this is a run directory of this format."""
+        """Read the manifest; ConfigError if this is not a run directory of this format."""
         try:
             manifest = parse_json(self.manifest.read_bytes())
         except OSError as error:
@@ -138,11 +138,11 @@ class RunDirectory:
         return manifest
 
     def nonfinite_passes(self) -> list[int]:
-        """Passes whose loss is infinite or NaN; the recipe may say that they are skipped."""
+        """Passes whose loss is infinite or NaN; depending on the recipe they are skipped."""
         return [int(loss.sequence_id) for loss in self.read_losses() if not isfinite(loss.value)]
 
     def read_losses(self) -> list[Loss]:
-        """Every recorded loss; see :func:`naspipe.store.losses.read_losses`."""
+        """Return every recorded loss; see :func:`naspipe.store.losses.read_losses`."""
         return read_losses(self.losses)
 
 
@@ -152,11 +152,11 @@ def _stage_file(stage: StageId | int, generation: int) -> str:
 
 HEARTBEAT = "heartbeat.json"
 PULSE_SECONDS = 2.0
-"""Between heartbeats."""
+"""Interval between heartbeats."""
 
 
 def write_heartbeat(directory: Path, values: Mapping[str, Any]) -> None:
-    """Replace the file; if the disk has no room for it, the previous one stays."""
+    """Replace the heartbeat file; if the disk is full, the previous one is kept."""
     temporary = directory / f".{HEARTBEAT}.{os.getpid()}.tmp"
     plain = {
         name: None if isinstance(value, float) and not isfinite(value) else value
@@ -173,7 +173,7 @@ def write_heartbeat(directory: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_heartbeat(directory: Path) -> dict[str, Any]:
-    """The last heartbeat; empty if there is none."""
+    """Return the last heartbeat; empty if there is none."""
     try:
         found = parse_json((directory / HEARTBEAT).read_bytes())
     except (OSError, ValueError):
@@ -193,24 +193,24 @@ def is_time(value: object) -> TypeGuard[float]:
 
 
 LOCK = ".lock"
-"""A file in a run directory; the run's launcher holds the lock."""
+"""The lock file in a run directory, which the run's launcher locks."""
 DIED = "died"
-"""The status of a run that ended without writing one: it was killed, or its host went down."""
+"""Status of a run that ended without writing one, because it was killed or its host went down."""
 
 _UNDER_WAY = ("planning", "running")
 _FRESH_SECONDS = 20.0
-"""An older heartbeat is no sign of life."""
+"""Maximum age of a heartbeat that shows that a run is alive."""
 _STALLED_SECONDS = 60.0
 _STALLED_STEPS = 5.0
-"""A run without a step for longer than both, the second in its own steps, is stalled."""
+"""A run is stalled if it makes no step for ``_STALLED_SECONDS`` and for this many step times."""
 
 
 class RunState(NamedTuple):
-    """What can be seen of a run from outside.
+    """The state of a run as seen by other processes.
 
     ``status`` is that of the manifest, or ``died``; ``said`` describes a run that is not complete.
-    ``beat`` is the last heartbeat, empty if there is none; ``seen`` is the time of the last sign of
-    life, in seconds since 1970.
+    ``beat`` is the last heartbeat, or empty; ``seen`` is the time of the last sign of life, in
+    seconds since 1970.
     """
 
     status: str
@@ -220,7 +220,7 @@ class RunState(NamedTuple):
 
     @property
     def last_step(self) -> float | None:
-        """The time of the last step, in seconds since 1970; None if it is not known."""
+        """Time of the last step, in seconds since 1970; None if unknown."""
         found = self.beat.get("last_step_time")
         return found if is_time(found) else None
 
@@ -234,7 +234,7 @@ class RunState(NamedTuple):
 
 
 def run_state(directory: RunDirectory, manifest: Mapping[str, Any]) -> RunState:
-    """Find out what a run is doing, from its manifest, its heartbeat and its lock."""
+    """Determine the state of a run from its manifest, its heartbeat and its lock."""
     written = str(manifest.get("status"))
     beat = read_heartbeat(directory.path)
     seen: float | None = None
@@ -247,7 +247,7 @@ def run_state(directory: RunDirectory, manifest: Mapping[str, Any]) -> RunState:
     is_here = bool(beat) and beat["host"] == os.uname().nodename
     held = False
     if written in _UNDER_WAY:
-        # Opening and closing the lock's file would release a lock that this very process holds.
+        # Opening and closing the lock file would release a lock that this process itself holds.
         held = (is_here and beat["pid"] == os.getpid()) or is_held(directory.path / LOCK)
     status = decide(written, held, is_here or not beat, silence)
 
@@ -267,11 +267,11 @@ def run_state(directory: RunDirectory, manifest: Mapping[str, Any]) -> RunState:
 
 
 def decide(written: str, is_held: bool, is_here: bool, silence: float) -> str:
-    """The status of a run.
+    """Return the status of a run.
 
     Args:
-        written: what its manifest says.
-        is_held: True if a process holds its lock, as far as this host can see.
+        written: the status in its manifest.
+        is_held: True if this host can see that a process holds its lock.
         is_here: True if that process would run on this host.
         silence: seconds since the last sign of life.
     """
@@ -281,7 +281,7 @@ def decide(written: str, is_held: bool, is_here: bool, silence: float) -> str:
 
 
 def is_held(lock: Path) -> bool:
-    """Return True if another process holds a lock; the lock is not taken."""
+    """Return True if another process holds a lock, without acquiring it."""
     try:
         with lock.open("rb") as file:
             if sys.platform != "linux":
@@ -304,19 +304,19 @@ def ago(seconds: float) -> str:
 
 
 Row = Sequence[int]
-"""Block, option, and costs in nanoseconds and bytes."""
+"""Block, option, and its costs in nanoseconds and bytes."""
 
 
 def write_costs(path: Path, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write the rows under the names of their ``columns``."""
+    """Write the rows with the names of their ``columns``."""
     write_json(path, {"columns": " ".join(columns), "rows": [" ".join(map(str, r)) for r in rows]})
 
 
 def read_costs(path: Path, columns: Sequence[str]) -> list[tuple[int, ...]] | None:
-    """The rows of a run; None if it was planned without costs.
+    """Return the rows of a run; None if it was planned without costs.
 
     Raises:
-        ConfigError: if they are damaged, or have other columns.
+        ConfigError: if the file is damaged, or has other columns.
     """
     if not path.exists():
         return None
@@ -337,14 +337,14 @@ def read_costs(path: Path, columns: Sequence[str]) -> list[tuple[int, ...]] | No
 
 
 RESERVED = ".reserved"
-"""A file in the directory of a run that is under way."""
+"""A file in the directory of a running run that reserves space for its last manifest."""
 
 _MORE_BYTES = 8192
-"""Room for a failure's message and for measurements, in addition to twice the manifest."""
+"""Space for an error message and measurements, in addition to twice the manifest."""
 
 
 def reserve(directory: RunDirectory, manifest: Mapping[str, Any]) -> None:
-    """Reserve room for the last manifest of an attempt; StorageError if there is none."""
+    """Reserve space for the last manifest of an attempt; StorageError if the disk is full."""
     path = directory.path / RESERVED
     size = 2 * len(json.dumps(manifest, default=str)) + _MORE_BYTES
     with writing(path, size):
@@ -362,10 +362,10 @@ def reserve(directory: RunDirectory, manifest: Mapping[str, Any]) -> None:
 
 
 def write_last(directory: RunDirectory, manifest: Mapping[str, Any]) -> None:
-    """Write the manifest of an attempt that ends now, if need be into the room that was reserved.
+    """Write the manifest of an attempt that ends now, freeing the reserved space if necessary.
 
     Raises:
-        OSError: if it cannot be written even so.
+        OSError: if it still cannot be written.
     """
     if isinstance(manifest.get("provenance"), Mapping):
         manifest = {**manifest, "provenance": {**manifest["provenance"], "ended": time.time()}}

@@ -2,8 +2,8 @@
 
 The safetensors layout (length of a JSON header, the header, then the bytes of all tensors) is read
 and written here without torch, so that every dtype keeps its exact bytes. A shard is written while
-its layers are captured: most bytes are streamed before the header is known, so the writer leaves
-room for the header, and moves the data if that was not enough.
+its layers are captured. Because most bytes are streamed before the header is known, the writer
+leaves space for the header, and moves the data if the space was too small.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class RawTensor(NamedTuple):
 class Listing:
     """Names and shapes of tensors of one dtype that follow one another in a file.
 
-    A layer has dozens of tensors, which are the same in every checkpoint. Their part of the header
-    is therefore formatted once, except for the offsets. ``sizes`` are in bytes.
+    A layer has dozens of tensors with the same names and shapes in every checkpoint, so their part
+    of the header is formatted only once, except for the offsets. ``sizes`` are in bytes.
 
     Raises:
         LogError: if a dtype or shape is unknown.
@@ -83,9 +83,9 @@ class Listing:
         return self._ends[-1] if self._ends else 0
 
     def entries(self, prefix: str, offset: int) -> str:
-        """The header's text for these tensors, the first of which begins at ``offset``.
+        """Return the header's text for these tensors, the first of which starts at ``offset``.
 
-        ``prefix`` is prepended to their names. The text is empty if there are no tensors.
+        ``prefix`` is prepended to their names. The text is empty without tensors.
         """
         name = json.dumps(prefix)[1:-1]
         places: list[object] = []
@@ -105,7 +105,7 @@ class Piece(NamedTuple):
 
 
 class _Items:
-    """All pieces with items of one size, and the header's text for them if they come first."""
+    """All pieces with items of one size, and the header's text if they are first in the file."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -125,7 +125,7 @@ class Header:
     def add(self, prefix: str, listing: Listing, crc32: int) -> None:
         """Add the next piece with items of its size.
 
-        ``prefix`` is prepended to the names of the tensors: ``{stream}/{label}/``. Their own names
+        ``prefix``, such as ``{stream}/{label}/``, is prepended to the names of the tensors. These
         are ``param/{name}``, ``buffer/{name}``, ``optimizer/{param name}/{state key}`` and, for
         parameters of an older version that may still be read, ``version/{version}/{name}``.
         """
@@ -147,7 +147,7 @@ class Header:
         return [name for piece in pieces for name, _ in piece.listing.tensors]
 
     def text(self, order: Sequence[int]) -> bytes:
-        """The header's text if items of these sizes follow one another."""
+        """Return the header's text for items of these sizes in this order."""
         entries: list[str] = []
         offset = 0
         for items in map(self._items.__getitem__, order):
@@ -162,18 +162,18 @@ class Header:
         return ("{" + ",".join(entries) + "}").encode()
 
     def checksums(self, order: Sequence[int]) -> list[list[int]]:
-        """Length and CRC32 of each piece if items of these sizes follow one another."""
+        """Return length and CRC32 of each piece for items of these sizes in this order."""
         pieces = (piece for size in order for piece in self._items[size].pieces)
         return [[piece.listing.nbytes, piece.crc32] for piece in pieces]
 
 
 def header_digest(header: bytes) -> str:
-    """The digest of a header and the length before it."""
+    """Return the digest of a header and the preceding length."""
     return hashlib.blake2b(header, digest_size=32).hexdigest()
 
 
 def read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor]:
-    """The tensors of a shard by name, if every byte is as its entry in the manifest says.
+    """Return the tensors of a shard by name, after checking them against the manifest's entry.
 
     Raises:
         LogError: if the file is damaged or missing.
@@ -198,7 +198,7 @@ def read_shard(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor
 
 
 def shard_names(directory: Path, entry: Mapping[str, Any]) -> list[str]:
-    """The names of a shard's tensors, which are not read; errors as in :func:`read_shard`."""
+    """Return the names of a shard's tensors, without data; errors as in :func:`read_shard`."""
     path = directory / Path(str(entry["file"])).name
     try:
         with path.open("rb") as file:
@@ -211,7 +211,7 @@ def shard_names(directory: Path, entry: Mapping[str, Any]) -> list[str]:
 def _read_header(
     file: BinaryIO, length: int, expected: str, path: Path
 ) -> tuple[dict[str, Any], int]:
-    """The header's content, and how many bytes of the file it takes."""
+    """Return the header's content, and its length in bytes, including the length field."""
     try:
         prefix = file.read(HEADER_LENGTH.size)
         (size,) = HEADER_LENGTH.unpack(prefix)
@@ -247,7 +247,7 @@ def _read_pieces(
 
 
 def _cut(header: dict[str, Any], pieces: Iterator[bytes], path: Path) -> dict[str, RawTensor]:
-    """Tensors in file order; they must follow one another without gaps to the end."""
+    """Split data into tensors, which must be contiguous and reach to the end of the file."""
     tensors: dict[str, RawTensor] = {}
     data, begin = b"", 0
     try:
@@ -281,9 +281,9 @@ def _cut(header: dict[str, Any], pieces: Iterator[bytes], path: Path) -> dict[st
 
 
 class ShardWriter:
-    """Writes one shard, whole or not at all: an OSError leaves nothing of the file.
+    """Writes one shard; the file is removed if an OSError occurs.
 
-    The directory of ``path`` is created as soon as there is something to write.
+    The directory of ``path`` is created by the first write.
     """
 
     def __init__(self, path: Path) -> None:
@@ -297,8 +297,8 @@ class ShardWriter:
         """Write the next block of the items that are streamed.
 
         Args:
-            block: of page-aligned memory, a multiple of a page.
-            room: an estimate of the bytes to leave before the first block.
+            block: page-aligned memory; its length is a multiple of the page size.
+            room: estimated number of bytes to leave before the first block.
         """
         with self._or_nothing():
             writer = self._begun()
@@ -313,12 +313,12 @@ class ShardWriter:
         """Write the rest and the header; return the shard's entry for the manifest's ``shards``.
 
         Args:
-            header: of all tensors; those with items of the same size in the order of their bytes.
-            streamed_items: the size of the items that were appended; 0 for none.
+            header: header of all tensors; those with items of the same size in file order.
+            streamed_items: size of the items that were appended; 0 for none.
             rest: all other bytes, by the size of the items.
 
         Raises:
-            LogError: if there are not as many bytes as the header says.
+            LogError: if the number of bytes does not match the header.
         """
         sizes = {*header.nbytes, *rest}
         streamed = streamed_items or max(sizes, default=1)
@@ -364,7 +364,7 @@ class ShardWriter:
         }
 
     def abort(self) -> None:
-        """Leave nothing of the file."""
+        """Close and remove the file."""
         self._open.__exit__(GeneratorExit, GeneratorExit(), None)
 
     @contextmanager

@@ -1,8 +1,8 @@
 """Packed columns of whole numbers, and tables of rows that are packed by column.
 
-A column takes as few bytes per number as its largest needs, deflated. Because neighbours in a log
-are alike, callers hand over differences, whose bytes are laid out plane by plane: all lowest bytes,
-then all next ones. The high planes are nearly empty then.
+A column uses as few bytes per number as its largest number needs, and is deflated. Because adjacent
+numbers in a log are similar, callers pass differences. Their bytes are stored in planes: all lowest
+bytes, then all second-lowest ones, so that the high planes are nearly empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST_SIGN = np.int64(63)
 
 
 def pack_numbers(numbers: Integers) -> int | list[Any]:
-    """Plain values for msgpack: one number if all are equal, else width and deflated planes."""
+    """Pack numbers for msgpack: one number if all are equal, else width and deflated planes."""
     if len(numbers) and (numbers == numbers[0]).all():
         return int(numbers[0])
     unsigned = ((numbers << 1) ^ (numbers >> _FIRST_SIGN)).view(np.uint64)
@@ -50,7 +50,7 @@ def unpack_numbers(packed: Any, count: int) -> Integers:
 
 
 def inflate(deflated: Any, size: int) -> bytes:
-    """Decompress exactly ``size`` bytes; ValueError if there are more or fewer, or none."""
+    """Decompress exactly ``size`` bytes; ValueError for any other length or damaged data."""
     if type(deflated) is not bytes:
         raise ValueError("expected deflated bytes")
     stream = zlib.decompressobj()

@@ -1,7 +1,7 @@
-"""What a run records of its teachers: a file of JSON lines for each group that asked.
+"""Events of a run's teachers: a file of JSON lines for each group that requested labels.
 
 Every event has a time and the fields that ``_FIELDS`` lists. A run that was killed may leave a torn
-line, after which its next attempt goes on; readers skip whatever is no event.
+line, after which its next attempt continues. Readers skip lines that are not events.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _FIELDS: dict[str, dict[str, type]] = {
 
 
 def teacher_events_file(directory: Path, number: int) -> Path:
-    """The file of a group, by its number, in its stream's directory."""
+    """Return the path of a group's file in its stream's directory."""
     return directory / f"teachers-{number}.jsonl"
 
 
 def read_teacher_events(directory: Path) -> list[dict[str, Any]]:
-    """All events by attempt (``generation``) and time, with the group as ``student``.
+    """Return all events by attempt (``generation``) and time, with the group as ``student``.
 
-    Clocks of different attempts may differ.
+    Each attempt may have its own clock.
     """
     found = [
         {**event, "student": path.stem.removeprefix("teachers-")}
@@ -58,7 +58,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield events in the order in which they were written, each with its ``generation``."""
+    """Yield events in the order written, each with its ``generation``."""
     generation = 0
     for line in path.read_bytes().split(b"\n"):
         try:
@@ -83,7 +83,7 @@ def _is_of(value: Any, expected: type) -> bool:
 
 
 def first_in_doubt(directory: Path) -> int | None:
-    """The lowest batch whose label may be wrong according to earlier attempts; None for none."""
+    """Return the lowest batch whose label may be wrong according to earlier attempts, or None."""
     found = []
     for path in _files(directory):
         first: int | None = None
@@ -97,7 +97,7 @@ def first_in_doubt(directory: Path) -> int | None:
 
 
 def settle(directory: Path) -> None:
-    """Record that no label is in doubt any longer, because what rested on them is gone.
+    """Record that no label is in doubt any more, because everything that used them was discarded.
 
     Raises:
         StorageError: if a file cannot be written.
@@ -105,11 +105,11 @@ def settle(directory: Path) -> None:
     line = json.dumps({"time_ns": time.monotonic_ns(), "event": "settled"})
     for path in _files(directory):
         with writing(path, len(line)), path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{line}\n")  # the line before may be torn
+            file.write(f"\n{line}\n")  # the previous line may be torn
 
 
 def tally(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sum up what each teacher did in all attempts; empty without any events."""
+    """Sum up the counts of each teacher over all attempts; empty without events."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     refused: dict[str, str] = {}
     more: Counter[str] = Counter()

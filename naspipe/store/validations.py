@@ -1,9 +1,9 @@
-"""``validation.jsonl``: the supernet's scores on held-out data, a line per cut of the stream.
+"""``validation.jsonl``: the supernet's scores on held-out data, one line per cut of the stream.
 
-A line has the cut (``sequence_id``: the updates of all subnets below it are in), the number of
-``steps`` before it, and scores: means over the subnets that were evaluated, then ``subnets`` with
-the ``choices`` and the scores of each. Every score is a decimal to read and, as ``NAME_bits``, its
-64 bits in hex to compare.
+A line has the cut (``sequence_id``: the weights include the updates of all subnets below it), the
+number of ``steps`` before it, and the mean scores of the evaluated subnets, followed by ``subnets``
+with the ``choices`` and scores of each. Every score is a decimal for readers and, as ``NAME_bits``,
+its 64 bits in hex for comparison.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Validation(NamedTuple):
 
 
 class ValidationFile:
-    """Appends validations in the order of their cuts, each handed to the operating system at once.
+    """Appends validations in the order of their cuts, each written without buffering.
 
-    ``first`` is the cut that a run continues from: whole lines of it and of earlier ones are kept,
-    others are dropped. ``known`` has the cuts whose lines are there.
+    ``first`` is the cut from which a run continues: whole lines up to and including it are kept,
+    others are dropped. ``known`` are the cuts whose lines are in the file.
 
     Raises:
         StorageError: if the file cannot be written.
@@ -81,10 +81,10 @@ class ValidationFile:
 
 
 def read_validations(path: Path) -> list[Validation]:
-    """Every line but a torn last one; empty if there is no file.
+    """Return every line except a torn last one; empty if there is no file.
 
     Raises:
-        LogError: naming the line that is damaged.
+        LogError: naming the damaged line.
     """
     return [each for _, each in _lines(path)]
 
@@ -121,7 +121,7 @@ def _written(scores: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def _scores(fields: Mapping[str, Any]) -> dict[str, float]:
-    """Scores by name, from their exact bits."""
+    """Convert the exact bits of scores to values by name."""
     return {
         key.removesuffix(_BITS): _DOUBLE.unpack(bytes.fromhex(bits))[0]
         for key, bits in fields.items()

@@ -1,11 +1,11 @@
-"""Observe what user code does in a plain loop, so that a difference comes with its likely reason.
+"""Observe user code in a plain loop, so that a difference is reported with its likely reason.
 
-A run and its plain loop differ if code uses what the pipeline does not see: a gradient for a tensor
-outside the layers, a forward that changes its own parameters or buffers, a hook. None of these has
-to be a fault, so the observations are reported only with a difference.
+A run and its plain loop differ if user code has effects that the pipeline does not track: a
+gradient for a tensor outside the layers, a forward that changes its own parameters or buffers, or a
+hook. These are not necessarily errors, so observations are reported only with a difference.
 
-Code that remembers something outside of parameters and buffers has the bits of the plain loop as
-long as nothing is resumed. Therefore the loop makes layers again before one of its first steps, and
+Code that keeps state outside of parameters and buffers gives the bits of the plain loop as long as
+nothing is resumed. To detect it, the loop makes layers again before one of its first steps, and
 then calls user code for other items in between.
 """
 
@@ -28,7 +28,7 @@ from naspipe.verification.plain_layer import NORMS
 from naspipe.worker.layers.held_tensors import held_tensors, leaves_of
 
 Hint = tuple[str, str]
-"""The label of a layer, empty for the loss, and what was observed of it."""
+"""The label of a layer, or "" for the loss, and an observation about it."""
 
 _CALL_HOOKS = [name for name in HOOKS if "state_dict" not in name]
 
@@ -54,7 +54,7 @@ class Audit:
 
     @contextmanager
     def forward(self, label: str, module: nn.Module) -> Iterator[None]:
-        """Inside, a layer is called; notes the parameters and buffers that the call changes."""
+        """Note the parameters and buffers that a layer call within the context changes."""
         before = {name: (id(each), each._version) for name, each in _tensors(module)}
         yield
         for name, each in _tensors(module):
@@ -69,8 +69,8 @@ class Audit:
         """Note the leaves of a loss's graph that no layer has.
 
         Args:
-            name: how messages call the loss.
-            loss: the user's, which is searched for what holds a leaf.
+            name: name of the loss in messages.
+            loss: the user's loss, which is searched for the owner of a leaf.
             value: the loss of one pass.
             inside: the ``id`` of each parameter and buffer of the layers.
         """
@@ -99,21 +99,21 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 STEPS_BEFORE = 2
-"""How many steps the plain loop trains before it makes layers again."""
+"""Number of steps that the plain loop trains before it makes layers again."""
 
 HINT = (
     "code that remembers something outside of parameters, buffers and optimizer state (before step "
     "{step} the plain loop made layers again from these, and then called them for other items, too)"
 )
-"""Explains differences from that step on."""
+"""Explanation of differences from that step on."""
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 _DEEPEST = 4
-"""How many containers inside each other are compared."""
+"""Maximum nesting depth of containers that are compared."""
 
 
 def disturb(call: Callable[..., Any], *tensors: torch.Tensor) -> None:
-    """Call user code with other values and ignore the result, as another subnet would call it."""
+    """Call user code with other values, as another subnet would, and ignore the result."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = range(torch.cuda.device_count()) if on_gpu else ()
     with kept_draws(), torch.random.fork_rng(devices), torch.no_grad(), suppress(Exception):
@@ -121,13 +121,13 @@ def disturb(call: Callable[..., Any], *tensors: torch.Tensor) -> None:
 
 
 def _other(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of other items; floating-point values are also halved, and indices are not."""
+    """Reverse the order of the items, and halve floating-point values but not indices."""
     other = tensor.detach().flip(0) if tensor.dim() else tensor.detach().clone()
     return other.mul_(0.5) if other.is_floating_point() else other
 
 
 def changed_attributes(before: Mapping[str, Any], module: nn.Module) -> Iterator[str]:
-    """The attributes of a layer that have other values than :func:`attributes` said before."""
+    """Yield the attributes whose values differ from those that :func:`attributes` returned."""
     now = attributes(module)
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
@@ -135,10 +135,10 @@ def changed_attributes(before: Mapping[str, Any], module: nn.Module) -> Iterator
 
 
 def attributes(module: nn.Module) -> Mapping[str, Any]:
-    """By the name of the attribute, something that changes when its value does.
+    """Return, for each attribute name, an object that changes when the attribute's value does.
 
-    Parameters, buffers and what shares their memory are left out, and so are torch's own modules,
-    which keep nothing that a checkpoint does not have.
+    Parameters, buffers and tensors that share their memory are omitted, as are attributes of
+    torch's own modules, whose state is entirely in a checkpoint.
     """
     own = {each.untyped_storage()._cdata for each in (*module.parameters(), *module.buffers())}
     return {
@@ -151,7 +151,7 @@ def attributes(module: nn.Module) -> Mapping[str, Any]:
 
 
 def _seen(value: Any, own: Collection[int], depth: int = _DEEPEST) -> Any:
-    """Something that changes with a value; ``own`` is the memory of tensors that a run keeps."""
+    """Return an object that changes with a value; ``own`` is the memory of a layer's tensors."""
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_meta:
             return None
@@ -174,5 +174,5 @@ def _seen(value: Any, own: Collection[int], depth: int = _DEEPEST) -> Any:
 
 
 def _plain(value: Any) -> str | None:
-    """A text for a plain value; that of any other object may have its address."""
+    """Return the repr of a plain value, else None, because other reprs may have an address."""
     return repr(value) if type(value) in _PLAIN else None

@@ -1,8 +1,8 @@
-"""Compare what the stages of a run report of its first steps with what the plain loop leaves.
+"""Compare the first steps of a run, as reported by its stages, with those of the plain loop.
 
-Both sides report the same two things. Of each pass: the bits of its loss. Of each step: a digest of
-every tensor of every layer that the step wrote. Whatever both sides have of a step is compared at
-once, so a difference names the first step, layer and tensor that differ. Nothing here computes.
+Both sides report the bits of each pass's loss, and for each step a digest of every tensor of every
+layer that the step wrote. Reports of a step are compared as soon as both sides have them, so that a
+difference names the first step, layer and tensor that differ. This module computes no layers.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from naspipe.verification.audit import STEPS_BEFORE
 from naspipe.verification.records import LayerDigests
 
 _MOST_HINTS = 3
-"""A message lists no more observations than these."""
+"""Maximum number of observations in a message."""
 
 
 @dataclass(slots=True)
 class _Side:
-    """What one side has reported of one stream in one step."""
+    """The reports of one side for one stream in one step."""
 
     losses: dict[int, str] = field(default_factory=dict)
-    """Bits by the number of the pass."""
+    """Bits of each loss by the number of the pass."""
     layers: dict[str, LayerDigests] = field(default_factory=dict)
-    """By the label of the layer."""
+    """Digests of each layer by its label."""
 
 
 class Comparison:
-    """Some consecutive steps of a run next to those of its plain loop.
+    """Compares consecutive steps of a run with those of its plain loop.
 
     Args:
-        steps: how many steps are compared at most.
-        passes: passes of a step; all streams of a run have the same number.
-        names: how messages call each stream; empty for the only one.
-        first: the first step that is compared.
+        steps: maximum number of steps to compare.
+        passes: number of passes per step, which is the same for all streams of a run.
+        names: name of each stream in messages; empty for a single stream.
+        first: first step to compare.
     """
 
     def __init__(self, steps: int, passes: int, names: Iterable[str], first: int = 0) -> None:
@@ -46,11 +46,11 @@ class Comparison:
         self._run: dict[tuple[int, int], _Side] = {}
         self._plain: dict[int, list[_Side]] = {}
         self._hints: list[list[tuple[str, str]]] = [[] for _ in self._names]
-        """Of each stream, what the plain loop has observed: labels of layers, and of what."""
+        """Observations of the plain loop for each stream, as pairs of layer label and text."""
         self._remembered: dict[str, str] = {}
-        """By the label of a layer, the first attribute of it that no checkpoint holds."""
+        """By layer label, the first changed attribute that checkpoints do not contain."""
         self.verified_steps = 0
-        """How many steps, from the first one on, both sides have reported with equal bits."""
+        """Number of steps, from the first one, that both sides have reported with equal bits."""
 
     @property
     def end(self) -> int:
@@ -59,7 +59,7 @@ class Comparison:
 
     @property
     def verified_until(self) -> int:
-        """The first sequence ID that is not known to be equal."""
+        """The first sequence ID that has not been verified."""
         return (self.first + self.verified_steps) * self._passes
 
     @property
@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def note(self) -> str:
-        """A line about layers that remember what no checkpoint holds; empty if none does."""
+        """A line about layers with state that checkpoints do not contain; empty if none."""
         if not self._remembered or self.verified_steps <= STEPS_BEFORE:
             return ""
         label, attribute = min(self._remembered.items())
@@ -81,22 +81,22 @@ class Comparison:
         )
 
     def add_loss(self, stream: int, sequence_id: int, bits: str) -> None:
-        """The run has the loss of a pass. Raises VerificationError at a difference."""
+        """Add the loss of a pass of the run; VerificationError if it differs."""
         step, number = divmod(sequence_id, self._passes)
         if sequence_id < self.end:
             self._run.setdefault((stream, step), _Side()).losses[number] = bits
             self._compare(step)
 
     def add_layer(self, stream: int, sequence_id: int, label: str, digests: LayerDigests) -> None:
-        """The run has written a layer at the end of a step. Raises VerificationError."""
+        """Add a layer that the run wrote at the end of a step; VerificationError if it differs."""
         step = sequence_id // self._passes
         if sequence_id < self.end:
-            if digests:  # a layer without state is the same in every version
+            if digests:  # all versions of a layer without state are equal
                 self._run.setdefault((stream, step), _Side()).layers[label] = digests
             self._compare(step)
 
     def add_plain(self, step: int, streams: Iterable[Mapping[str, Any]]) -> None:
-        """The plain loop has trained a step; ``streams`` are records. Raises VerificationError."""
+        """Add the records of the plain loop for a step; VerificationError if they differ."""
         streams = list(streams)
         for hints, each in zip(self._hints, streams, strict=True):
             hints += [(label, text) for label, text in each.get("hints", ())]
@@ -113,7 +113,7 @@ class Comparison:
         self._compare(step)
 
     def _compare(self, step: int) -> None:
-        """Compare what both sides have of a step, and count the steps that are wholly equal."""
+        """Compare the reports that both sides have of a step, and count the equal steps."""
         for stream, plain in enumerate(self._plain.get(step, ())):
             self._compare_stream(step, stream, plain)
         while self._is_whole(self.first + self.verified_steps):
@@ -157,7 +157,7 @@ class Comparison:
         )
 
     def _likely_reason(self, stream: int, label: str) -> str:
-        """What was observed of a layer and of the loss; of all layers if the loss differs."""
+        """Return observations about a layer and the loss; about all layers if the loss differs."""
         hints = [
             f"{text} (layer {each})" if each else text
             for each, text in reversed(self._hints[stream])

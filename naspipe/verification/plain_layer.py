@@ -1,7 +1,7 @@
 """One layer of a plain loop: its module, its optimizer, and older versions that are still read.
 
-The rules of layers and optimizers are written here a second time, from docs/reproducibility.md. The
-code of the stages is not used, so that a fault there cannot hide itself.
+The rules of layers and optimizers are implemented here again, from docs/reproducibility.md. The
+code of the stages is not used, because an error in it would then occur on both sides.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PlainOptimizer:
         self._alphas = torch.optim.Adam(alphas, alpha_lr, alpha_betas) if alphas else None
         self._weights: torch.optim.Optimizer | None = None
         self._factors: list[float] = []
-        """By group of the weights' optimizer."""
+        """Factors of the learning rate by group of the weights' optimizer."""
         if not weights:
             return
         make = _optimizer_of(recipe.optimizer)
@@ -70,12 +70,12 @@ class PlainOptimizer:
         self._weights = make(
             weights if one_group else groups, **own_rate, **_with_momentum(make, options, momentum)
         )
-        if len(self._factors) == 1:  # a user's optimizer may make several groups of the only one
+        if len(self._factors) == 1:  # a user's optimizer may split a single group
             self._factors *= len(self._weights.param_groups)
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Clip the layer's gradient as the recipe says and step every parameter that has one."""
+        """Clip the layer's gradient according to the recipe, and step all parameters with one."""
         if self._clip:
             with_gradient = [p for p in self._parameters if p.grad is not None]
             torch.nn.utils.clip_grad_norm_(with_gradient, self._clip)
@@ -89,7 +89,7 @@ class PlainOptimizer:
         alphas = self._alphas.param_groups[0]["params"]
         before = {alpha: alpha.clone() for alpha in alphas}
         self._alphas.step()
-        for alpha in alphas:  # after a pair's step, other candidates keep their path weights
+        for alpha in alphas:  # the step of a pair must not change other candidates' path weights
             if not isinstance(alpha, PairAlpha) or alpha.grad is None:
                 continue
             moved = alpha.grad != 0
@@ -98,17 +98,17 @@ class PlainOptimizer:
                 alpha.copy_(torch.where(moved, alpha + offset, alpha))
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """What the optimizer keeps for a parameter; empty before its first step."""
+        """Return the optimizer state of a parameter; empty before its first step."""
         for optimizer in (self._weights, self._alphas):
             if optimizer is not None and parameter in optimizer.state:
                 return dict(optimizer.state[parameter])
         return {}
 
     def restore(self, parameter: nn.Parameter, key: str, value: Any) -> None:
-        """Set something that the optimizer keeps for a parameter.
+        """Set an entry of the optimizer state of a parameter.
 
-        As in ``torch.optim``, numbers of steps stay in host memory and tensors of the parameter's
-        shape are on its device.
+        As in ``torch.optim``, step counts stay in host memory, and tensors of the parameter's shape
+        are on its device.
         """
         owner = self._alphas if isinstance(parameter, Alpha) else self._weights
         assert owner is not None, "the parameter is trained"
@@ -116,7 +116,7 @@ class PlainOptimizer:
         owner.state[parameter][key] = value.to(parameter.device) if is_tensor else value
 
     def momentum_of(self, parameter: nn.Parameter) -> float:
-        """The momentum of a parameter's group, or the first of its betas, or 0."""
+        """Return the momentum or first beta of a parameter's group, or 0 if it has neither."""
         groups = self._weights.param_groups if self._weights is not None else []
         for group in groups:
             if any(each is parameter for each in group["params"]):
@@ -125,7 +125,7 @@ class PlainOptimizer:
 
 
 def _numbers_of_groups(label: str, module: nn.Module, recipe: Recipe) -> dict[nn.Parameter, int]:
-    """The number of each parameter's group, counted from 1; 0 if no group matches it."""
+    """Return the number of each parameter's group, starting at 1; 0 if no group matches."""
     found: dict[nn.Parameter, int] = {}
     for prefix, owner in module.named_modules():
         for key, parameter in owner.named_parameters(recurse=False):
@@ -167,7 +167,7 @@ def _takes(make: Callable[..., Any], option: str) -> bool:
 def _with_momentum(
     make: Callable[..., Any], options: dict[str, Any], momentum: float | None
 ) -> dict[str, Any]:
-    """The options with the momentum of the layer's rule, if it has one."""
+    """Return the options with the momentum of the layer's rule, if it has one."""
     known = inspect.signature(make).parameters
     if momentum is None:
         return options
@@ -184,7 +184,7 @@ def _as_tuple(value: Any) -> Any:
 class PlainLARS(torch.optim.Optimizer):
     """LARS (You et al. 2017) with a trust coefficient.
 
-    Parameters of fewer than two dimensions have no decay and no scale.
+    Weight decay and scaling do not apply to parameters of fewer than two dimensions.
     """
 
     def __init__(
@@ -216,23 +216,23 @@ class PlainLARS(torch.optim.Optimizer):
 
 
 Gradients = dict[str, torch.Tensor]
-"""By the name of the parameter; a parameter without a gradient is absent."""
+"""Gradients by parameter name; parameters without a gradient are absent."""
 
 Statistics = list[tuple[torch.Tensor, torch.Tensor] | None]
-"""Of one forward: for each norm the mean and the unbiased variance of its batch, if it was used."""
+"""Mean and unbiased batch variance for each norm of one forward; None if the norm was not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """A layer after some step, as a checkpoint holds it."""
+    """The state of a layer after a step, as in a checkpoint."""
 
     values: Mapping[str, Any]
     """Tensors and numbers by their names in the checkpoint, such as ``param/weight``."""
     step: int
-    """The step that wrote it last, or -1."""
+    """The last step that wrote the layer, or -1."""
     older: Sequence[tuple[int, Mapping[str, torch.Tensor]]]
-    """Earlier versions that later steps read, the oldest first: the step that wrote each of them,
-    and what is read of it by the names of parameters and buffers."""
+    """Earlier versions that later steps read, oldest first: the step that wrote the version, and
+    its tensors by the names of parameters and buffers."""
 
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -242,11 +242,11 @@ class PlainLayer:
     """A module that is trained in place.
 
     Args:
-        label: of the layer in its space.
-        block: of the space; says how an option is computed, and has the layer's rule.
-        module: of the layer, already on its device.
-        recipe: of the run.
-        trains: whether the module is in training mode.
+        label: label of the layer in its space.
+        block: block of the space, which defines how an option is computed and the layer's rule.
+        module: module of the layer, already on its device.
+        recipe: recipe of the run.
+        trains: True if the module is in training mode.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class PlainLayer:
         is_sliced = isinstance(block, Elastic) and block.step == "slice"
         self._slices = _Slices(block, module) if isinstance(block, Elastic) and is_sliced else None
         self._versions: list[tuple[int, dict[str, torch.Tensor]]] = []
-        """The step that wrote each older version, and its tensors; the newest is the last."""
+        """Older versions, newest last: the step that wrote the version, and its tensors."""
         if isinstance(self.rule, Lag | Every | Follows):
             self._versions = [(-1, self._version())]
 
@@ -308,12 +308,12 @@ class PlainLayer:
 
     @property
     def state(self) -> LayerState:
-        """What a checkpoint would hold of the layer now, in memory of its own."""
+        """Copy of the layer's current state, as a checkpoint would have it."""
         step = self._versions[-1][0] if self._versions else -1
         return LayerState(copy.deepcopy(dict(self.tensors())), step, self._versions[:-1])
 
     def end_training(self) -> None:
-        """Keep the module alone, as the layer is not trained any more."""
+        """Free everything but the module, because the layer is not trained any more."""
         self._optimizer, self._versions = None, []
         self._averages, self._sums, self._updates = {}, {}, {}
 
@@ -343,7 +343,7 @@ class PlainLayer:
     def call(self, option: int, *tensors: torch.Tensor) -> Any:
         block = self._block
         if isinstance(block, LossBlock):
-            return tensors  # the loss itself is called with them
+            return tensors  # the loss is called with them
         if not isinstance(block, Elastic):
             return self.module(*tensors)
         if block.apply is not None:
@@ -352,10 +352,10 @@ class PlainLayer:
 
     @contextmanager
     def as_read_by(self, step: int) -> Iterator[None]:
-        """Inside, the module has the version that a step reads.
+        """Context in which the module has the version that a step reads.
 
-        The module's own parameters have other data, so hooks and whatever else reads the
-        parameters see that version too, in the backward as in the forward.
+        The data of the module's own parameters are replaced, so that hooks and other code that
+        reads the parameters also see that version, in the forward and in the backward.
         """
         if not self._versions:
             yield
@@ -375,13 +375,13 @@ class PlainLayer:
 
     @contextmanager
     def buffers_lent(self) -> Iterator[None]:
-        """Inside, the module has copies of its buffers, which forwards may change."""
+        """Context in which the module has copies of its buffers, which forwards may change."""
         own = [(part, dict(part._buffers)) for part in self.module.modules()]
         lent: dict[int, torch.Tensor | None] = {id(None): None}
         for part, buffers in own:
             for name, buffer in buffers.items():
                 if buffer is not None:
-                    lent.setdefault(id(buffer), buffer.clone())  # one may be in two places
+                    lent.setdefault(id(buffer), buffer.clone())  # a buffer may be in two modules
                 part._buffers[name] = lent[id(buffer)]
         try:
             yield
@@ -399,7 +399,7 @@ class PlainLayer:
 
     @torch.no_grad()
     def write(self, step: int, gradients: Gradients, rate: float, options: set[int]) -> None:
-        """Take one optimizer step, or gather the gradients for a later one."""
+        """Take one optimizer step, or accumulate the gradients for a later one."""
         if self._optimizer is None:
             return
         if isinstance(self.rule, Every):
@@ -435,7 +435,7 @@ class PlainLayer:
                 self._averages[name].lerp_(self.parameters[name], 1.0 - self._ema)
             else:
                 self._averages[name] = self.parameters[name].clone()
-        for name, own in kept.items():  # undo the step of the entries that no pass used
+        for name, own in kept.items():  # undo the step for entries that no pass used
             for key, value in self._entries_of(name):
                 begun = before[name] if key == "naspipe_ema" else torch.zeros_like(value)
                 value.copy_(torch.where(masks[name], value, own.get(key, begun)))
@@ -448,7 +448,7 @@ class PlainLayer:
         self._keep_version(step)
 
     def _entries_of(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is kept of each entry of a parameter."""
+        """Yield the tensors that have a value for each entry of a parameter, with their keys."""
         assert self._optimizer is not None, "only a layer with an optimizer is stepped"
         parameter = self.parameters[name]
         for key, value in self._optimizer.state_of(parameter).items():
@@ -458,7 +458,7 @@ class PlainLayer:
             yield "naspipe_ema", self._averages[name]
 
     def _note_updates(self, step: int, before: Mapping[str, torch.Tensor]) -> None:
-        """Note what the step added to each parameter, from which readers predict it."""
+        """Record the step's update of each parameter, from which readers predict later weights."""
         for name, parameter in self.parameters.items():
             if name in before or name in self._updates:
                 self._updates[name] = parameter - before.get(name, parameter)
@@ -470,7 +470,7 @@ class PlainLayer:
 
     @torch.no_grad()
     def follow(self, step: int, source: PlainLayer, update: MomentumUpdate, tau: float) -> None:
-        """Move towards the student's layer, which has been stepped already."""
+        """Move towards the student's layer, which has already taken its step."""
         for name, parameter in self.parameters.items():
             parameter.lerp_(source.parameters[name], 1.0 - tau)
         if update.buffers != "own":
@@ -488,7 +488,7 @@ class PlainLayer:
 
     @torch.no_grad()
     def _version(self) -> dict[str, torch.Tensor]:
-        """What later readers see of the layer as it is now."""
+        """Return the tensors of the current version that later steps read."""
         found = {}
         for name, parameter in self.parameters.items():
             found[name] = parameter.detach().clone()
@@ -504,9 +504,9 @@ class PlainLayer:
 
     @contextmanager
     def statistics_aside(self) -> Iterator[Statistics]:
-        """Inside, norms leave the statistics of their batch alone, which are in the result.
+        """Context that collects batch statistics and keeps the running statistics unchanged.
 
-        A norm with a momentum of 1 and running statistics of zero leaves just those of the batch.
+        The running statistics of a norm with momentum 1 are exactly those of the batch.
         """
         kept = []
         for norm in norms_of(self.module):
@@ -526,7 +526,7 @@ class PlainLayer:
 
     @torch.no_grad()
     def fold(self, statistics: Statistics) -> None:
-        """Fold the statistics of one pass into the running ones."""
+        """Update the running statistics with those of one pass."""
         for norm, pair in zip(norms_of(self.module), statistics, strict=True):
             if pair is not None:
                 norm.num_batches_tracked += 1
@@ -539,7 +539,7 @@ class PlainLayer:
     # Results
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Every tensor and value of the layer, by its name in a checkpoint."""
+        """Yield every tensor and value of the layer, by its name in a checkpoint."""
         for name, parameter in self.parameters.items():
             yield f"param/{name}", parameter.detach()
         for name, buffer in self.module.named_buffers():
@@ -568,12 +568,12 @@ def setting_of(block: Elastic, option: int) -> dict[str, Any]:
 
 
 def lag_of(rule: Lag, step: int) -> int:
-    """By how many steps a step reads stale weights, while K grows and after that."""
+    """Return K, by how many steps the weights that a step reads are stale, including its ramp."""
     return rule.subnets * step // rule.over if step < rule.over else rule.subnets
 
 
 def last_read(rule: Rule, step: int) -> int:
-    """The newest step whose update a step sees; below 0 for none."""
+    """Return the newest step whose update a step reads; negative for none."""
     match rule:
         case Lag():
             return step - 1 - lag_of(rule, step)
@@ -585,7 +585,7 @@ def last_read(rule: Rule, step: int) -> int:
 
 
 def norms_of(module: nn.Module) -> list[Any]:
-    """The norms whose running statistics a forward changes."""
+    """Return the norms whose running statistics a forward changes."""
     return [
         each
         for each in module.modules()
@@ -594,9 +594,9 @@ def norms_of(module: nn.Module) -> list[Any]:
 
 
 class _Slices:
-    """The entries of an elastic layer's parameters that each option uses: those its cut takes.
+    """The entries of an elastic layer's parameters that the cut of each option uses.
 
-    Every entry of a copy gets its own number, and the copy is cut.
+    They are found by cutting a copy whose entries are numbered.
     """
 
     def __init__(self, block: Elastic, module: nn.Module) -> None:
@@ -617,7 +617,7 @@ class _Slices:
         self._device = next(module.parameters()).device if self._sizes else torch.device("cpu")
 
     def used_by(self, options: set[int]) -> dict[str, torch.Tensor]:
-        """Of each parameter, which entries at least one of the options uses."""
+        """Return a mask for each parameter of the entries that at least one of the options uses."""
         used = torch.zeros(sum(self._sizes) + 1, dtype=torch.bool)
         block = self._block
         for option in options:

@@ -1,9 +1,9 @@
 """Train the streams of a run in one process, one step after another, as a plain PyTorch loop does.
 
-The rules are those of docs/reproducibility.md. The loop trains the user's own modules, with their
-hooks and closures, and changes them; run it in a forked process, and keep the process for nothing
-else. One loop covers supernets, teachers, joint losses, sandwiches and blockwise distillation: in
-each step it computes the streams in the order of their taps, then it updates all of them.
+The rules are those of docs/reproducibility.md. The loop trains and changes the user's own modules,
+with their hooks and closures. Run it in a forked process that is used for nothing else. One loop
+supports supernets, teachers, joint losses, sandwiches and blockwise distillation: each step
+computes the streams in the order of their taps, and then updates all of them.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ Tensors = tuple[torch.Tensor, ...]
 Place = tuple[int, int]
 """A block and a candidate."""
 Tapped = dict[tuple[int, int, int], Tensors]
-"""Outputs of one step by stream, block and pass, for the blocks that take them."""
+"""Outputs of one step by stream, block and pass, for the taps that use them."""
 
 
 class PlainLoop:
     """The plain loop of streams that train together.
 
     Args:
-        workloads: of each stream, as a training has them.
-        taps: which blocks take outputs of blocks of other streams.
-        subnets: of each stream, the choices of each pass in sequence order, or None for a pass
-            that is left out; they may be generated as the loop goes.
-        device: where everything is computed.
+        workloads: the workload of each stream, as in a training run.
+        taps: the blocks that use outputs of blocks of other streams.
+        subnets: for each stream, the choices of each pass in sequence order, or None for a pass
+            that is skipped; they may be generated during the loop.
+        device: device of all computation.
 
-    If a strategy or probes choose the subnets, ``subnets`` has what they chose in the run, because
-    the loop does not repeat the choice.
+    If a strategy or probes choose the subnets, ``subnets`` must be their choices in the run,
+    because the loop does not repeat the choice.
 
     Raises:
-        NotVerifiable: for a run that the loop does not cover.
+        NotVerifiable: for a run that the loop does not support.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class PlainLoop:
         self._take_originals()
         self._next_step, self._remakes_at = 0, STEPS_BEFORE
         self.steps = max(workload.definition.steps for workload in workloads)
-        """How many steps the longest of the streams has."""
+        """Number of steps of the longest stream."""
 
     def resume(self, step: int, states: Sequence[Mapping[str, LayerState]]) -> None:
-        """Go on from a checkpoint instead of beginning with step 0.
+        """Continue from a checkpoint instead of starting with step 0.
 
         Args:
-            step: the first one to train. ``subnets`` begins with those of this step.
-            states: of each stream, the layers that earlier steps have used, by label.
+            step: first step to train; ``subnets`` starts with the subnets of this step.
+            states: for each stream, the layers that earlier steps have used, by label.
         """
         self._next_step, self._remakes_at = step, step + STEPS_BEFORE
         for stream, own in zip(self._streams, states, strict=True):
@@ -129,10 +129,10 @@ class PlainLoop:
         return StepRecord(step, tuple(stream.take_record() for stream in self._streams))
 
     def tensors(self) -> Iterator[tuple[int, str, str, Any]]:
-        """Everything that the loop has now: stream, label of the layer, name of the tensor, value.
+        """Yield all current values as (stream, label of the layer, name of the tensor, value).
 
-        The names are those of a checkpoint. Layers that no pass has used are left out, and those
-        that only probes have used.
+        The names are those of a checkpoint. Layers that no pass has used, or only probes, are
+        omitted.
         """
         for stream in self._streams:
             for place in sorted(stream.used):
@@ -141,10 +141,10 @@ class PlainLoop:
                     yield stream.number, layer.label, name, value
 
     def _take_originals(self) -> None:
-        """Train the modules that the user has made themselves, if factories copy them.
+        """Train the user's own modules if factories copy them.
 
-        If several layers come from one module, the first that is trained is the module itself. The
-        others are copied now, before the first step changes it.
+        If several layers are copies of one module, the first that is trained is the module itself.
+        The others are copied now, before the first step changes it.
         """
         taken: set[int] = set()
         for stream in sorted(self._streams, key=lambda each: not each.workload.is_trained):
@@ -161,10 +161,10 @@ class PlainLoop:
 def with_teachers(
     workloads: Sequence[Workload], taps: Sequence[Tap]
 ) -> tuple[list[Workload], list[Tap]]:
-    """The streams of a run with the teachers that compute labels elsewhere, as further streams.
+    """Return the streams of a run, with teachers that compute labels elsewhere as further streams.
 
-    A label is what such a teacher would hand to the loss as a stream of the pipeline, wherever it
-    comes from.
+    A label equals the output that such a teacher would give to the loss as a stream of the
+    pipeline.
     """
     found, wired = list(workloads), list(taps)
     for number, workload in enumerate(workloads):
@@ -184,10 +184,10 @@ def with_teachers(
 
 
 def check_covered(workload: Workload) -> None:
-    """Raise an error unless the plain loop covers a stream.
+    """Check that the plain loop supports a stream.
 
     Raises:
-        NotVerifiable: saying why it does not.
+        NotVerifiable: with the reason if it does not.
     """
     if workload.definition.policy not in ("csp", "sequential"):
         raise NotVerifiable(
@@ -200,7 +200,7 @@ def check_covered(workload: Workload) -> None:
 
 
 def set_up_torch(threads: int) -> None:
-    """Let this process compute the same bits as a run with so many threads."""
+    """Configure this process to compute the same bits as a run with ``threads`` threads."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -220,13 +220,13 @@ class _Use:
     passes: int = 0
     options: set[int] = field(default_factory=set)
     gradients: dict[int, Gradients] = field(default_factory=dict)
-    """By pass."""
+    """Gradients by pass."""
     statistics: list[Statistics] = field(default_factory=list)
-    """In pass order."""
+    """Statistics in pass order."""
 
 
 class _Stream:
-    """One stream: its layers, and what the step under way has left so far."""
+    """One stream: its layers, and the results of the current step so far."""
 
     def __init__(
         self,
@@ -239,15 +239,15 @@ class _Stream:
         self.number, self.workload = number, workload
         self.layers: dict[Place, PlainLayer] = {}
         self.used: set[Place] = set()
-        """Those of them that a pass has used, other than a probe."""
+        """Layers that a pass, other than a probe, has used."""
         self._spares: dict[Place, nn.Module] = {}
-        """Copies of users' modules as these were before the loop trained them."""
+        """Copies of users' modules from before the loop trained them."""
         self._attributes: dict[Place, Mapping[str, Any]] = {}
-        """The other attributes of each layer than parameters and buffers, as it was made."""
+        """Initial attributes of each layer, other than parameters and buffers."""
         self._earlier: dict[Place, PlainLayer] = {}
-        """In a step before which layers were made again: those that they replaced."""
+        """Replaced layers, in a step before which layers were made again."""
         self._is_disturbed = False
-        """Whether the step under way calls user code for another batch in between."""
+        """True if the current step also calls user code for another batch in between."""
         self._subnets, self._device = subnets, device
         self._seed, self._recipe = workload.definition.seed, workload.recipe
         self._passes = workload.recipe.steps.trained
@@ -259,7 +259,7 @@ class _Stream:
         self._has_own_norms = trains and (
             not workload.is_trained or self._recipe.norms != "ordered"
         )
-        """Whether norms leave their running statistics alone until the step ends."""
+        """True if norms do not update their running statistics before the step ends."""
         self._role = "" if workload.is_trained else "/teacher"
         self._audit = Audit()
         self._uses: dict[Place, _Use] = {}
@@ -280,11 +280,11 @@ class _Stream:
         return module
 
     def make(self, place: Place, in_place: bool = False) -> PlainLayer:
-        """Make a layer with its own draws; ``in_place`` from the user's module itself."""
+        """Make a layer with its own draws; ``in_place`` uses the user's module itself."""
         return self._wrap(place, self._made(place, in_place))
 
     def make_again(self, step: int) -> None:
-        """Make the layers that run user code again, from what a checkpoint would hold of them."""
+        """Make the layers that run user code again, from the state that a checkpoint would have."""
         optimizer = self._recipe.optimizer
         has_own_optimizer = isinstance(optimizer, GivenCode) or ":" in optimizer
         for place in sorted(self.used):
@@ -345,7 +345,7 @@ class _Stream:
                     self._take_gradients(number, chains[number])
 
     def _use(self, step: int, chain: Sequence[int], reading: ExitStack) -> None:
-        """Let the layers of a subnet have the versions that a step reads."""
+        """Switch the layers of a subnet to the versions that a step reads."""
         for place in self._places(chain):
             if place not in self._uses:
                 layer = self.layers.get(place) or self.make(place)
@@ -354,7 +354,7 @@ class _Stream:
 
     @torch.no_grad()
     def _probe(self, step: int, probe: int, chain: Sequence[int], tapped: Tapped) -> None:
-        """The loss of a subnet that may be trained; buffers stay as they are."""
+        """Compute the loss of a subnet that may be trained, without changing buffers."""
         with ExitStack() as reading:
             self._use(step, chain, reading)
             for use in self._uses.values():
@@ -368,7 +368,7 @@ class _Stream:
         return [(block, blocks[block].candidate(option)) for block, option in enumerate(chain)]
 
     def _train_jointly(self, step: int, chains: Sequence[Sequence[int]], tapped: Tapped) -> None:
-        """One loss over the outputs of all passes, after all forwards."""
+        """Compute one loss over the outputs of all passes after all forwards, and its backwards."""
         numbers = range(self._passes)
         outputs = [self._forward(step, number, chains[number], tapped) for number in numbers]
         end = len(self.workload.space) - 1
@@ -390,10 +390,10 @@ class _Stream:
             self._take_gradients(number, chains[number])
 
     def _forward(self, step: int, number: int, chain: Sequence[int], tapped: Tapped) -> Tensors:
-        """Run one pass; returns the outputs of the last block, or the loss if there is one."""
+        """Run one pass; return the outputs of the last block, or the loss if there is one."""
         workload = self.workload
         batch = workload.data(self._seed, self._batch_of(step, number))
-        if self._is_disturbed:  # a stage may make batches ahead
+        if self._is_disturbed:  # a stage may make batches in advance
             disturb(lambda: workload.data(self._seed, self._batch_of(step, number) + 1))
         tensors: Tensors = ()
         before = 0
@@ -409,7 +409,7 @@ class _Stream:
             with self._autocast():
                 aliases = [tensor.view_as(tensor) for tensor in (*tensors, *taken)]
                 for alias in aliases:
-                    if alias.grad_fn is not None:  # runs before the backward of the block before
+                    if alias.grad_fn is not None:  # runs before the previous block's backward
                         alias.grad_fn.register_prehook(partial(_start_backward, before))
                 watched = self._audit.forward(use.layer.label, use.layer.module)
                 aside: AbstractContextManager[Statistics] = nullcontext([])
@@ -455,7 +455,7 @@ class _Stream:
         self._audit.look_at_loss("loss", self.workload.loss, loss, inside)
 
     def _batch_of(self, step: int, number: int) -> int:
-        """The number of a pass's batch; a probe, below 0, has that of its first trained pass."""
+        """Return the number of a pass's batch; a probe (negative) uses its first trained pass's."""
         steps = self._recipe.steps
         if steps.shares_batch:
             return step
@@ -467,7 +467,7 @@ class _Stream:
     def _loss(
         self, last: nn.Module, outputs: Tensors, lessons: Tensors, fields: Tensors
     ) -> torch.Tensor:
-        """The user's loss, or what it is with lessons from a teacher or the largest subnet."""
+        """Compute the user's loss, or its distillation form if there are teacher outputs."""
         is_layer = isinstance(self.workload.space.blocks[-1], LossBlock)
         loss: Any = last if is_layer else self.workload.loss
         if lessons:
@@ -483,13 +483,13 @@ class _Stream:
 
     def _has_backward(self, step: int, loss: torch.Tensor) -> bool:
         if self._recipe.nonfinite == "keep" or bool(loss.isfinite().all()):
-            return loss.requires_grad  # False in architecture rounds of edges without a choice
+            return loss.requires_grad  # False in architecture steps of edges without a choice
         if self._recipe.nonfinite == "skip":
             return False
         raise NotFiniteError(f"step {step}: expected a finite loss, found {float(loss):g}")
 
     def _part(self, step: int, number: int, loss: torch.Tensor) -> torch.Tensor:
-        """The share of a pass's loss in the step's average."""
+        """Scale a pass's loss by its weight in the step's average."""
         steps = self._recipe.steps
         if steps.distills or steps.average != "passes" or self._passes == 1:
             return loss
@@ -500,7 +500,7 @@ class _Stream:
         return loss * (items[number] / sum(items))
 
     def _items(self, number: int) -> int:
-        """How many values of a batch's target the loss counts."""
+        """Return the number of values of a batch's target that the loss counts."""
         data: Any = self.workload.data
         if callable(getattr(data, "items", None)):
             return int(data.items(self._seed, number))
@@ -511,7 +511,7 @@ class _Stream:
         return int((target != ignored).sum())
 
     def _take_gradients(self, number: int, chain: Sequence[int]) -> None:
-        """Move the gradients of a pass out of its layers, so that no two of them share memory."""
+        """Take the gradients of a pass from its layers, so that no two layers share memory."""
         seen: set[int] = set()
         for place in self._places(chain):
             use = self._uses[place]
@@ -524,7 +524,7 @@ class _Stream:
             use.gradients[number] = gradients
 
     def update(self, step: int) -> None:
-        """Step the optimizers of the layers that the step used, and fold in their statistics."""
+        """Step the optimizers of the layers that the step used, and update their statistics."""
         totals: dict[Place, Gradients] = {}
         for place, use in sorted(self._uses.items()):
             if isinstance(use.layer.rule, Frozen):
@@ -546,7 +546,7 @@ class _Stream:
             self._written.append(use.layer)
 
     def _clip(self, totals: Mapping[Place, Gradients]) -> None:
-        """Scale all gradients of the step so that their norm is at most the limit."""
+        """Clip the global norm of the step's gradients."""
         total = 0.0
         for place, gradients in totals.items():
             layer = self._uses[place].layer
@@ -555,13 +555,13 @@ class _Stream:
             total += norm * norm
         factor = self._recipe.clip_global_norm / (math.sqrt(total) + 1e-6)
         factor = math.nan if math.isnan(total) else factor
-        if not factor >= 1.0:  # a norm that is not a number scales, too
+        if not factor >= 1.0:  # also true for a norm of NaN
             for gradients in totals.values():
                 for gradient in gradients.values():
                     gradient.mul_(factor)
 
     def follow(self, step: int, update: MomentumUpdate, streams: Sequence[_Stream]) -> None:
-        """Move a momentum teacher's layers that the step used towards the student's."""
+        """Move the layers of a momentum teacher that the step used towards the student's."""
         tau = tau_of(update, step, self.workload.definition.steps)
         for place, use in sorted(self._uses.items()):
             rule = use.layer.rule
@@ -574,7 +574,7 @@ class _Stream:
             self._written.append(use.layer)
 
     def take_record(self) -> StreamRecord:
-        """What the step has left; forgets all but the layers."""
+        """Return the results of the step, and reset everything except the layers."""
         losses = tuple(map(loss_bits, self._losses))
         layers = {layer.label: layer.digests() for layer in self._written}
         record = StreamRecord(losses, layers, self._audit.take(), tuple(self._remembered))
@@ -583,13 +583,13 @@ class _Stream:
         return record
 
     def _tapped_by(self, block: int, number: int, role: TapRole, tapped: Tapped) -> Tensors:
-        """The outputs of other passes and streams that a block takes, in the order of the taps."""
+        """Return the outputs of other passes and streams that a block uses, in tap order."""
         found: list[torch.Tensor] = []
         for tap in self._taps:
             if tap.sink[1] != block or tap.role is not role:
                 continue
             if self._is_joined and tap.source[0] == self.number:
-                continue  # the joint loss is given the passes' outputs themselves
+                continue  # the joint loss receives the outputs of all passes directly
             pairs = [(number, number)] if tap.passes is None else tap.passes
             for source, sink in pairs:
                 if sink == number:
@@ -605,11 +605,11 @@ class _Stream:
         return nullcontext()
 
 
-# Rules that are the same for all streams
+# Rules that apply to all streams
 
 
 def start_draws(text: str) -> int:
-    """Seed all global generators by a text; returns the number that they were seeded with."""
+    """Seed all global random generators from a text; return the seed."""
     number = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
@@ -618,12 +618,12 @@ def start_draws(text: str) -> int:
 
 
 def _start_backward(key: int, *_: Any) -> None:
-    """Seed the draws of a block's backward, from the number of its forward."""
+    """Seed the draws of a block's backward from the seed of its forward."""
     start_draws(f"{key}/backward")
 
 
 def rate_of(recipe: Recipe, step: int, steps: int) -> float:
-    """The learning rate of a step of ``steps``, before the factors of rules and groups."""
+    """Return the learning rate of a step, without the factors of rules and groups."""
     schedule, warmup = recipe.schedule, recipe.warmup_steps
     if isinstance(schedule, GivenCode):
         return recipe.lr * float(schedule.code(step))
@@ -650,7 +650,7 @@ def rate_of(recipe: Recipe, step: int, steps: int) -> float:
 
 
 def tau_of(update: MomentumUpdate, step: int, steps: int) -> float:
-    """The factor of a momentum teacher's own weights in a step; ``steps`` is their number."""
+    """Return the factor of a momentum teacher's own weights in a step out of ``steps``."""
     if update.end is None:
         return update.tau
     falls = 0.5 * (1.0 + math.cos(math.pi * step / max(1, steps)))
@@ -658,7 +658,7 @@ def tau_of(update: MomentumUpdate, step: int, steps: int) -> float:
 
 
 def _in_order(passes: Sequence[Gradients | None]) -> Gradients | None:
-    """The sum of the passes' gradients, each added to those before it."""
+    """Return the sum of the passes' gradients, added in pass order."""
     total: Gradients | None = None
     for gradients in passes:
         total = _plus(total, gradients)
@@ -666,7 +666,7 @@ def _in_order(passes: Sequence[Gradients | None]) -> Gradients | None:
 
 
 def _halves(passes: Sequence[Gradients | None]) -> Gradients | None:
-    """The sum of the passes' gradients as a balanced tree."""
+    """Return the sum of the passes' gradients as a balanced tree."""
     if len(passes) == 1:
         return passes[0]
     half = len(passes) // 2
@@ -674,7 +674,7 @@ def _halves(passes: Sequence[Gradients | None]) -> Gradients | None:
 
 
 def _plus(left: Gradients | None, right: Gradients | None) -> Gradients | None:
-    """The sum; a pass or parameter without a gradient adds nothing."""
+    """Return the sum in place; missing passes and parameters contribute nothing."""
     if left is None or right is None:
         return right if left is None else left
     for name, gradient in right.items():
@@ -691,14 +691,14 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _identities(module: nn.Module) -> Iterator[int]:
-    """Numbers of which two modules have some in common if they share a part or memory."""
+    """Yield numbers that two modules have in common if they share a submodule or memory."""
     yield from map(id, module.modules())
     for tensor in (*module.parameters(), *module.buffers()):
         yield tensor.untyped_storage()._cdata
 
 
 def _taps_of_sandwiches(workloads: Sequence[Workload]) -> Iterator[Tap]:
-    """In a sandwich the first pass, of the largest subnet, teaches the others."""
+    """Yield taps from the first pass of each sandwich, the largest subnet, to the other passes."""
     for number, workload in enumerate(workloads):
         steps = workload.recipe.steps
         if steps.distills:
@@ -708,7 +708,7 @@ def _taps_of_sandwiches(workloads: Sequence[Workload]) -> Iterator[Tap]:
 
 
 def _by_taps(streams: Sequence[_Stream], taps: Sequence[Tap]) -> list[_Stream]:
-    """The streams in an order in which each comes after those whose outputs it takes."""
+    """Sort the streams so that each one follows the streams whose outputs it uses."""
     ordered: list[_Stream] = []
     while len(ordered) < len(streams):
         done = {stream.number for stream in ordered}
@@ -723,11 +723,11 @@ def _by_taps(streams: Sequence[_Stream], taps: Sequence[Tap]) -> list[_Stream]:
 
 
 def states_of(checkpoint: Checkpoint, passes: int) -> dict[str, LayerState]:
-    """Every layer that a checkpoint holds, by label.
+    """Return every layer of a checkpoint by label.
 
     Args:
-        checkpoint: at the end of a step.
-        passes: how many sequence IDs a step has.
+        checkpoint: a checkpoint at the end of a step.
+        passes: number of sequence IDs per step.
     """
     values: dict[str, dict[str, Any]] = defaultdict(dict)
     older: dict[str, dict[int, dict[str, torch.Tensor]]] = defaultdict(lambda: defaultdict(dict))

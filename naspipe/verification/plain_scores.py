@@ -1,11 +1,11 @@
 """Score a subnet as a plain network: the user's own modules with the weights of a checkpoint.
 
 The network is a chain of the layers that ``Run.layer`` and ``Run.shared`` return, called batch by
-batch. Its running statistics are taken by its own forward, and the sums over the validation batches
-are computed by a loop of a few lines. Nothing is shared with the stages that score subnets.
+batch. Its own forward updates the running statistics, and a short loop sums over the validation
+batches. No code is shared with the stages that score subnets.
 
-An elastic layer is the whole module, called with a setting. A module that is cut for the setting
-has its weights in other memory, where a matrix product may round differently.
+An elastic layer is the whole module, called with a setting. The weights of a module that is cut for
+the setting are in other memory, where a matrix product may round differently.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Tensors = tuple[torch.Tensor, ...]
 Batch = Mapping[str, torch.Tensor]
 
 TAKEN, LEFT, RESET = "taken", "left", "reset"
-"""Running statistics: taken from the calibration batches, as the run left them, or as a norm is
-made with them (mean 0, variance 1)."""
+"""Running statistics: computed from the calibration batches, those of the run, or the initial
+values (mean 0, variance 1)."""
 
 _MEAN, _VARIANCE = "running_mean", "running_var"
 
@@ -56,14 +56,14 @@ _NORMS = {
     torch.batch_norm: "training",
     torch.instance_norm: "use_input_stats",
 }
-"""The functions that take running statistics, with the argument that has them do so."""
+"""The functions that update running statistics, and the argument that makes them do so."""
 
 _NATIVE = ["input", "weight", "bias", _MEAN, _VARIANCE, "", "momentum", "eps", "cudnn_enabled"]
-"""The arguments of ``torch.batch_norm`` and ``torch.instance_norm``, which have no signature."""
+"""Arguments of ``torch.batch_norm`` and ``torch.instance_norm``, which have no signature."""
 
 
 class PlainScore(NamedTuple):
-    """Means over the validation targets; NaN where outputs score no classes."""
+    """Means over the validation targets; NaN if outputs are not scores of classes."""
 
     loss: float
     top1: float
@@ -71,14 +71,13 @@ class PlainScore(NamedTuple):
 
 
 class PlainScores:
-    """Scores subnets one at a time, each as a network of its own.
+    """Scores subnets one at a time, each as a separate network.
 
     Args:
-        recipe: what subnets are judged on.
+        recipe: data, loss and settings of the evaluation.
         checkpoint: the weights.
-        device: where everything is computed.
-        first_validation: the number of the first validation batch, by which the draws of layers
-            are keyed.
+        device: device of all computation.
+        first_validation: number of the first validation batch, which keys the draws of layers.
     """
 
     def __init__(
@@ -93,12 +92,12 @@ class PlainScores:
         self._first_validation = first_validation
 
     def of(self, choices: Sequence[int], statistics: str = TAKEN) -> PlainScore:
-        """The score of a subnet.
+        """Return the score of a subnet.
 
         Args:
             choices: one per choice block.
-            statistics: ``TAKEN``, ``LEFT`` or ``RESET``. Without calibration batches, and without
-                norms that take statistics, they are the same.
+            statistics: ``TAKEN``, ``LEFT`` or ``RESET``. These are equivalent without calibration
+                batches or without norms that have running statistics.
         """
         with torch.no_grad():
             network = self._network(choices)
@@ -111,7 +110,7 @@ class PlainScores:
             return self._judge(network.eval())
 
     def _network(self, choices: Sequence[int]) -> PlainSubnet:
-        """A subnet as a network, with its own copies of all weights."""
+        """Return a subnet as a network, with its own copies of all weights."""
         options = self._space.chain(choices)
         if isinstance(self._space.blocks[-1], LossBlock):
             options = options[:-1]
@@ -133,8 +132,8 @@ class PlainScores:
         return module
 
     def _norms(self, choices: Sequence[int]) -> dict[str, bool]:
-        """The modules whose running statistics a forward in training mode changes, by name, and
-        whether these are norms of torch's that the network calls as modules."""
+        """Return the modules whose running statistics a forward in training mode changes, by name;
+        the value is True for torch norms that the network calls as modules."""
         network = self._network(choices).train()
         named = {
             f"{name}.{key}" if name else key: getattr(owner, key)
@@ -157,7 +156,7 @@ class PlainScores:
         return found
 
     def _take_statistics(self, network: PlainSubnet, found: Mapping[str, bool]) -> None:
-        """Average the statistics of the calibration batches; all else is in evaluation mode."""
+        """Average the statistics of the calibration batches, with other modules in eval mode."""
         network.eval()
         others = []
         for name, is_torchs in found.items():
@@ -174,7 +173,7 @@ class PlainScores:
                 self._forward(network, batch, number)
 
     def _judge(self, network: PlainSubnet) -> PlainScore:
-        """The means over all validation targets."""
+        """Return the means over all validation targets."""
         workload = self._workload
         last, sums = len(self._space.blocks) - 1, [0.0] * 5
         trained = None
@@ -184,7 +183,7 @@ class PlainScores:
             batch = self._on_device(self._recipe.held_out(self._seed, number))
             outputs = self._forward(network, batch, self._first_validation + number)
             target = batch[workload.target_field]
-            # A trained loss is copied, so that no batch changes its buffers for another one.
+            # A trained loss is copied, so that its buffers are the same for all batches.
             loss: Any = workload.loss if trained is None else copy.deepcopy(trained)
             with self._autocast():
                 mean = loss(*outputs, *(batch[name] for name in workload.judged_fields))
@@ -215,7 +214,7 @@ class PlainScores:
 
 
 class PlainSubnet(nn.Module):
-    """A subnet: its layers, called one after the other; draws are keyed by block and batch."""
+    """A subnet: calls its layers one after the other; draws are keyed by block and batch."""
 
     def __init__(
         self, layers: Sequence[nn.Module], fields: Sequence[Sequence[str]], seed: int
@@ -246,7 +245,7 @@ class _OfSetting(nn.Module):
 
 
 class _Averaging(TorchFunctionMode):
-    """Has norms that other code computes take statistics, and average them over all calls."""
+    """Makes norms in other code update running statistics, averaged over all calls."""
 
     def __init__(self, owners: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -287,8 +286,8 @@ def _reset(norm: nn.Module) -> None:
 def _sums_of_batch(
     mean: float, scores: torch.Tensor, target: torch.Tensor, ignored: Any
 ) -> Iterator[float]:
-    """The sum of the targets' losses, how many targets there are, how many are ranked, and how many
-    of these are the first class, or among the first five. Of equal scores the first class is first.
+    """Yield the sum of the targets' losses, the number of targets, the number of ranked targets,
+    and how many of these rank first or among the first five. Ties are broken by the class index.
     """
     counts = target != ignored if isinstance(ignored, int) else torch.ones_like(target).bool()
     targets = float(counts.sum())
@@ -309,24 +308,24 @@ def _sums_of_batch(
 
 
 LEAST_SECONDS = 60.0
-"""At the end of a search the launcher waits for the plain scores for :data:`SHARE` of the time that
-the search took, but at least for so many seconds."""
+"""At the end of a search, the launcher waits for the plain scores for :data:`SHARE` of the time
+that the search took, but at least for this number of seconds."""
 
 _STATISTICS = {
     LEFT: "running statistics were not taken again: the score is that of the run's own",
     RESET: "running statistics were not taken: the score is that of mean 0 and variance 1",
 }
-"""The likely reason of a difference, by the statistics with which a subnet has the score."""
+"""The likely reason for a difference, by the statistics that reproduce the score."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedScores:
-    """How many scores of a search were verified."""
+    """The number of verified scores of a search."""
 
     scores: int
-    """Those that have the bits of the plain network."""
+    """Number of scores that are bitwise equal to those of the plain network."""
     because: str = ""
-    """Why they are not more, or none; empty if all were compared that were asked for."""
+    """Why not all requested scores were compared; empty if they were."""
 
     def __str__(self) -> str:
         if not self.scores:
@@ -342,10 +341,10 @@ class ScoreVerifier:
     """Compares scores with those of plain networks; a context manager.
 
     Args:
-        make: makes what scores plainly, in the forked process.
+        make: makes the plain scorer in the forked process.
         threads: intra-op threads of that process.
-        because: why a verified score does not say everything, if so.
-        patience: how many seconds to wait at the end; None for a share of the search's time.
+        because: limitation of verified scores, if any.
+        patience: seconds to wait at the end; None for a fraction of the search's time.
     """
 
     def __init__(
@@ -387,7 +386,7 @@ class ScoreVerifier:
         self._plain.end()
 
     def ask(self, subnet: int, choices: Sequence[int], scores: Scores) -> None:
-        """Have the score of a subnet computed again. Each subnet is asked for once."""
+        """Request the plain score of a subnet, once per subnet."""
         if not self._plain.is_running or subnet in self._waiting or subnet in self._verified:
             return
         self._waiting[subnet] = tuple(choices), scores
@@ -395,10 +394,10 @@ class ScoreVerifier:
         self._plain.send(request)
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Compare what has arrived, and wait up to ``seconds`` for more.
+        """Compare the scores that have arrived, and wait up to ``seconds`` for more.
 
         Raises:
-            VerificationError: at a difference.
+            VerificationError: if a score differs.
         """
         for answer in self._plain.answers(seconds):
             if because := answer.get("because"):
@@ -417,7 +416,7 @@ class ScoreVerifier:
             self._verified.add(subnet)
 
     def finish(self) -> VerifiedScores:
-        """Wait for the answers, within a bound; returns how many scores were verified."""
+        """Wait for answers within the time limit; return the number of verified scores."""
         share = max(LEAST_SECONDS, SHARE * (time.monotonic() - self._start))
         deadline = time.monotonic() + (share if self._patience is None else self._patience)
         while self._waiting and self._plain.is_running:
@@ -435,7 +434,7 @@ class ScoreVerifier:
 
 
 def bits_of(score: float) -> bytes:
-    """The bytes by which two scores are compared; all NaNs are equal."""
+    """Return the bytes of a score for comparison; all NaNs are equal."""
     return b"nan" if math.isnan(score) else struct.pack(">d", score)
 
 

@@ -1,4 +1,4 @@
-"""What a plain loop reports of each step: the bits of its losses and a digest of every tensor."""
+"""Reports of a plain loop for each step: the bits of losses and a digest of every tensor."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import torch
 from naspipe.config.errors import NaspipeError
 
 LayerDigests = Mapping[str, str]
-"""Of one layer: digests by the tensor's name in a checkpoint, such as ``param/weight``."""
+"""Digests of one layer by the tensor's name in a checkpoint, such as ``param/weight``."""
 
 
 class NotVerifiable(NaspipeError):  # noqa: N818
-    """The plain loop does not cover this run; the message begins with "because"."""
+    """The plain loop does not support this run; the message starts with "because"."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """What one step of one stream left."""
+    """The results of one step of one stream."""
 
     losses: tuple[str, ...] = ()
     """The bits of each pass's loss, in pass order; see :func:`loss_bits`."""
     layers: Mapping[str, LayerDigests] = field(default_factory=dict)
     """The layers that the step wrote, by label."""
     hints: tuple[tuple[str, str], ...] = ()
-    """What was observed of layers, by label, and of the loss, that may explain a difference."""
+    """Observations about layers, by label, and about the loss that may explain a difference."""
     remembered: tuple[tuple[str, str], ...] = ()
-    """Labels of layers, and attributes of theirs that no checkpoint holds and a forward changes."""
+    """Labels of layers, with attributes that a forward changes and checkpoints do not contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one step of a plain loop left."""
+    """The results of one step of a plain loop."""
 
     step: int
     streams: tuple[StreamRecord, ...]
@@ -45,13 +45,13 @@ class StepRecord:
 
 
 def loss_bits(loss: torch.Tensor) -> str:
-    """The bytes of a loss in hexadecimal, most significant first, as in ``losses.jsonl``."""
+    """Return the bytes of a loss in hexadecimal, most significant first, as in ``losses.jsonl``."""
     raw = bytes(loss.detach().cpu().reshape(1).view(torch.uint8).tolist())
     return (raw[::-1] if sys.byteorder == "little" else raw).hex()
 
 
 def tensor_digest(value: Any) -> str:
-    """A digest of a tensor's dtype, shape and bytes; of any other value, of its ``repr``."""
+    """Return a digest of a tensor's dtype, shape and bytes; of any other value, of its ``repr``."""
     digest = blake2b(digest_size=8)
     if isinstance(value, torch.Tensor):
         dense = value.detach().cpu()

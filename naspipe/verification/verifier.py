@@ -1,10 +1,10 @@
-"""Run the plain loop in a forked process next to the start of a run, and compare the two.
+"""Run the plain loop in a forked process alongside the first steps of a run, and compare the two.
 
 The process is forked from the launcher before any stage computes, so it has the user's own modules,
-data and loss, and whatever it does to them is lost with it. It runs at low priority. The launcher
-forwards what the stages report, reads what the plain loop reports, and raises at the first
-difference. Before a checkpoint is published, the launcher waits for the comparison of the steps so
-far, but never longer than a bound.
+data and loss, and its changes to them do not affect the run. It runs at low priority. The launcher
+collects the reports of the stages and of the plain loop, and raises at the first difference. Before
+a checkpoint is published, the launcher waits for the comparison of all steps so far, up to a time
+limit.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from naspipe.verification.comparison import Comparison
 from naspipe.verification.records import LayerDigests, NotVerifiable
 
 PRIORITY = 10
-"""What is added to the niceness of the plain loop's process."""
+"""Increment of the niceness of the plain loop's process."""
 
 GPU_SHARE = 0.25
-"""How much of a GPU's memory the plain loop may take, so that the run has the rest."""
+"""Fraction of a GPU's memory that the plain loop may use, so that the run has the rest."""
 
 Work = Callable[[Connection], Iterator[Mapping[str, Any]]]
-"""Given the connection to the launcher, yields what is to be sent there."""
+"""Takes the connection to the launcher and yields messages to send to it."""
 
 
 class PlainProcess:
     """Runs a plain computation in a process that is forked from the launcher.
 
-    It has a low priority, and it is the first to end when memory runs short.
+    The process has low priority, and is the first to be killed if memory runs out.
 
     Args:
         work: the computation.
-        threads: its intra-op threads.
-        what: how messages call it.
+        threads: number of intra-op threads.
+        what: name of the computation in messages.
     """
 
     def __init__(self, work: Work, threads: int, what: str) -> None:
@@ -71,7 +71,7 @@ class PlainProcess:
         return self._process is not None
 
     def start(self) -> None:
-        """Fork the process; to be called before any stage is forked."""
+        """Fork the process; call this before any stage is forked."""
         self._connection, theirs = FORK.Pipe()
         work = (self._work, self._threads, self._what, theirs)
         self._process = FORK.Process(target=_report_all, args=work, name="naspipe-verify")
@@ -80,15 +80,15 @@ class PlainProcess:
         theirs.close()
 
     def send(self, message: Any) -> None:
-        """Send what the computation receives. If it has ended, :meth:`answers` says why."""
+        """Send a message to the computation. If it has ended, :meth:`answers` reports why."""
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.send_bytes(json.dumps(message).encode())
 
     def answers(self, seconds: float) -> Iterator[dict[str, Any]]:
-        """What it has sent, waiting so long for the first answer.
+        """Yield the messages that have arrived, waiting up to ``seconds`` for the first one.
 
-        The last one says ``because`` if the computation cannot continue, or ``done``.
+        The last message has ``because`` if the computation cannot continue, or ``done``.
         """
         while self._connection is not None and self._connection.poll(seconds):
             seconds = 0.0
@@ -109,21 +109,21 @@ class PlainProcess:
 
 
 def limit_gpu_memory(device: str) -> None:
-    """Let this process take at most :data:`GPU_SHARE` of the memory of each GPU."""
+    """Limit this process to :data:`GPU_SHARE` of the memory of each GPU."""
     if device == "cuda":
         for number in range(torch.cuda.device_count()):
             torch.cuda.set_per_process_memory_fraction(GPU_SHARE, number)
 
 
 def _report_all(work: Work, threads: int, what: str, connection: Connection) -> None:
-    """Send what a computation yields, and then how it ended; the forked process does this.
+    """Send the messages of a computation, and then how it ended; runs in the forked process.
 
-    It takes time and memory only if the run does not need them: when memory runs short, the kernel
-    ends this process first, and the launcher reports that the run was not verified.
+    The run has precedence for time and memory: if memory runs out, the kernel kills this process
+    first, and the launcher reports that the run was not verified.
     """
     leave_signals_to_launcher()
     set_parent_death_signal = 1
-    if sys.platform == "linux":  # the kernel ends this process when the launcher is killed
+    if sys.platform == "linux":  # the kernel kills this process if the launcher is killed
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
     os.nice(PRIORITY)
     with suppress(OSError):
@@ -151,32 +151,32 @@ def _report_all(work: Work, threads: int, what: str, connection: Connection) -> 
 
 
 SHARE, LEAST_SECONDS, MOST_SECONDS = 0.1, 5.0, 60.0
-"""With ``verify=auto`` the launcher waits for the plain loop for this share of the time since the
-run began, but at least and at most for so many seconds."""
+"""With ``verify=auto``, the launcher waits for the plain loop for this fraction of the time since
+the run started, within these minimum and maximum numbers of seconds."""
 
 TOO_SLOW = "because the plain loop took too long"
 NOT_REPORTED = "because the run did not report all of its first steps"
 
 Proposed = Callable[[int], Iterator[Sequence[int]]]
-"""Given the number of a stream that grows during the run: its subnets as chains of options, as
-they become known. The chain of a pass that is left out is empty."""
+"""Takes the number of a stream that grows during the run, and yields its subnets as chains of
+options, as they become known. The chain of a skipped pass is empty."""
 
 Records = Callable[[Proposed], Iterator[Mapping[str, Any]]]
-"""Makes the plain loop and yields, step by step, what it leaves: ``step`` and ``streams``."""
+"""Makes the plain loop and yields the results of each step as ``step`` and ``streams``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """How far a run was verified."""
+    """The extent to which a run was verified."""
 
     steps: int
-    """How many steps have the bits of the plain loop."""
+    """Number of steps that are bitwise equal to those of the plain loop."""
     because: str = ""
-    """Why they are not more, or none; empty if all were compared that were asked for."""
+    """Why not all requested steps were compared; empty if they were."""
     first: int = 0
-    """The first of these steps: 0, or that at which the last attempt of the run began."""
+    """The first of these steps: 0, or the first step of the run's last attempt."""
     note: str = ""
-    """A line about layers that remember what no checkpoint holds; empty if none does."""
+    """A line about layers with state that checkpoints do not contain; empty if none."""
 
     def __str__(self) -> str:
         if not self.steps:
@@ -198,11 +198,11 @@ class Verifier:
     """Compares the first steps of a run with its plain loop; a context manager.
 
     Args:
-        comparison: takes what both sides report.
-        records: runs the plain loop, in the forked process.
+        comparison: compares the reports of both sides.
+        records: runs the plain loop in the forked process.
         threads: intra-op threads of the plain loop.
         step_seconds: wait as long as no step of the plain loop takes longer than this; None to
-            wait only for a share of the run's time, and continue the run without verification.
+            wait only for a fraction of the run's time, and then continue without verification.
     """
 
     def __init__(
@@ -244,9 +244,10 @@ class Verifier:
         return self._comparison.end
 
     def may_publish(self, cut: int) -> bool:
-        """Whether all steps before a cut are compared, or the comparison is over.
+        """Return True if all steps before a cut have been compared, or the comparison has ended.
 
-        Raises VerificationError at a difference.
+        Raises:
+            VerificationError: at a difference.
         """
         self._read(0.0)
         if self._comparison.verified_until >= cut:
@@ -257,37 +258,37 @@ class Verifier:
 
     @property
     def _is_open(self) -> bool:
-        """Whether steps are still to be compared; the plain loop may have ended before the run."""
+        """True if steps remain to be compared; the plain loop may have ended before the run."""
         return not self._because and not self._comparison.is_complete
 
     def _deadline(self, seconds: float) -> float:
-        """When to give up: this long after the start, or after the last report of either side."""
+        """Return when to give up, after the start or the last report of either side."""
         if self._step_seconds is None:
             return self._start + seconds
         return self._heard + self._step_seconds
 
     def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
-        """A stream has grown by these subnets, whose sequence IDs begin with ``first``."""
+        """Add new subnets of a growing stream, whose sequence IDs start at ``first``."""
         compared = [list(each.chain) for each in subnets][: max(0, self.end - first)]
         if compared:
             self._plain.send([stream, compared])
 
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None:
-        """A stage reported a loss. Raises VerificationError at a difference."""
+        """Add a loss that a stage reported; VerificationError at a difference."""
         if self._is_open:
             self._heard = time.monotonic()
             self._comparison.add_loss(stream, sequence_id, bits)
             self._read(0.0)
 
     def take_layer(self, stream: int, sequence_id: int, label: str, digests: LayerDigests) -> None:
-        """A stage reported a layer that it wrote. Raises VerificationError at a difference."""
+        """Add a written layer that a stage reported; VerificationError at a difference."""
         if self._is_open:
             self._heard = time.monotonic()
             self._comparison.add_layer(stream, sequence_id, label, digests)
             self._read(0.0)
 
     def wait(self) -> None:
-        """Wait for the end of the plain loop, within the bound. Raises VerificationError."""
+        """Wait for the plain loop to end, up to a time limit; VerificationError at a difference."""
         passed = time.monotonic() - self._start
         patience = passed + min(MOST_SECONDS, max(LEAST_SECONDS, SHARE * passed))
         while self._plain.is_running:
@@ -306,7 +307,7 @@ class Verifier:
         return Verified(compared.verified_steps, because, compared.first, compared.note)
 
     def _read(self, seconds: float) -> None:
-        """Take what the plain loop has reported, and wait for more for so long."""
+        """Process the reports of the plain loop, waiting up to ``seconds`` for the first one."""
         for answer in self._plain.answers(seconds):
             if because := answer.get("because"):
                 self._give_up(because)

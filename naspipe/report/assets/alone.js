@@ -1,4 +1,4 @@
-// How far a search's ranking holds: inherited scores against those of subnets that were trained alone.
+// Reliability of a search's ranking: inherited scores against those of subnets trained alone.
 
 const NOT_RETRAINED = "No subnet of this search was trained alone yet: naspipe retrain RUN --steps N says how far its ranking holds.";
 

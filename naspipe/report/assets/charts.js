@@ -1,4 +1,4 @@
-// The charts beside the timeline: each function returns the traces and the layout of one.
+// The charts other than the timeline: each function returns the traces and the layout of one chart.
 
 const RUN_COLOURS = ["#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377"];
 const RUN_DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
@@ -58,7 +58,7 @@ function lossChart(runs) {
   return [traces, layout(300, { xaxis: title("subnet"), yaxis: title("loss") })];
 }
 
-// Held-out loss at each cut, behind the last subnet whose update is in; the other scores on hover.
+// Held-out loss at each cut, after the last subnet whose update is included; other scores on hover.
 function validationTraces(run, colour, isNamed) {
   const { subnet, scores } = run.validations;
   if (!subnet.length) return [];

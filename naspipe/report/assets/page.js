@@ -1,4 +1,4 @@
-// Puts tables and charts into the page, and keeps the timeline's detail in step with its zoom.
+// Adds tables and charts to the page, and adapts the timeline's detail to its zoom level.
 
 const naspipe = { runs: [], run: null, layer: -1, window: null, isReady: false };
 const CONFIG = {
@@ -14,7 +14,7 @@ async function unpack(text) {
 }
 
 async function loadPlotly() {
-  // One script in another, as no address may be asked for.
+  // Inserted as an inline script, because the page may not request any address.
   document.head.append(element("script", await unpack(byId("plotly").textContent)));
 }
 

@@ -1,4 +1,4 @@
-// Sums of gradients that go from group to group: a lane of the timeline, and a table.
+// Sums of gradients between groups: a lane of the timeline, and a table.
 
 const SUM_COLOUR = REASONS.reduction[0];
 
@@ -11,7 +11,7 @@ function sumText(run, row) {
     `${sums.joined[row]}, by ${moment(end)}<br>own gradients there at ${moment(sums.own[row])}: ${waited}`;
 }
 
-// The place of a block's sums in its stage's lane: first blocks above.
+// Returns the position of a block's sums in its stage's lane, with the first blocks at the top.
 function sumRows(run) {
   const blocks = new Map();
   run.sums.stage.forEach((stage, row) => {
@@ -25,7 +25,7 @@ function sumRows(run) {
   };
 }
 
-// One bar per sum on the stage that joined it; darker where its WRITE had everything else.
+// One bar per sum on the stage that joined it; darker while its WRITE waited only for the sum.
 function exactSums(run, rows) {
   const { sums } = run;
   const place = sumRows(run);
@@ -44,7 +44,7 @@ function exactSums(run, rows) {
   return [whole, late];
 }
 
-// Sums that overlap, or that less than a pixel parts, become one bar.
+// Merges sums that overlap, or that are less than a pixel apart, to one bar.
 function mergedSums(run, rows, pixel) {
   const { sums } = run;
   const bars = [];

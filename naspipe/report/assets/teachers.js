@@ -1,4 +1,4 @@
-// Teachers that came and went: bars above the timeline, marks where one was refused, and a table.
+// Elastic teachers: bars above the timeline, marks for refusals, and a table.
 
 const STAY_ENDS = {
   end: ["#44AA99", "there", "until the student ended"],
@@ -33,7 +33,7 @@ function staysChart(run, from, to) {
 
 const short = (name) => (name.length > 24 ? `${name.slice(0, 10)}…${name.slice(-12)}` : name);
 
-// The same margins for bars and timeline, so that a moment is at the same place in both.
+// The same margins for bars and timeline, so that their time axes are aligned.
 function besideNames(run) {
   const { names } = run.teachers;
   if (!names.length) return {};

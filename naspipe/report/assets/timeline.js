@@ -1,10 +1,11 @@
 "use strict";
-// What is drawn of a run's records and waits, for a stretch of time and a number of pixels.
+// The bars for a run's records and waits, for a time range and a number of pixels.
 
 const LANES = { F: [-0.44, 0.36], B: [-0.08, 0.36], O: [-0.08, 0.36], W: [-0.08, 0.36], wait: [0.32, 0.12] };
-// O, what a split backward owes, is no record of its own: a WRITE begins with it.
+// O, the weight gradients that a split backward deferred, has no records: a WRITE starts with it.
 const KIND_NAMES = { F: "forward", B: "backward", O: "weights' gradients", W: "WRITE" };
-// Okabe and Ito's colours, which most kinds of colour blindness keep apart; yellow a little darker.
+// Okabe and Ito's colours, which people with most kinds of colour blindness can distinguish, with a
+// slightly darker yellow.
 const SUBNET_COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#D8C200"];
 const DARK_TEXT_ON = new Set(["#E69F00", "#CC79A7", "#56B4E9", "#D8C200"]);
 // Paul Tol's "bright" scheme.
@@ -22,7 +23,7 @@ const REASONS = {
   fill: ["#cfd5de", "fill", "the pipeline was filling"],
   drain: ["#b9c0cb", "drain", "nothing was left to do here while other stages finished"],
 };
-// A run with sums between groups has one more lane a stage.
+// A run with sums between groups has one more lane per stage.
 const LANES_WITH_SUMS = { F: [-0.46, 0.28], B: [-0.18, 0.28], O: [-0.18, 0.28], W: [-0.18, 0.28], wait: [0.13, 0.09], sums: [0.25, 0.2] };
 const lanes = (run) => (run.sums.start.length ? LANES_WITH_SUMS : LANES);
 const MAX_BARS = 3000;
@@ -30,7 +31,7 @@ const SECOND = 1e9;
 
 const subnetColour = (subnet) => SUBNET_COLOURS[subnet % SUBNET_COLOURS.length];
 
-// Each part of a colour at this share, and the rest of it at another grey's.
+// Mixes a colour, with weight `share`, with a grey.
 function mixed(colour, share, grey) {
   const parts = [1, 3, 5].map((at) => Math.round(parseInt(colour.slice(at, at + 2), 16) * share + grey * (1 - share)));
   return `rgb(${parts.join(",")})`;
@@ -47,7 +48,7 @@ function duration(ns) {
 const moment = (ns) => `${(ns / SECOND).toFixed(6)} s`;
 const layerName = (run, row) => (row < 0 ? "?" : run.layers[row].label);
 
-// Rows of a table of columns that touch [from, to), in order of their start.
+// Rows of a table of columns that overlap [from, to), in order of start.
 function visible(columns, from, to) {
   const rows = [];
   for (let row = 0; row < columns.start.length; row++) {
@@ -85,7 +86,7 @@ function waitText(run, row) {
   return text;
 }
 
-// One bar per record, two for a WRITE that begins with its gradients: exact, for a stretch that holds few.
+// One bar per record, or two for a WRITE that starts with weight gradients; for ranges with few records.
 function exactBars(run, rows) {
   const { spans } = run;
   return rows.flatMap((row) => {
@@ -96,7 +97,7 @@ function exactBars(run, rows) {
   });
 }
 
-// Neighbours of one subnet become one bar; what is narrower than three pixels joins its neighbours.
+// Merges adjacent records of one subnet, and bars narrower than three pixels with adjacent ones.
 function mergedBars(run, rows, pixel) {
   const { spans } = run;
   const bars = [];
@@ -130,8 +131,8 @@ function mergedBars(run, rows, pixel) {
   });
 }
 
-// Waits narrower than a pixel join those around them, under the longest one's reason; where they
-// make up less than half of the stretch, nothing is drawn, because the stage was mostly busy.
+// Waits narrower than a pixel are merged with adjacent ones, with the reason of the longest. If they
+// cover less than half of the bar, nothing is drawn, because the stage was mostly busy.
 function waitBars(run, rows, pixel, isExact) {
   const { waits } = run;
   const bars = [];
@@ -156,7 +157,7 @@ function waitBars(run, rows, pixel, isExact) {
   }));
 }
 
-// The traces of the timeline for [from, to) nanoseconds on a plot of this many pixels.
+// The traces of the timeline for [from, to) nanoseconds on a plot of `pixels` pixels.
 function timelineTraces(run, from, to, pixels) {
   const pixel = (to - from) / pixels;
   const rows = visible(run.spans, from, to);
@@ -189,7 +190,7 @@ function barTrace(bars, [offset, width], name) {
   return {
     type: "bar", orientation: "h", name, showlegend: false,
     base: bars.map((bar) => bar.start / SECOND), x: bars.map((bar) => bar.length / SECOND),
-    y: bars.map((bar) => bar.stage), offset, width, // of all bars, or a list with one for each
+    y: bars.map((bar) => bar.stage), offset, width, // one value for all bars, or a list with one per bar
     customdata: bars.map((bar) => bar.row), hovertext: bars.map((bar) => bar.text), hoverinfo: "text",
     textposition: "inside", insidetextanchor: "middle", textangle: 0,
     marker: { line: { width: 0 } },

@@ -1,4 +1,4 @@
-// Which choices win: of each decision of a search, how often the best subnets have each choice.
+// Winning choices: for each decision of a search, how often the best subnets have each choice.
 
 function winningText(decision, choice, best) {
   const gain = choice.gain === null ? "no mean to compare"
