@@ -87,7 +87,7 @@ class Segment:
         """Description of hooks that the last forward added to its graph; see :class:`Graph`."""
         self._keeps_graph = keeps_graph
         self._copies_buffers = may_lose_graph or not keeps_graph or not isinstance(spec.rule, Exact)
-        """Whether the values of buffers before and after the forward must be kept."""
+        """Whether the forward copies buffers first, to detect or undo its writes."""
 
     def forward(self) -> Tensors:
         """Compute the block, and return leaf tensors for the next block.

@@ -36,10 +36,10 @@ class LayerMemory:
     """A layer's parameters, buffers and optimizer state as views of one blob.
 
     The blob is initially in host memory. Once the layer has been on a device, its tensors remain
-    views of device memory, which is allocated by ``to_device`` and freed by ``leave_device``.
-    Graphs stay valid, because the tensors that they hold have their values again after the next
-    load. Code that reads a layer that may not be resident first calls its ``at_hand``, which binds
-    the layer to host memory.
+    views of its device memory, which is valid from ``to_device`` until ``leave_device``. Graphs
+    stay valid, because the tensors that they hold have their values again after the next load. Code
+    that reads a layer that may not be resident first calls its ``at_hand``, which binds the layer
+    to host memory.
 
     Parameters remain the same objects; shapes, strides and shared memory are kept. Gradients are
     not part of the blob, nor are optimizer states without dimensions, numbers or None. Memory for
