@@ -1,1 +1,1 @@
-"""Plain descriptions of work: workloads, losses, batches, and the ports that users implement."""
+"""Descriptions of work: workloads, losses, batches, and the protocols that users implement."""

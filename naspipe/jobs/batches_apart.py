@@ -1,7 +1,7 @@
-"""Batches for the process that starts a run, made in processes that end before the stages begin.
+"""Batches for the launcher, made in processes that end before the stages start.
 
-Otherwise, what a data set opens at its first item (a file, a connection, a library's state) would
-be open in the launcher, and shared by all stages that are forked from it.
+Otherwise, resources that a data set opens at its first item (a file, a connection, a library's
+state) would be open in the launcher, and shared by all stages that are forked from it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KEEPING: list[None] = []
 
 @contextmanager
 def batches_kept() -> Iterator[None]:
-    """Make each batch once while a run is checked: a data set's first item may take long."""
+    """Make each batch only once in this context, because a data set's first item may take long."""
     _KEEPING.append(None)
     try:
         yield
@@ -51,22 +51,22 @@ def batches_kept() -> Iterator[None]:
 
 
 def batch_apart(data: Data, seed: int, number: int, threads: int = 1) -> Mapping[str, Any]:
-    """The tensors of a batch, made in a separate process.
+    """Return the tensors of a batch, made in a separate process.
 
-    Values that are not tensors, or that cannot be sent as bytes, are left out. A daemon, which may
-    start no process, makes the batch itself.
+    Values that are not tensors, or that cannot be sent as bytes, are omitted. A daemon process,
+    which must not start processes, makes the batch itself.
 
     Args:
-        data: of a run.
-        seed: of the batch.
-        number: of the batch.
-        threads: of torch, in that process.
+        data: the data of a run.
+        seed: the seed of the batch.
+        number: the number of the batch.
+        threads: the number of torch threads in that process.
 
     Raises:
-        ConfigError: the data's own, or for a result that is not a mapping.
-        UsersCodeError: with the traceback of any other error of the data.
+        ConfigError: if the data raise it, or return anything but a mapping.
+        UsersCodeError: if the data raise any other error, with its traceback.
         StageFailedError: if the process ends without an answer.
-        TransportError: if there is no batch for too long.
+        TransportError: if no batch is returned for too long.
     """
     if current_process().daemon:
         return data(seed, number)
@@ -80,7 +80,7 @@ def batch_apart(data: Data, seed: int, number: int, threads: int = 1) -> Mapping
 
 
 def first_batch(workload: Workload) -> Mapping[str, Any]:
-    """The first batch of a run's data; see :func:`batch_apart`."""
+    """Return the first batch of a run's data; see :func:`batch_apart`."""
     definition = workload.definition
     return batch_apart(workload.data, definition.seed, 0, definition.recipe.threads)
 

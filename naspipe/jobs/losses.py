@@ -1,4 +1,4 @@
-"""The loss of a run: what it is called with, its form for students, its description."""
+"""The loss of a run: its arguments, its form for students, and its description."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from naspipe.config.space import AnyBlock
 from naspipe.config.user_code import full_name
 
 Loss = Callable[..., torch.Tensor]
-"""Called with the last block's outputs and fields of the batch, by default ``target``."""
+"""Called with the last block's outputs and batch fields, by default ``target``."""
 
 Metric = Callable[..., Any]
-"""Called as a loss is; returns one number that is not trained on."""
+"""Called like a loss; returns a single number that is not used for training."""
 
 
 def loss_fields(loss: Loss) -> tuple[str, ...]:
-    """The batch fields that a loss is called with: its ``fields``, or ``target``."""
+    """Return the batch fields that are passed to a loss: its ``fields``, or ``target``."""
     return tuple(getattr(loss, "fields", ("target",)))
 
 
 def distilled_fields(loss: Loss) -> tuple[str, ...]:
-    """The batch fields that a loss is called with if every pass has a teacher output.
+    """Return the batch fields that are passed to a loss if every pass has a teacher output.
 
-    A loss may have them as ``distilled_fields``. By default they are its ``fields``, and none for
-    ``torch.nn.CrossEntropyLoss``, which then compares with the teacher output alone.
+    A loss may define them as ``distilled_fields``. By default they are its ``fields``, and empty
+    for ``torch.nn.CrossEntropyLoss``, which then compares with the teacher output alone.
     """
     if type(loss) is torch.nn.CrossEntropyLoss:
         return ()
@@ -46,7 +46,7 @@ def name_of_loss(loss: object) -> str:
 
 
 def not_one_number(what: str, found: Any) -> ConfigError:
-    """Error for a loss or metric ``what`` that returned ``found``."""
+    """Return the error for a loss or metric ``what`` that returned ``found``."""
     todo = "use reduction='mean', or end in .mean()"
     said = "None" if found is None else type(found).__name__
     if isinstance(found, torch.Tensor):
@@ -64,32 +64,32 @@ def check_one_number(what: str, found: Any) -> None:
 
 
 def is_joined(loss: Loss) -> bool:
-    """Whether it is one loss over the outputs of all passes of a step."""
+    """Return True if ``loss`` is computed over the outputs of all passes of a step."""
     return callable(getattr(loss, "joined", None))
 
 
 def needs_teacher(loss: Loss) -> bool:
-    """Whether it has no form without a teacher."""
+    """Return True if ``loss`` has no form without a teacher."""
     return bool(getattr(loss, "needs_teacher", not callable(loss) and not is_joined(loss)))
 
 
 def wants_hidden(loss: Loss) -> bool:
-    """Whether it also takes the input of the teacher's last block, after the output."""
+    """Return True if ``loss`` also takes the input of the teacher's last block after the output."""
     return bool(getattr(loss, "wants_hidden", False))
 
 
 def untaught(
     loss: Loss, passes: int, lessons: int, *, fields: int = 0, is_taught: bool = False
 ) -> Loss:
-    """The loss without a teacher, for callers that have outputs but no teacher outputs.
+    """Return the loss without a teacher, for callers that have no teacher outputs.
 
     Outputs are compared with themselves if the loss has no such form, or a run never uses it.
 
     Args:
-        loss: as the recipe changes it.
-        passes: of a step.
-        lessons: teacher outputs of a step.
-        fields: how many of the arguments are batch fields, which are the last ones.
+        loss: the loss as modified by the recipe.
+        passes: the number of passes of a step.
+        lessons: the number of teacher outputs of a step.
+        fields: the number of batch fields, which are the last arguments.
         is_taught: whether every pass of a run has a teacher output.
     """
     if is_joined(loss):
@@ -108,7 +108,7 @@ def untaught(
 
 
 def smoothed(loss: Loss, label_smoothing: float) -> Loss:
-    """The same loss with another amount of label smoothing; 0 leaves it unchanged."""
+    """Return the loss with a different label smoothing; 0 leaves it unchanged."""
     if not label_smoothing:
         return loss
     if not isinstance(getattr(loss, "label_smoothing", None), float | int):
@@ -131,10 +131,10 @@ def smoothed(loss: Loss, label_smoothing: float) -> Loss:
 
 
 def distilling(loss: Loss) -> Loss:
-    """The loss of a subnet that learns another one's output: (output, teacher output, target).
+    """Return the distillation loss, a function of (output, teacher output, target).
 
     A loss may have a method ``distill``, which takes its ``fields`` in place of the target. For
-    ``torch.nn.CrossEntropyLoss``, it is the mean cross entropy against the softmax of the teacher
+    ``torch.nn.CrossEntropyLoss``, it is the mean cross entropy with the softmax of the teacher
     output.
     """
     own = getattr(loss, "distill", None)
@@ -163,11 +163,11 @@ _DEEPEST = 8
 
 
 def described(loss: object, depth: int = 0) -> str:
-    """The name of a loss, with the values of its attribute ``record``.
+    """Return the name of a loss, with the values of its attribute ``record``.
 
-    Without a ``record``, the values are the arguments of its ``__init__``, as far as they are
-    attributes of the same names and not the defaults: numbers, texts, tensors (by digest), and
-    losses within it. ``depth`` is the number of callables that contain it.
+    Without a ``record``, the values are the arguments of its ``__init__`` that are attributes of
+    the same names and differ from the defaults: numbers, texts, tensors (by digest), and nested
+    losses. ``depth`` is the number of callables that contain the loss.
     """
     name = full_name(loss.func if isinstance(loss, functools.partial) else loss)
     record = getattr(loss, "record", None)
@@ -198,8 +198,9 @@ def _given(loss: object, depth: int) -> Iterator[tuple[str, str]]:
 
 
 def text_of(value: Any, depth: int = 0) -> str:
-    """Text that distinguishes a value; empty if there is none. ``depth`` as in
-    :func:`described`.
+    """Return text that identifies a value; empty if none is known.
+
+    ``depth`` is that of :func:`described`.
     """
     if isinstance(value, _PLAIN):
         return repr(value)
@@ -212,10 +213,10 @@ def text_of(value: Any, depth: int = 0) -> str:
 
 
 def _tensor_text(value: torch.Tensor) -> str:
-    """The shape of a tensor and a digest of its bytes.
+    """Return the shape of a tensor and a digest of its bytes.
 
     A tensor on the meta device has no bytes, and those of a sparse or nested tensor cannot be
-    viewed: these are described by their type alone.
+    viewed. Such tensors are described by their type alone.
     """
     if value.is_meta or value.layout is not torch.strided or value.is_nested or value.is_quantized:
         return f"{'' if value.is_nested else list(value.shape)}:{value.dtype}"
@@ -230,14 +231,14 @@ HOOKS = [name for name in TORCHS if name.endswith("_hooks")]
 
 
 def has_users_class(thing: object) -> bool:
-    """Whether its class is outside ``torch.nn`` and naspipe; true for a plain function."""
+    """Return True for a plain function, or if the class is outside ``torch.nn`` and naspipe."""
     return not type(thing).__module__.startswith(_OURS)
 
 
 def has_users_code(block: AnyBlock, module: nn.Module) -> bool:
-    """Whether a layer of a block runs code other than torch's and naspipe's.
+    """Return True if a layer of a block runs code other than that of torch and naspipe.
 
-    Hooks of modules, parameters and buffers count as the user's code.
+    Hooks of modules, parameters and buffers count as user code.
     """
     if isinstance(block, Elastic) and block.apply is not None:
         return True

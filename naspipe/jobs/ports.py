@@ -1,4 +1,4 @@
-"""Protocols between a run's work and what carries it out: stages, launcher and user code."""
+"""Protocols between the work of a run and the stages, launcher and user code that execute it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Positions(Protocol):
-    """Which worker, a process, holds which position of a pipeline."""
+    """Maps workers, which are processes, to positions in a pipeline."""
 
     @property
     def num_workers(self) -> int: ...
@@ -28,17 +28,17 @@ class Positions(Protocol):
 
 
 class Objective(Protocol):
-    """A loss that is computed in a block, and where the block's backward begins."""
+    """A loss that is computed in a block, in which a backward begins."""
 
     @property
     def fields(self) -> tuple[str, ...]: ...
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
-        """The loss, one number.
+        """Return the loss, a single number.
 
         Args:
-            outputs: of the block.
-            lessons: what is tapped for it, in the order of the taps.
+            outputs: the outputs of the block.
+            lessons: the tapped outputs for the loss, in the order of the taps.
             fields: the batch fields named by :attr:`fields`.
         """
 
@@ -50,35 +50,35 @@ class FieldSource(Protocol):
         """Request the field of a batch; called once for each batch."""
 
     def take(self) -> Sequence[tuple[int, torch.Tensor]]:
-        """What has arrived since the last call, by batch."""
+        """Return the fields that have arrived since the last call, with their batches."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSeat:
-    """The stage of a field source: callbacks, and what the stage will request."""
+    """The context of a field source on a stage: callbacks, and the batches to be requested."""
 
     wake: Callable[[], None]
-    """To be called when something has arrived; from any thread."""
+    """Must be called when a field has arrived; may be called from any thread."""
     note: Callable[[str], None]
-    """Writes a line for the user; from any thread."""
+    """Writes a line for the user; may be called from any thread."""
     batches: Sequence[int]
-    """Those that the stage will request, in the order of their passes."""
+    """The batches that the stage will request, in the order of their passes."""
     directory: Path
     """Directory of the stream's run."""
     share: tuple[int, int]
     """Index of this stage among those that request labels (one per group), and their number."""
     generation: int
-    """How many times the run has been resumed."""
+    """Number of times that the run has been resumed."""
 
 
 OpenSource = Callable[[SourceSeat], FieldSource]
-"""Makes a stage's own source in the process of the stage."""
+"""Creates a stage's source in the process of the stage."""
 
 
 class PipelineJob(Protocol):
-    """What stages do together, as far as it is needed to start them."""
+    """The joint work of the stages, with the properties that are needed to start them."""
 
     @property
     def execution(self) -> Execution: ...
@@ -112,13 +112,14 @@ class SubnetSource(Protocol):
     def subnets(self) -> Iterable[Subnet]: ...
 
     def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
-        """Start from the beginning; returns the subnets that follow those that are ``done``.
+        """Start from the beginning, and return the subnets after the first ``done`` ones.
 
-        Called once for each attempt of a run: the same scores, which are those of the subnets that
-        are done, must give the same subnets. A source that does not learn leaves the scores unread.
+        This is called once for each attempt of a run. The same scores, which are those of the
+        subnets that are done, must give the same subnets. A source that does not learn does not
+        consume the scores.
         """
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
-        """A score is known; returns the subnets that follow from it, often none."""
+        """Record a score, and return the subnets that are proposed because of it, often none."""
 
     def close(self) -> None: ...

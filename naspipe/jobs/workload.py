@@ -1,4 +1,4 @@
-"""What a run computes: a space, its data, its loss, and the definition that names them."""
+"""The computation of a run: a space, its data and loss, and the definition that names them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Batches = Callable[[int, int], Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is computed: the space, its data and loss, and the definition that names them."""
+    """The computation of a stream: the space, its data and loss, and their definition."""
 
     space: Space
     data: Batches
@@ -37,59 +37,59 @@ class Workload:
     definition: Definition
     recompute: bool = False
     make_strategy: Callable[[], ExplorationStrategy] | None = None
-    """Makes the strategy that proposes the stream, if one does; anew for each attempt of a run."""
+    """Creates the strategy that proposes the stream, if any; called in each attempt of a run."""
     held_out: Batches | None = None
     follows: MomentumUpdate | None = None
-    """How layers follow those of another stream, if their rules say so."""
+    """How layers follow those of another stream, if their rules specify this."""
     is_trained: bool = True
-    """Otherwise the stream only has forwards, for others that tap it: its layers are frozen, in
-    evaluation mode, and without autograd.
+    """Whether the stream is trained. Otherwise it only has forwards for streams that tap it; its
+    layers are frozen, in evaluation mode, and without autograd.
     """
     tapped: Callable[[Mapping[str, torch.Tensor]], tuple[torch.Tensor, ...]] | None = None
-    """Makes the tapped input of the first block from a batch, for measurements of layers."""
+    """Creates the tapped input of the first block from a batch, to measure layers."""
     cut_like: int | None = None
-    """The stream whose cuts it has; None for its own."""
+    """The stream whose cuts this stream uses; None for its own."""
     in_training_mode: bool = False
     """Whether modules of a stream that is not trained are in training mode."""
     output_bytes: int = 1
-    """Bytes of its last block's output to other streams in a pass, if its placement needs them."""
+    """Bytes that the last block sends to other streams in a pass, if the placement needs them."""
     left_out: frozenset[int] = frozenset()
-    """Passes of a step that nobody needs, in a stream that is not trained."""
+    """Passes of a step that no other stream needs, in a stream that is not trained."""
     rank: int = 0
-    """Streams of a lower rank go first."""
+    """Priority of the stream; streams with a lower rank run first."""
     window: int | None = None
-    """Maximum number of subnets in flight; None for the execution's."""
+    """Maximum number of subnets in flight; None for that of the execution."""
     lingers: bool = True
-    """If it is not trained: whether its window counts from the oldest subnet that takes its
-    outputs, or else only from those that have not taken them.
+    """For a stream that is not trained, whether its window starts at the oldest subnet that takes
+    its outputs; otherwise the window only counts subnets that have not taken them yet.
     """
     objectives: Mapping[int, Objective] = field(default_factory=dict)
-    """Losses that are computed in blocks before the last one."""
+    """Losses that are computed in blocks before the last one, by block."""
     field_sources: Mapping[str, OpenSource] = field(default_factory=dict)
     """Batch fields that arrive later than the others, by name."""
     attendants: tuple[AbstractContextManager[Any], ...] = ()
-    """Context managers that are active during the run: processes that sources request from."""
+    """Context managers that are active during the run, such as processes that sources query."""
     is_taught: bool = False
-    """Whether a tap brings a teacher output for every pass, so that the loss always has one."""
+    """Whether a tap delivers a teacher output for every pass, so that the loss always has one."""
     lesson_fields: tuple[str, ...] = ()
-    """Batch fields with teacher outputs, which the loss takes as such."""
+    """Batch fields that the loss takes as teacher outputs."""
     labelled_by: tuple[Workload, Tap] | None = None
-    """The teacher that computes these fields elsewhere, and the tap that it would have as a stream
-    of the same pipeline.
+    """The teacher that computes these fields elsewhere, and the tap that it would have if it were a
+    stream of the same pipeline.
     """
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """Measured for every pass, by name: called as the loss is, without a teacher."""
+    """Metrics of every pass by name, which are called like the loss, but without a teacher."""
     begun: Mapping[str, Any] = field(default_factory=dict)
     """Origin of the initial weights, and their digest, for the manifest."""
 
     @property
     def is_written(self) -> bool:
-        """Whether anything of it changes, so that it has checkpoints."""
+        """True if the stream's layers change, so that it has checkpoints."""
         return self.is_trained or self.follows is not None
 
     @property
     def is_proposed(self) -> bool:
-        """Whether its subnets follow from losses, so that none is known before the run."""
+        """True if subnets depend on losses, so that they are not known before the run."""
         return self.make_strategy is not None or self.recipe.probes != NO_PROBES
 
     @property
@@ -99,7 +99,7 @@ class Workload:
 
     @property
     def wiring(self) -> StreamWiring:
-        """How it differs from a plain training run."""
+        """How the stream differs from a plain training run."""
         needed = [(block, name) for block in range(len(self.space)) for name in self._needs(block)]
         return StreamWiring(
             is_trained=self.is_trained,
@@ -123,16 +123,16 @@ class Workload:
     def of(
         cls, space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
     ) -> Workload:
-        """A workload from its parts; ``identity`` as in :func:`define`."""
+        """Create a workload from its parts; ``identity`` is passed to :func:`define`."""
         definition = define(space, data, loss, recipe=recipe, **identity)
         return cls(space=space, data=data, loss=loss, definition=definition)
 
     def redefined(self, rules: Mapping[str, Rule] | None = None, **changes: Any) -> Workload:
-        """The same space, data and loss under another definition.
+        """Return a workload with the same space, data and loss and a changed definition.
 
         Args:
-            rules: of shared layers, in place of the space's own.
-            changes: fields of the definition.
+            rules: rules of shared layers that replace those of the space.
+            changes: changed fields of the definition.
         """
         space = self.space.with_rules(rules) if rules else self.space
         if "recipe" in changes:
@@ -146,7 +146,7 @@ class Workload:
 
     @property
     def loss_fields(self) -> tuple[str, ...]:
-        """The batch fields that the loss is called with: as given, or as the loss says.
+        """The batch fields passed to the loss: those of the definition, or else of the loss.
 
         Metrics are called with the same fields, but without a teacher output.
         """
@@ -160,12 +160,12 @@ class Workload:
 
     @property
     def target_field(self) -> str:
-        """The field over whose values the loss is a mean: ``target``, or else the first given."""
+        """The field over whose values the loss averages: ``target``, or else the first field."""
         given = self.definition.loss_fields
         return "target" if "target" in given or not given else given[0]
 
     def field(self, batch: Mapping[str, Any], name: str, number: int) -> torch.Tensor:
-        """A batch's field, for a layer or the loss; the error says which one needs it."""
+        """Return a batch field for a layer or the loss, which an error names."""
         try:
             return field_of(batch, name, number)
         except ConfigError as error:
@@ -176,22 +176,22 @@ class Workload:
 
     @property
     def judged_fields(self) -> tuple[str, ...]:
-        """The batch fields that the loss is called with when it evaluates subnets."""
+        """The batch fields passed to the loss in evaluations of subnets."""
         fields = self._plain_fields
         return fields if self.target_field in fields else ("target",)
 
     @property
     def has_loss_layer(self) -> bool:
-        """Whether the last layer is the loss module; see :class:`LossBlock`."""
+        """True if the last layer is the loss module; see :class:`LossBlock`."""
         return isinstance(self.space.blocks[-1], LossBlock)
 
     @property
     def objective(self) -> Loss:
-        """The user's own loss as the recipe changes it."""
+        """The user's loss as modified by the recipe."""
         return self._changed(self.loss)
 
     def objective_of(self, last: Any) -> Loss:
-        """The same, with the module ``last`` of the last layer if the loss is a layer."""
+        """Return the same for the module ``last`` of the last layer, if the loss is a layer."""
         return self._changed(last if self.has_loss_layer else self.loss)
 
     def _changed(self, loss: Loss) -> Loss:
@@ -206,15 +206,15 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """What all streams of a pipeline have in common."""
+    """The settings that all streams of a pipeline share."""
 
     policy: str
     bulk: int
-    """Subnets of a bulk; 0 for the number of stages."""
+    """Number of subnets of a bulk; 0 for the number of stages."""
     passes: str
     probes: str
     clip_global_norm: bool
-    """Whether the WRITEs of a step wait for one another."""
+    """Whether the weight updates of a step wait for one another."""
     threads: int
 
     @property
@@ -224,7 +224,7 @@ class Common:
 
 
 def common(workloads: Sequence[Workload]) -> Common:
-    """The values that streams must agree on to share a pipeline."""
+    """Return the settings of a pipeline; ConfigError if its streams do not agree on them."""
     found: dict[str, Any] = {}
     for each in fields(Common):
         is_of_run = each.name in ("policy", "bulk")
@@ -244,7 +244,7 @@ def common(workloads: Sequence[Workload]) -> Common:
 def wiring_of(
     workloads: Sequence[Workload], taps: Sequence[Tap] = (), exchanges: Sequence[str] = ()
 ) -> Wiring:
-    """How streams are connected, from the workloads and what is between them."""
+    """Return the connections of streams, from their workloads, taps and exchanges."""
     streams = tuple(workload.wiring for workload in workloads)
     return Wiring(streams=streams, taps=tuple(taps), exchanges=tuple(exchanges))
 
@@ -252,7 +252,10 @@ def wiring_of(
 def define(
     space: Space, data: Batches, loss: Loss, *, recipe: Recipe, **identity: Any
 ) -> Definition:
-    """The definition of a run; ``identity`` has its steps, seed, sampler, scale and policy."""
+    """Return the definition of a run.
+
+    ``identity`` contains its steps, seed, sampler, scale and policy.
+    """
     return Definition(
         space=space.name,
         data=dict(getattr(data, "record", None) or {"name": full_name(data)}),
@@ -268,7 +271,7 @@ def _texts(space: Space) -> dict[str, str]:
 
 
 def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Tensor:
-    """A tensor of a batch by its name."""
+    """Return a tensor of a batch by its name."""
     value = batch.get(name)
     if isinstance(value, torch.Tensor):
         return value
@@ -284,30 +287,30 @@ def field_of(batch: Mapping[str, Any], name: str, sequence_id: int) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class FeatureProbe:
-    """Evaluate features in place of a loss: fit a classifier on some batches and test it on others.
+    """Evaluates features instead of a loss: fits a classifier, and tests it on other batches.
 
-    The workload's space then ends with the block whose output they are.
+    The workload's space then ends with the block whose output is used as features.
     """
 
     kind: str
-    """``knn`` or ``ridge``."""
+    """The classifier, ``knn`` or ``ridge``."""
     data: Batches
-    """To fit the classifier on."""
+    """Batches on which the classifier is fitted."""
     batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecipe:
-    """The batches of an evaluation, and how they are used; weights come with each evaluation."""
+    """The batches of an evaluation and their use; weights are given for each evaluation."""
 
     workload: Workload
-    """What was trained; its data serve for calibration."""
+    """The trained workload, whose data are used for calibration."""
     held_out: Batches
-    """Batches to evaluate on."""
+    """Batches for the evaluation."""
     calibration: int
-    """Number of batches for running statistics; 0 to use those of the training."""
+    """Number of batches for running statistics; 0 to use the statistics of the training."""
     validation: int
     """Number of batches of ``held_out``."""
     ema: bool = False
-    """Use the moving averages of the weights."""
+    """Whether to use the moving averages of the weights."""
     probe: FeatureProbe | None = None

@@ -1,1 +1,1 @@
-"""The processes of a run: start, supervision, restart, stop, and validation beside training."""
+"""The processes of a run: start, supervision, restart, stop, and validation during training."""

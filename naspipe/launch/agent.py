@@ -1,4 +1,4 @@
-"""The agent: a worker that runs one stage of a run whose launcher, rank 0, is elsewhere."""
+"""The agent: a worker that runs one stage of a run whose launcher, rank 0, is another process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POLL_MS = 500
 _LINGER_MS = 2_000
 
 Prepare = Callable[[dict[str, Any]], TrainingJob]
-"""Makes the job from rank 0's assignment; raises ConfigError if that is another job."""
+"""Creates the job from rank 0's assignment; raises ConfigError if that is a different job."""
 
 
 def run_agent(
@@ -46,15 +46,15 @@ def run_agent(
     The stage is forked before this process opens any socket.
 
     Args:
-        hosts: this one and the others.
-        execution: how the run is carried out.
-        prepare: makes the job.
+        hosts: all hosts, including this one.
+        execution: the execution settings of the run.
+        prepare: creates the job.
         answers_signals: whether a signal ends the run with a checkpoint, through rank 0.
         how_to_go_on: advice in the message if rank 0 is lost.
 
     Raises:
         TransportError: if rank 0 reports that the run failed, or sends nothing for too long.
-        RunInterruptedError: if rank 0 reports that a signal ended it, on any host.
+        RunInterruptedError: if rank 0 reports that a signal on any host ended the run.
     """
     rank = hosts.worker.rank
     parent = os.getppid()
@@ -94,7 +94,7 @@ def _prepared(receiver: Connection, prepare: Prepare) -> TrainingJob:
 
 @dataclass(slots=True)
 class _Agent:
-    """The agent's state of its stage and of rank 0."""
+    """The agent's view of its stage and of rank 0."""
 
     hosts: Hosts
     execution: Execution
@@ -134,13 +134,13 @@ class _Agent:
                 poller.unregister(self.process.sentinel)
                 self._is_running = False
                 self.process.join()
-                if self.process.exitcode != 0:  # it cannot have reported why itself
+                if self.process.exitcode != 0:  # the stage could not report the reason
                     how = obituary(self.process)
                     self._report("died", {"how": how, "host": os.uname().nodename})
             self._check(time.monotonic() - heard)
 
     def _take(self, what: str, body: Any) -> bool:
-        """Take a message of rank 0; returns whether it was the last one."""
+        """Handle a message from rank 0. Return True if it was the last one."""
         if what == JOB:
             self._is_assigned = True
             self.sender.send_bytes(msgpack.packb(body))

@@ -1,6 +1,6 @@
-"""The launcher's ownership of a run directory, and the publishing of checkpoints in it.
+"""The launcher's ownership of a run directory, and the publication of checkpoints in it.
 
-A run directory belongs to one launcher at a time; stages that an earlier one left are ended.
+A run directory belongs to one launcher at a time; remaining stages of earlier ones are killed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _PROCESSES = ".processes.json"
 
 
 class Claim:
-    """Holds the directory of a run, which exists, for this process; a context manager.
+    """Holds a lock on the directory of a run, which must exist; a context manager.
 
-    The lock is the kernel's and ends with the process, however that ends. Stages, which are
-    forked, do not inherit it: a launcher that was killed never blocks a resume, and its stages that
-    still exist (stopped, or about to end) are killed.
+    The kernel releases the lock at the end of the process, however it ends. Stages, which are
+    forked, do not inherit it. A killed launcher therefore never blocks a resume, and its remaining
+    stages (stopped, or about to end) are killed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -60,7 +60,7 @@ class Claim:
                 f"{owner} at it; wait for it, or end it first"
             ) from error
         self._file.truncate(0)
-        with suppress(OSError):  # for messages only; the lock is what counts
+        with suppress(OSError):  # for messages only; the lock decides
             self._file.write(str(os.getpid()).encode())
         end_processes(self._directory)
         return self
@@ -74,7 +74,7 @@ class Claim:
 def record_processes(directory: Path, pids: Iterable[int], sockets: Path | None = None) -> None:
     """Record the stages of a run and the directory of their sockets.
 
-    A later attempt can then end stages that outlive their launcher, and remove their sockets.
+    A later attempt can then kill stages that outlive their launcher, and remove their sockets.
     """
     started = {str(pid): start_ticks(pid) for pid in pids}
     found = {"host": os.uname().nodename, "started": started, "sockets": str(sockets or "")}
@@ -84,7 +84,7 @@ def record_processes(directory: Path, pids: Iterable[int], sockets: Path | None 
 def end_processes(directory: Path) -> list[int]:
     """Kill the recorded stages that still exist; returns their process IDs.
 
-    A process that has the same ID, but began at another time, is left alone.
+    A process with the same ID but a different start time is not killed.
     """
     path = directory / _PROCESSES
     try:
@@ -107,7 +107,7 @@ def end_processes(directory: Path) -> list[int]:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process began, in ticks since the boot of the machine; 0 if unknown."""
+    """Return the start time of a process in ticks since the machine's boot; 0 if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
         return int(fields[19])
@@ -123,15 +123,17 @@ class Publisher:
     """Publishes each checkpoint when every stage has written its part.
 
     Args:
-        stages: of each stream, those that write a part of its checkpoints.
-        generation: of the run, in the names of the files.
-        folders: of each stream.
-        losses: of each stream; those before a checkpoint are put on disk with it.
-        keep: number of checkpoints of a stream that are kept.
-        reader: takes each checkpoint; those that it still needs are kept, too.
-        joined: streams that can only continue at a common cut: the newest common one is kept, and
-            newer ones of streams that are ahead, because they will be common.
-        may_publish: whether the first steps before a cut have been compared with the plain loop.
+        stages: for each stream, the stages that write a part of its checkpoints.
+        generation: the generation of the run, used in file names.
+        folders: the checkpoint folder of each stream.
+        losses: the losses of each stream; those before a checkpoint are flushed to disk with it.
+        keep: number of checkpoints to keep per stream.
+        reader: receives each checkpoint; checkpoints that it still needs are also kept.
+        joined: groups of streams that can only continue at a common cut: the newest common
+            checkpoint is kept, and newer ones of streams that are ahead, because they will become
+            common.
+        may_publish: returns True if the first steps before a cut have been compared with the plain
+            loop.
     """
 
     stages: Sequence[Collection[int]]
@@ -143,7 +145,7 @@ class Publisher:
     joined: Sequence[Collection[int]] = ()
     may_publish: Callable[[int], bool] = lambda cut: True
     newest: dict[int, int] = field(default_factory=dict)
-    """By stream, the cut of the last published checkpoint."""
+    """The cut of the last published checkpoint of each stream."""
     _held: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """Parts of checkpoints that may not be published yet."""
     _parts: dict[tuple[int, int], dict[int, dict[str, Any]]] = field(
@@ -151,7 +153,7 @@ class Publisher:
     )
 
     def take(self, stage: int, part: dict[str, Any]) -> None:
-        """Take the part of a stage, which is on disk; raises as :meth:`publish_held`."""
+        """Handle a part that a stage has written; raise errors as :meth:`publish_held` does."""
         self._held.append((stage, part))
         self.publish_held()
 
@@ -159,7 +161,7 @@ class Publisher:
         """Publish the checkpoints that are complete and may be published.
 
         Raises:
-            StorageError: if one of them cannot be published.
+            StorageError: if a checkpoint cannot be published.
         """
         while self._held and self.may_publish(self._held[0][1]["cut"]):
             self._publish(*self._held.pop(0))

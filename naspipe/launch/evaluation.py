@@ -1,4 +1,4 @@
-"""The launcher of an evaluation, which passes scores to the strategy and its subnets to stages."""
+"""The launcher of an evaluation, which sends scores to the strategy and its subnets to stages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from naspipe.wire.transport import Wakeup
 from naspipe.worker.stage_main import run_alone
 
 Watch = Callable[[Callable[[], str]], None]
-"""Takes a function that returns what this process is doing."""
+"""Takes a function that returns the current activity of this process."""
 
 Completed = Callable[[int, Scores], Scores]
-"""Adds scores that are computed in the launcher's process to those of the stages for a subnet."""
+"""Adds scores computed in the launcher's process to the scores of a subnet from the stages."""
 
 
 def evaluate(
@@ -34,19 +34,18 @@ def evaluate(
     watch: Watch = lambda current: None,
     completed: Completed = lambda subnet, scores: scores,
 ) -> list[dict[str, Any]]:
-    """Evaluate every subnet that the job's source proposes; returns the measurements of each stage.
+    """Evaluate all subnets proposed by the job's source; return the measurements of each stage.
 
     Args:
-        job: what is evaluated.
-        observer: takes the scores of every subnet.
-        score: computes the number for the source; more is better.
-        watch: watches work in this process; stages in processes of their own are supervised here.
-        completed: adds scores to those of the stages, before anything else uses them.
+        job: the evaluation job.
+        observer: receives the scores of every subnet.
+        score: computes the number for the source; higher is better.
+        watch: watches work in this process; stages in separate processes are supervised here.
+        completed: adds scores to those of the stages, before they are used.
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
-        ConfigError: if a stage finds that the input cannot be used, or the strategy proposes
-            something that is no subnet.
+        ConfigError: if a stage cannot use the input, or the strategy proposes an invalid subnet.
     """
     mailboxes = Mailboxes()
     stop = Stop(job.execution.pipeline.stages, mailboxes.send)
@@ -73,7 +72,7 @@ def evaluate(
 
 
 class ScoreCollector(StageReports):
-    """Handles the reports of all stages: scores go to the source, its subnets to the stages."""
+    """Handles the reports of all stages, and passes scores to the source and subnets to stages."""
 
     def __init__(
         self,

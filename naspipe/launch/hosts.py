@@ -1,4 +1,4 @@
-"""Runs whose stages are on several hosts: how workers meet, and what rank 0 sends to the others."""
+"""Runs on several hosts: the rendezvous of workers, and messages from rank 0 to the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHARED_NAMES = (
     "where hosts share a name, or resolve it to themselves, start torchrun with --local-addr "
     "ADDRESS on each, and with --rdzv-conf is_host=1 on the first, is_host=0 on the others"
 )
-"""Advice if the host names of torchrun cannot be resolved."""
+"""Advice in messages if the host names of torchrun cannot be resolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +45,12 @@ class Worker:
     world_size: int
     local_rank: int
     address: str
-    """Of the store."""
+    """The address of the store."""
     port: int
     hosts_store: bool
-    """Whether rank 0 has to make the store, because its parent has not."""
+    """Whether rank 0 must create the store, because its parent has not."""
     is_torchruns: bool = False
-    """Whether torchrun started it, which replaces it if it fails."""
+    """Whether torchrun started this worker and restarts it after a failure."""
 
     @staticmethod
     def find() -> Worker | None:
@@ -91,21 +91,21 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCard:
-    """What a worker tells the others about itself."""
+    """The data about a worker that it sends to the others."""
 
     address: str
-    """Of its host, for the others."""
+    """The address of its host for the others."""
     public_key: str
     started_by: str
-    """Its parent process, which stays the same after a restart."""
+    """The identity of its parent process, which does not change in a restart."""
     problem: str = ""
-    """Why it cannot take part."""
+    """The reason why it cannot take part; empty if it can."""
     host: str = ""
-    """Name of its host."""
+    """The name of its host."""
 
 
 def parent_identity() -> str:
-    """Identify the parent process so that no other process ever has the same identity."""
+    """Return an identity of the parent process that no other process ever has."""
     parent = os.getppid()
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -116,11 +116,11 @@ def parent_identity() -> str:
 
 
 def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[WorkerCard]:
-    """Exchange the cards of all workers; returns them by rank.
+    """Exchange the cards of all workers, and return them by rank.
 
     Raises:
-        ConfigError: if one of them cannot take part.
-        TransportError: if not all have come in time.
+        ConfigError: if a worker cannot take part.
+        TransportError: if not all workers have joined in time.
     """
     where = f"{worker.address}:{worker.port}"
     try:
@@ -150,7 +150,7 @@ def exchange_cards(worker: Worker, card: WorkerCard, seconds: float) -> list[Wor
 
 
 def _check_reachable(cards: Sequence[WorkerCard]) -> None:
-    """Raise a ConfigError if one of several machines has an address that only itself reaches."""
+    """Raise ConfigError if one of several machines has an address that others cannot reach."""
     machines = {each.started_by.partition("/")[0] for each in cards} - {""}
     for rank, each in enumerate(cards) if len(machines) > 1 else ():
         if each.address.startswith("127."):
@@ -161,7 +161,7 @@ def _check_reachable(cards: Sequence[WorkerCard]) -> None:
 
 
 def _call(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:
-    """Rank 0: publish a new number, collect the answers to it, and publish them all."""
+    """As rank 0, publish a new number, collect the answers to it, and publish all of them."""
     number = secrets.token_hex(8)
     store.set(_CALL, number)
     cards = [asdict(card)]
@@ -172,14 +172,14 @@ def _call(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:
         cards.append(json.loads(store.get(f"naspipe/{number}/{rank}")))
     deal = json.dumps(cards)
     store.set(f"naspipe/{number}/deal", deal)
-    if worker.hosts_store:  # it ends with this process: wait until all have read it
+    if worker.hosts_store:  # the store ends with this process, so wait until all have read it
         for rank in range(1, worker.world_size):
             store.wait([f"naspipe/{number}/{rank}/read"], timedelta(seconds=seconds))
     return deal
 
 
 def _answer(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str:
-    """Other ranks: answer the present call, which may at first be that of an earlier attempt."""
+    """As another rank, answer the current call, which may initially be of an earlier attempt."""
     store.wait([_CALL], timedelta(seconds=seconds))
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -191,13 +191,13 @@ def _answer(store: Any, worker: Worker, card: WorkerCard, seconds: float) -> str
             continue
         deal = store.get(f"naspipe/{number}/deal").decode()
         dealt = json.loads(deal)
-        # A deal of an earlier attempt holds another key of this worker.
+        # A deal of an earlier attempt contains a different key of this worker.
         if len(dealt) == worker.world_size and dealt[worker.rank] == asdict(card):
             store.set(f"naspipe/{number}/{worker.rank}/read", "")
             return str(deal)
         time.sleep(
             _ANSWER_TIME.total_seconds()
-        )  # dealt long ago; the store cannot wait for a change
+        )  # an earlier deal; the store offers no way to wait for a change
     raise TransportError("rank 0 does not answer")
 
 
@@ -208,18 +208,18 @@ _BEAT_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """What one worker knows of all workers."""
+    """The data of all workers, as known to one worker."""
 
     worker: Worker
     endpoints: Endpoints
     agents: tuple[str, ...]
-    """Addresses of the agents of the ranks from 1 on."""
+    """Addresses of the agents, which are the ranks from 1 on."""
     started_by: tuple[str, ...]
-    """The parent process of each worker."""
+    """The identity of each worker's parent process."""
     names: tuple[str, ...]
     """Names of the hosts of all workers."""
     token: str
-    """Of this attempt: rank 0 writes it into the run directory, where all must find it."""
+    """A token of this attempt, which rank 0 writes to the run directory for all workers to find."""
 
     @property
     def places(self) -> list[Place]:
@@ -228,11 +228,11 @@ class Hosts:
 
 
 def join(worker: Worker, execution: Execution) -> Hosts:
-    """Meet the other workers.
+    """Join the other workers of the run.
 
     Raises:
         ConfigError: if a worker cannot take part.
-        TransportError: if they do not meet within ``timeout_seconds``.
+        TransportError: if not all workers join within ``timeout_seconds``.
     """
     public, secret = zmq.curve_keypair()
     address = problem = ""
@@ -275,10 +275,10 @@ def _ports(execution: Execution, rank: int) -> range:
 
 
 def own_address(worker: Worker, interface: str = "") -> str:
-    """Return the address of this host for the others: of an interface, or on the way to the store.
+    """Return the address of this host for others: of an interface, or on the route to the store.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if no address is found.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -297,15 +297,15 @@ def own_address(worker: Worker, interface: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherHosts:
-    """What rank 0 knows of the others, and what it sends them."""
+    """The other hosts as known to rank 0, and the data that it sends to them."""
 
     hosts: Hosts
     assign: Callable[[TrainingJob], Mapping[str, Any]]
-    """Returns what the other workers need to make the job."""
+    """Returns the data that the other workers need to create the job."""
 
 
 class Announcer:
-    """Sends messages from rank 0 to the agents; on one host there are none."""
+    """Sends messages from rank 0 to the agents; a run on one host has no agents."""
 
     def __init__(self, context: zmq.Context[Any], hosts: Hosts | None) -> None:
         self._outboxes: list[zmq.Socket[Any]] = []
@@ -330,10 +330,10 @@ class Announcer:
 def tell_end(
     hosts: Hosts, problem: str, signal_number: int = 0, linger_seconds: float = 3.0
 ) -> None:
-    """Tell every agent that the run has ended, within ``linger_seconds``.
+    """Notify every agent that the run has ended, within ``linger_seconds``.
 
-    ``problem`` is the reason, empty at a normal end; ``signal_number`` is the signal that requested
-    the end, 0 if there was none.
+    ``problem`` is the reason, empty after a normal end; ``signal_number`` is the signal that
+    requested the end, or 0.
     """
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -346,7 +346,7 @@ def read_word(data: bytes) -> tuple[str, Any]:
     """Decode a message of rank 0.
 
     Raises:
-        TransportError: if it is no such message.
+        TransportError: if ``data`` is not such a message.
     """
     try:
         what, body = msgpack.unpackb(data)

@@ -1,7 +1,7 @@
 """Starts the stages of a run, supervises them, and ends them together.
 
-Stages are forked, so that spaces, data and losses may be any Python objects and nothing is ever
-pickled. The launcher computes nothing with torch before it forks.
+Stages are forked, so that spaces, data and losses may be arbitrary Python objects and nothing is
+ever pickled. The launcher does not compute with torch before it forks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from naspipe.worker.stage_process import StageRun
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The results of a run apart from its files."""
+    """The results of a run in addition to its files."""
 
     measured: list[dict[str, Any]]
-    """Bytes handed over and copied by each stage."""
+    """Bytes that each stage has handed over and copied."""
     late: NaspipeError | None
-    """A request to end, or an error of an observer, that came too late to shorten the run; not
-    raised yet."""
+    """A request to end, or an error of an observer, that arrived too late to shorten the run and
+    has not been raised yet."""
 
 
 def launch(
@@ -52,18 +52,19 @@ def launch(
     others: OtherHosts | None = None,
     first_steps: FirstSteps | None = None,
 ) -> Launched:
-    """Carry out a run to its final checkpoint; on several hosts, stage 0 is on this one.
+    """Carry out a run until its final checkpoint; on several hosts, stage 0 is on this host.
 
     Args:
-        job: what is trained, and how.
-        observer: of the run.
-        others: the other hosts, if there are any.
-        first_steps: compares them with a plain loop; no checkpoint of a step is published before.
+        job: the training job.
+        observer: the observer of the run.
+        others: the other hosts, if any.
+        first_steps: compares the first steps with a plain loop; checkpoints of these steps are
+            published only afterwards.
 
     Raises:
         VerificationError: if one of the first steps differs from the plain loop.
         StageFailedError: with the first cause, once every stage has ended.
-        ConfigError: if a stage finds that the input cannot be used, or a port is in use.
+        ConfigError: if a stage cannot use the input, or a port is in use.
         StorageError: if a file cannot be written.
         RunInterruptedError: after SIGINT, SIGTERM or SIGHUP, with a checkpoint.
         ObserverError: if the observer raised an error; the run ended with a checkpoint.
@@ -134,12 +135,12 @@ def launch(
                 endpoints = hosts.endpoints if hosts else make_endpoints(execution, directory)
                 assigned = others.assign(job) if others else {}
                 run_stages(job, StageRun, endpoints, side, hosts, assigned)
-        except (StageFailedError, TransportError):  # it resumes from the last checkpoint
+        except (StageFailedError, TransportError):  # a resume starts from the last checkpoint
             publish_all()
             raise
         publish_all()
         results = [collector.results[stage] for stage in sorted(collector.results)]
-        if not all(result["streams"] for result in results):  # some may have been through already
+        if not all(result["streams"] for result in results):  # some stages may have finished
             raise _interruption(job, stop, publisher, collector.observer_error)
         for number, stream in enumerate(job.streams):
             parts = [result["streams"][number] for result in results]
@@ -156,7 +157,7 @@ def launch(
 def _interruption(
     job: TrainingJob, stop: Stop, publisher: Publisher, observer_error: ObserverError | None
 ) -> NaspipeError:
-    """Make the error of a run that ended early as requested."""
+    """Return the error of a run that ended early as requested."""
     cuts = [
         publisher.newest.get(number, each.first)
         for number, each in enumerate(job.streams)

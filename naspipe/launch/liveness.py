@@ -1,4 +1,4 @@
-"""Detection of hung and silent stages, from their heartbeats, in the launcher."""
+"""Detection of hung and silent stages by the launcher, based on their heartbeats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from naspipe.wire.reports import HEARTBEAT_SECONDS, WAITING
 
 _NOTED_SECONDS = 10.0
-"""A silence after which the user gets a line."""
+"""Silence after which a line is printed for the user."""
 
 
 class Place(NamedTuple):
@@ -24,17 +24,17 @@ class Place(NamedTuple):
         return self.host, self.address.rpartition(":")[0]
 
     def of(self, stage: int) -> str:
-        """Name the stage and its host; several hosts may share a name."""
+        """Return a name of the stage and its host; several hosts may share a name."""
         more = f", {self.address}" if self.address else ""
         return f"{'rank' if self.address else 'stage'} {stage} ({self.host}{more})"
 
     def on(self, stage: int) -> str:
-        """Name the host so that hosts of the same name are distinguished."""
+        """Return a name of the host that distinguishes hosts of the same name."""
         return f"{self.host} (rank {stage}, {self.address})" if self.address else self.host
 
 
 class Problem(NamedTuple):
-    """A stage that is given up, its task, and the reason."""
+    """A stage that is considered dead, its task, and the reason."""
 
     stage: int
     task: str
@@ -49,14 +49,14 @@ class _Beat(NamedTuple):
 
 
 class Liveness:
-    """Remembers the last heartbeat of every stage; times are seconds of one monotonic clock.
+    """Tracks the last heartbeat of every stage; times are in seconds of one monotonic clock.
 
     Args:
-        stages: that send heartbeats.
-        now: the time.
+        stages: the stages that send heartbeats.
+        now: the current time.
         silence_seconds: how long a stage may send nothing at all.
-        timeout_seconds: how long one block, one WRITE or any other activity but waiting may take.
-        places: of each stage; empty if all are on this host.
+        timeout_seconds: how long a block, an update or any other activity except waiting may take.
+        places: the place of each stage; empty if all are on this host.
     """
 
     def __init__(
@@ -77,23 +77,23 @@ class Liveness:
         self._looked = now
 
     def hear(self, stage: int, now: float, doing: str, age: float) -> None:
-        """Take a heartbeat: what the stage is doing, and for how many seconds."""
+        """Record a heartbeat: the stage's activity, and its duration in seconds."""
         if stage in self._beats:
             self._beats[stage] = _Beat(now, doing, now - age)
             self._noted.discard(stage)
 
     def doing(self, stage: int) -> str:
-        """Return what the stage last reported to do; empty after its end."""
+        """Return the last reported activity of a stage; empty after its end."""
         return self._beats[stage].doing if stage in self._beats else ""
 
     def done(self, stage: int) -> None:
         self._beats.pop(stage, None)
 
     def problem(self, now: float) -> Problem | None:
-        """Return the stage to give up, if any: a silent one first, then the one hung for longest.
+        """Return the dead stage, if any: first a silent one, then the one hung for longest.
 
-        To be called every ``look_seconds``. If it is not, the caller itself was stopped, and that
-        time does not count.
+        Call this every ``look_seconds``. After a longer gap, the caller itself must have been
+        stopped, and the gap does not count.
         """
         gap, self._looked = now - self._looked, now
         if gap > self._silence_seconds / 2:
@@ -122,9 +122,9 @@ class Liveness:
         return Problem(stage, self._beats[stage].doing, why, self.host(stage))
 
     def overdue(self, now: float) -> list[str]:
-        """Return a line for each stage that is silent, once until its next heartbeat.
+        """Return a line for each silent stage, once until its next heartbeat.
 
-        To be called after :meth:`problem`.
+        Call this after :meth:`problem`.
         """
         late = [
             (stage, now - beat.heard)
@@ -147,7 +147,7 @@ class Liveness:
 
 
 def no_sign_of_life(there: Place, here: Place, seconds: float) -> str:
-    """Explain why a process at one place is given up by a process at another."""
+    """Explain why a process at one place considers a process at another place dead."""
     causes = "stopped or starved"
     if there.machine != here.machine:
         both = (here.host, there.host)

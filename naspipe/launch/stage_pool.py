@@ -1,4 +1,4 @@
-"""The processes of a pipeline's stages, which are started, supervised and ended together."""
+"""Starts, supervises and ends the processes of a pipeline's stages together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GRACE_SECONDS = 2.0
 
 
 class Mailboxes:
-    """Sends messages from the launcher to its stages; a stage in this process has a queue."""
+    """Sends messages from the launcher to its stages; a stage in this process uses a queue."""
 
     def __init__(self) -> None:
         self.local: deque[LauncherMessage] = deque()
@@ -46,14 +46,14 @@ class Mailboxes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSide:
-    """The launcher's part in the work of its stages."""
+    """The parts of the launcher that take part in the work of its stages."""
 
     collector: StageReports
     start: Callable[[], None]
-    """Called when messages can be sent to the stages."""
+    """Called as soon as messages can be sent to the stages."""
     stop: Stop
     wakeup: Wakeup
-    """Set when the end is requested."""
+    """Set when the end of the run is requested."""
     mailboxes: Mailboxes
 
 
@@ -65,15 +65,15 @@ def run_stages(
     hosts: Hosts | None = None,
     assigned: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run the stages in processes of their own until all are done.
+    """Run the stages in separate processes until all are done.
 
     Args:
-        job: what they do.
-        make: makes a stage's work, as ``StageRun`` does.
-        endpoints: of the stages and this process.
-        side: the part of this process.
-        hosts: of all stages, if there are several.
-        assigned: what the workers on other hosts need to make the job.
+        job: the job of the stages.
+        make: creates a stage's work, as ``StageRun`` does.
+        endpoints: the addresses of the stages and this process.
+        side: the launcher's parts in this process.
+        hosts: the hosts of all stages, if there are several.
+        assigned: the data that the workers on other hosts need to create the job.
 
     Raises:
         StageFailedError: with the first cause, once every stage has ended.
@@ -114,7 +114,7 @@ def _stage_processes(
     endpoints: Endpoints,
     stages: Iterable[int],
 ) -> Iterator[dict[int, BaseProcess]]:
-    """Start the stages' processes; none is left when the block ends, however it ends."""
+    """Start the processes of the stages. None is left when the context exits, however it exits."""
     parent_pipe = os.pipe()
     processes: dict[int, BaseProcess] = {}
     process: BaseProcess

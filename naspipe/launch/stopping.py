@@ -1,4 +1,4 @@
-"""The early end of a run: a request goes to every stage in two rounds, hold and stop at a cut."""
+"""The early end of a run, requested from every stage in two rounds: hold, then stop at a cut."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from naspipe.wire.messages import HOLD, STOP, ControlMessage
 
 
 class Stop:
-    """The launcher's state of the request.
+    """The launcher's state of a request to end.
 
-    Every stage is told to hold, and reports how many subnets of each stream it has admitted. Every
-    stage can reach the largest of these numbers, so each stream is cut there.
+    Every stage receives a hold message, and reports how many subnets of each stream it has
+    admitted. Every stage can reach the largest of these numbers, so each stream is cut there.
 
     Args:
-        num_stages: number of stages whose answers are awaited.
+        num_stages: number of stages whose answers are expected.
         send: sends a message to a stage.
-        joined: streams that need one another's passes, so that they have a common cut.
-        say: takes a line for the user when the end begins.
+        joined: groups of streams that need one another's passes, so that they share a cut.
+        say: receives a line for the user when the end begins.
     """
 
     def __init__(
@@ -43,24 +43,24 @@ class Stop:
         self._why = ""
         self._admitted: dict[int, Sequence[int]] = {}
         self.signal_number = 0
-        """The signal that requested the end; 0 if there was none."""
+        """The signal that requested the end, or 0."""
         self.from_elsewhere = True
-        """False if a signal came to this process itself."""
+        """False if this process itself received a signal."""
 
     def request(self, signal_number: int, from_elsewhere: bool = False, why: str = "") -> None:
         """Request the end; may be called by a signal handler.
 
         Args:
-            signal_number: the signal, or the one that the request counts as.
-            from_elsewhere: whether it came to another host.
-            why: reason for the user; by default the name of the signal.
+            signal_number: the signal, or the signal as which the request is treated.
+            from_elsewhere: whether another host received it.
+            why: the reason for the user; by default the name of the signal.
         """
         self.signal_number = signal_number
         self._why = self._why or why
         self.from_elsewhere &= from_elsewhere
 
     def held(self, stage: int, admitted: Sequence[int]) -> None:
-        """A stage has stopped to admit subnets."""
+        """Record that a stage has stopped admitting subnets."""
         self._admitted[stage] = admitted
         if self._is_sent and len(self._admitted) == self._num_stages:
             cuts = list(map(max, zip(*self._admitted.values(), strict=True)))
@@ -86,7 +86,7 @@ class Stop:
 
 
 def end_parent_too() -> None:
-    """End the parent process as if it had got the signal; answer no more signals."""
+    """End the parent process as if it had received the signal, and answer no more signals."""
     leave_signals_to_launcher()
     os.kill(os.getppid(), signal.SIGTERM)
 
@@ -95,10 +95,10 @@ def end_parent_too() -> None:
 def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
     """Answer SIGINT, SIGTERM and SIGHUP; a second SIGINT or SIGTERM raises ``KeyboardInterrupt``.
 
-    SIGHUP does not count as the second one, because it accompanies others: a shell sends it at its
-    end, systemd right after SIGTERM. Neither do SIGUSR1 and SIGUSR2, which a batch scheduler sends
-    before SIGTERM; they are answered unless the user has handlers for them.
-    Outside of the main thread nothing is changed, and an ignored signal stays ignored.
+    SIGHUP does not count as the second signal, because it accompanies others: a shell sends it at
+    its end, and systemd right after SIGTERM. Neither do SIGUSR1 and SIGUSR2, which a batch
+    scheduler sends before SIGTERM; they are answered unless the user has handlers for them.
+    Outside the main thread nothing is changed, and an ignored signal stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -119,20 +119,20 @@ def answered_signals(answer: Callable[[int], None]) -> Iterator[None]:
 
 
 class _AskedToEnd(BaseException):
-    """Raised by a handler; a BaseException, so that no check takes it for an error of user code."""
+    """Raised by a handler. It is a BaseException, so that checks do not blame user code for it."""
 
 
 @contextmanager
 def ended_by_signals(when: str) -> Iterator[None]:
-    """Raise an error at SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, which would end the process silently.
+    """Raise an error on SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2, which would end the process silently.
 
-    Outside of the main thread nothing is changed, and a signal that has a handler keeps it.
+    Outside the main thread nothing is changed, and a signal that has a handler keeps it.
 
     Args:
         when: part of the message.
 
     Raises:
-        RunInterruptedError: at the signal.
+        RunInterruptedError: on receipt of the signal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -140,7 +140,7 @@ def ended_by_signals(when: str) -> Iterator[None]:
     owner = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # in a process that was forked meanwhile
+        if os.getpid() != owner:  # in a process that was forked in the meantime
             os._exit(128 + number)
         raise _AskedToEnd(number)
 
@@ -160,7 +160,7 @@ def ended_by_signals(when: str) -> Iterator[None]:
 
 @contextmanager
 def _sent_again() -> Iterator[None]:
-    """Send a signal again if Python drops its error, as in finalizers and hooks of a fork."""
+    """Resend a signal if Python drops its exception, as in finalizers and fork hooks."""
     before, main = sys.unraisablehook, threading.get_ident()
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:

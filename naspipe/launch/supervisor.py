@@ -1,4 +1,4 @@
-"""The launcher's supervision of stages: their reports, their heartbeats, and their ends."""
+"""The launcher's supervision of stages through their reports, heartbeats and exits."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class FirstSteps(Protocol):
     """
 
     def may_publish(self, cut: int) -> bool:
-        """Whether everything below the sequence ID of a checkpoint has been compared."""
+        """Return True if everything before the sequence ID ``cut`` has been compared."""
         ...
 
     def take_subnets(self, stream: int, first: int, subnets: Sequence[Subnet]) -> None:
-        """A stream has grown by these subnets, whose sequence IDs begin with ``first``."""
+        """Add subnets to a stream; their sequence IDs begin with ``first``."""
         ...
 
     def take_loss(self, stream: int, sequence_id: int, bits: str) -> None: ...
@@ -53,11 +53,11 @@ class FirstSteps(Protocol):
     def take_layer(
         self, stream: int, sequence_id: int, label: str, digests: Mapping[str, str]
     ) -> None:
-        """A stage reported a layer that it has written."""
+        """Compare a layer that a stage has written."""
         ...
 
     def wait(self) -> None:
-        """Wait until the comparison is over, within a bound."""
+        """Wait until the comparison has finished, within a time limit."""
         ...
 
 
@@ -74,7 +74,7 @@ def _scores(stream: StreamJob) -> Iterator[float]:
 class GrowingStreams:
     """Passes losses to the sources of streams, and their subnets to the stages; a context manager.
 
-    ``first_steps`` gets each subnet, for the plain loop that trains the first of them.
+    ``first_steps`` receives each subnet, for the plain loop that trains the first of them.
     """
 
     def __init__(
@@ -92,21 +92,24 @@ class GrowingStreams:
         ]
 
     def _feeds(self, one: int, other: int) -> bool:
-        """Whether a stream's losses show the progress of another, which is joined and has none."""
+        """Return True if the source of stream ``other`` receives the losses of stream ``one``.
+
+        A stream that is not trained has no losses, and receives those of joined streams.
+        """
         if one == other or self._job.streams[other].workload.is_trained:
             return one == other
         joined = self._job.wiring.joined(len(self._job.streams))
         return any({one, other} <= each for each in joined)
 
     def start(self) -> None:
-        """Send the first subnets; those of an earlier attempt are proposed again."""
+        """Send the first subnets, including those that an earlier attempt proposed."""
         for number, stream in enumerate(self._job.streams):
             if stream.source is not None:
                 planned = stream.source.begin(stream.first, _scores(stream))
                 self._tell(number, stream.first, planned)
 
     def take(self, stream: int, sequence_id: int, loss: float) -> None:
-        """Take the loss of a pass. The score that a source gets is its negative value."""
+        """Handle the loss of a pass. A source receives its negative value as the score."""
         for number in self._fed[stream]:
             source = self._job.streams[number].source
             known = source.count if source else 0
@@ -132,7 +135,7 @@ class GrowingStreams:
 _POLL_SECONDS = 1.0
 _LAST_WORDS_SECONDS = 0.5
 _BATCHES_KEPT = 4096
-"""More batches than are under way at once."""
+"""Number of batches to remember, which exceeds the number in flight."""
 
 
 def raise_failure(stage: int, body: Mapping[str, Any]) -> NoReturn:
@@ -163,7 +166,7 @@ class StageReports:
         return len(self.results) == self._num_stages
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
-        """Handle one report; raises the error that a stage reports."""
+        """Handle one report. Raise the error that a stage reports."""
         match kind:
             case "beat" if self.liveness is not None:
                 self.liveness.hear(stage, time.monotonic(), body["doing"], body["age"])
@@ -175,28 +178,28 @@ class StageReports:
                     self.liveness.done(stage)
 
     def note(self, text: str) -> None:
-        """Take a line for the user, who is not there."""
+        """Ignore a line for the user; subclasses may print it."""
 
     def report(self, kind: str, body: Any) -> None:
-        """Take a report of work on one stage, which comes without a socket."""
+        """Handle a report of a job on one stage, which does not use a socket."""
         self.take(kind, 0, dict(body))
 
     def watch(self, current: Callable[[], str]) -> None:
-        """Do nothing, because no other process watches work on one stage."""
+        """Do nothing, because no other process supervises a job on one stage."""
 
 
 class Collector(StageReports):
     """Handles the reports of training: writes losses, keeps results, raises the first failure.
 
     Args:
-        num_stages: number of stages whose results are awaited.
-        losses: of each stream.
-        observer: gets losses and notes.
-        publisher: gets the parts of checkpoints.
-        stop: gets requests to end, and the answers of stages.
-        growing: takes losses, with which streams grow.
-        collect: called after each loss, to take results of validation.
-        first_steps: takes losses and layers, which it compares with a plain loop.
+        num_stages: number of stages whose results are expected.
+        losses: the losses of each stream.
+        observer: receives losses and notes.
+        publisher: receives the parts of checkpoints.
+        stop: receives requests to end, and the answers of stages.
+        growing: receives losses, from which new subnets are proposed.
+        collect: called after each loss, to collect results of validation.
+        first_steps: receives losses and layers, and compares them with a plain loop.
         can_cut: whether the run can be ended with a checkpoint if the observer fails.
     """
 
@@ -222,9 +225,9 @@ class Collector(StageReports):
         self._publisher = publisher
         self._stop = stop
         self._batches: OrderedDict[tuple[int, int], tuple[int, str]] = OrderedDict()
-        """By stream and number, the stage that first made a batch, and its digest."""
+        """The stage that first made each batch, and the batch's digest, by stream and number."""
         self.observer_error: ObserverError | None = None
-        """The first error of the observer, with which the end of the run was requested."""
+        """The first error of the observer, because of which the end of the run was requested."""
 
     def take(self, kind: str, stage: int, body: dict[str, Any]) -> None:
         """Handle one report.
@@ -232,7 +235,7 @@ class Collector(StageReports):
         Raises:
             StageFailedError: if a stage reports a failure.
             VerificationError: if one of the first steps differs from the plain loop.
-            ConfigError: if the user's input caused the failure, or stages made unequal batches.
+            ConfigError: if the user's input caused the failure, or stages made different batches.
             StorageError: if a file could not be written.
         """
         match kind:
@@ -297,7 +300,7 @@ class Collector(StageReports):
 
     @contextmanager
     def _observed(self) -> Iterator[None]:
-        """Let an observer that fails end the run as a signal does, with a checkpoint."""
+        """If the observer fails, end the run with a checkpoint, as after a signal."""
         try:
             yield
         except ObserverError as error:
@@ -321,19 +324,19 @@ def supervise(
     wakeup: Wakeup,
     beat: Callable[[], None],
 ) -> None:
-    """Take reports until every stage is done or one has failed.
+    """Handle reports until every stage is done or one has failed.
 
     Args:
-        inbox: of reports.
-        processes: of the stages on this machine; agents report the ends of the others.
+        inbox: receives reports.
+        processes: the stages on this machine; agents report the ends of the others.
         collector: handles the reports of all stages.
-        stop: state of a request to end.
+        stop: the state of a request to end.
         wakeup: set when the end of the run is requested.
-        beat: called at least once a second.
+        beat: called at least once per second.
 
     Raises:
-        StageFailedError: with the first cause: a failure, the end of a process, a stage that is
-            silent or hung.
+        StageFailedError: with the first cause: a failure, the end of a process, or a silent or hung
+            stage.
         ConfigError, StorageError: see :meth:`Collector.take`.
     """
     poller = zmq.Poller()
@@ -353,7 +356,7 @@ def supervise(
         for stage, process in processes.items():
             if process.sentinel in ready:
                 poller.unregister(process.sentinel)
-                # Its last report may still come; heartbeats of other stages always do.
+                # Its last report may still arrive; heartbeats of other stages always arrive.
                 deadline = time.monotonic() + _LAST_WORDS_SECONDS
                 while stage not in collector.results and (left := deadline - time.monotonic()) > 0:
                     if inbox.poll(int(left * 1000) + 1):
@@ -369,6 +372,6 @@ def supervise(
 
 
 def _task(collector: StageReports, stage: int) -> str:
-    """Name what a stage that died was last reported to do."""
+    """Return the last reported activity of a stage that died."""
     doing = collector.liveness.doing(stage) if collector.liveness else ""
     return f"an unknown task (last heard at: {doing})" if doing else "an unknown task"

@@ -1,7 +1,7 @@
 """Validation during training: a separate process evaluates published checkpoints.
 
-Training only writes checkpoints. :class:`ValidationLauncher` sends the path of each one that is due
-to the process (:func:`validation_main`), and records the scores that come back.
+Training only writes checkpoints. :class:`ValidationLauncher` sends the path of each checkpoint that
+is due to the process (:func:`validation_main`), and records the returned scores.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def validation_main(
     connection: Connection,
     gives_way: bool,
 ) -> None:
-    """Answer requests until there are no more: ``[stream, path of a checkpoint, its cut]``.
+    """Answer requests ``[stream, path of a checkpoint, its cut]`` until no more arrive.
 
-    With ``gives_way`` the process has the lowest priority. Without, the launcher waits for it, and
-    gets heartbeats as from stages: maps with ``doing`` and ``age``. An answer is a map with
-    ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (why there are none)
-    and ``failure`` (as stages report it).
+    With ``gives_way`` the process has the lowest priority. Otherwise the launcher waits for it, and
+    receives heartbeats as from stages: maps with ``doing`` and ``age``. An answer is a map with
+    ``stream``, ``cut`` and one of ``scores`` (a map for each subnet), ``note`` (the reason for
+    missing scores) and ``failure`` (as reported by stages).
     """
-    launchers_end.close()  # so that the end of the launcher is noticed
+    launchers_end.close()  # so that the end of the launcher is detected
     leave_signals_to_launcher()
     if gives_way:
         os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
@@ -85,7 +85,7 @@ def validation_main(
 
 
 class _Voice:
-    """Messages from the process to the launcher, from two threads."""
+    """Sends messages from the process to the launcher, from two threads."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -93,7 +93,7 @@ class _Voice:
         self._current: Callable[[], str] = lambda: WAITING
 
     def watch(self, current: Callable[[], str]) -> None:
-        """Use this function from now on to name what the process is doing."""
+        """Set the function that returns the current activity of the process."""
         self._current = current
 
     def say(self, body: Mapping[str, Any]) -> None:
@@ -107,7 +107,7 @@ class _Voice:
 
 
 def _read(connection: Connection, questions: Queue[Any]) -> None:
-    """Read requests; the process ends as soon as the launcher has ended."""
+    """Read requests, and end the process as soon as the launcher has ended."""
     while True:
         try:
             question = msgpack.unpackb(connection.recv_bytes())
@@ -139,7 +139,7 @@ def _answer(
 def judge(
     validation: ValidationPlan, path: Path, execution: Execution, watch: Watch
 ) -> list[dict[str, float]]:
-    """Return the scores of each subnet with the weights of a checkpoint.
+    """Return the scores of each subnet, computed with the weights of a checkpoint.
 
     The device and the time limits are those of the run.
 
@@ -157,7 +157,7 @@ def judge(
         budget=count,
         execution=Execution(device=execution.hardware.device, window=count, watch=execution.watch),
     )
-    watch(lambda: WAITING)  # a stage in another process is supervised here
+    watch(lambda: WAITING)  # stages in other processes are supervised by evaluate
     evaluate(job, sheet, lambda scores: 0.0, watch)
     target = "target" if evaluation.probe else evaluation.workload.target_field
     is_text = evaluation.held_out(evaluation.workload.definition.seed, 0)[target].dim() > 1
@@ -190,11 +190,9 @@ class _Fixed:
         self._planned = [Planned(each, whole) for each in self.subnets]
 
     def begin(self, done: int, scores: Iterable[float]) -> Sequence[Planned]:
-        """Propose all subnets."""
         return self._planned
 
     def take(self, sequence_id: int, score: float) -> Sequence[Planned]:
-        """Propose nothing more."""
         return ()
 
     def close(self) -> None:
@@ -202,10 +200,10 @@ class _Fixed:
 
 
 class ValidationLauncher:
-    """Has checkpoints evaluated and records the scores; a context manager.
+    """Requests the evaluation of checkpoints, and records the scores; a context manager.
 
-    It continues with checkpoints that an earlier attempt did not evaluate. If no stream is
-    validated, it does nothing.
+    It includes checkpoints that an earlier attempt did not evaluate. If no stream is validated, it
+    does nothing.
     """
 
     def __init__(self, job: TrainingJob, observer: LaunchObserver) -> None:
@@ -269,11 +267,11 @@ class ValidationLauncher:
             self._ask(stream, cut, cut_name(cut))
 
     def needed(self, stream: int) -> Collection[int]:
-        """Return the cuts of a stream whose checkpoints still have to be evaluated."""
+        """Return the cuts of a stream whose checkpoints have not been evaluated yet."""
         return self._waiting.get(stream, ())
 
     def collect(self) -> None:
-        """Record the scores that have come.
+        """Record the scores that have arrived.
 
         Raises:
             ConfigError, StorageError, StageFailedError: if a validation failed.
@@ -282,14 +280,14 @@ class ValidationLauncher:
             self._take_next(self._connection)
 
     def finish(self, is_stopped: Callable[[], bool], wakeup: Wakeup) -> bool:
-        """Have the final checkpoints evaluated, and wait for all; returns False if asked to stop.
+        """Request the final checkpoints, and wait for all scores. Return False if asked to stop.
 
         Raises:
             ConfigError, StorageError, StageFailedError: if a validation failed.
         """
         self.collect()
         waiting, self._waiting = self._waiting, {number: [] for number in self._files}
-        if self._files:  # from now on with normal priority, which a process cannot regain
+        if self._files:  # use a new process, as this one cannot regain normal priority
             self._end()
             self._start(gives_way=False)
         for number, file in self._files.items():
@@ -345,14 +343,14 @@ class ValidationLauncher:
         validation = self._job.streams[stream].validation
         choices = validation.choices if validation else ()
         subnets = tuple(Judged(*pair) for pair in zip(choices, rows, strict=True))
-        # Means over all subnets, summed in their order.
+        # The means are computed over all subnets in their order.
         scores = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         steps = cut // self._job.steps.passes
         self._files[stream].append(Validation(cut, steps, scores, subnets))
         self._observer.on_validation(stream, cut - 1, scores)
 
     def _is_dead(self) -> NoReturn:
-        """Raise the error of a process that ended without an answer to the oldest request."""
+        """Raise the error for a process that ended before answering the oldest request."""
         how = obituary(self._process) if self._process else "its process ended"
         raise StageFailedError(0, self._oldest(), how)
 

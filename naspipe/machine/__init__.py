@@ -1,1 +1,1 @@
-"""What this machine has: devices, their memory, determinism, and forked processes."""
+"""Access to the machine: devices, their memory, determinism, and forked processes."""

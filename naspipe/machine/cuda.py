@@ -1,4 +1,4 @@
-"""A GPU that holds layers while they are needed; copies have queues of their own."""
+"""A GPU that holds layers while they are needed, with separate streams for copies."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from naspipe.machine.device_waits import Wait, count, wait_for
 from naspipe.machine.ports import Clock, DeviceBudget, Mark
 
 NAP_SECONDS = 100e-6
-"""How long an idle stage sleeps before it polls a copy again."""
+"""Time that an idle stage sleeps before it polls a copy again."""
 
 
 def count_gpus() -> int:
-    """Number of CUDA devices of this process; 0 if torch was built without CUDA."""
+    """Return the number of CUDA devices of this process; 0 if torch was built without CUDA."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def start_cuda(device: torch.device) -> None:
-    """Start CUDA in this process with ``device`` as its current GPU; ConfigError if that fails."""
+    """Start CUDA in this process with ``device`` as the current GPU.
+
+    Raises:
+        ConfigError: if CUDA cannot be started.
+    """
     try:
         torch.cuda.set_device(device)
         torch.cuda.init()  # type: ignore[no-untyped-call]
         # Start torch's backward thread here: it warns if its first operation is a matrix product.
         torch.ones((), device=device, requires_grad=True).exp().backward()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError, AttributeError) as error:  # as torch's build has it
+    except (RuntimeError, AssertionError, AttributeError) as error:  # depends on torch's build
         raise ConfigError(
             f"device {device}: CUDA cannot be started in a process of the run "
             f"({reason(error):.200}); see that nvidia-smi answers and that this program made no "
@@ -37,7 +41,7 @@ def start_cuda(device: torch.device) -> None:
 
 
 def measured_memory() -> dict[str, float]:
-    """Peak bytes of torch's allocator in this process; empty without CUDA."""
+    """Return the peak bytes of torch's allocator in this process; empty without CUDA."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {}
     return {
@@ -47,15 +51,15 @@ def measured_memory() -> dict[str, float]:
 
 
 class CudaDevice(DeviceBudget):
-    """One GPU; made on the computing thread, whose current queue (a CUDA stream) is used.
+    """One GPU, created on the computing thread, whose current queue (a CUDA stream) is used.
 
-    Memory comes from torch's caching allocator, in the order of the compute queue: a freed piece
-    may be handed out again while queued kernels still use it, so a copy into fresh memory waits for
-    what the compute queue holds at that time. Memory that a copy uses may be freed once the copy
-    is over.
+    Memory is allocated by torch's caching allocator in the order of the compute queue: freed memory
+    may be reused while queued kernels still access it, so a copy into newly allocated memory waits
+    for the work that is in the compute queue at that time. Memory that a copy uses may be freed
+    once the copy has finished.
 
     Args:
-        index: which GPU.
+        index: the index of the GPU.
         budget_bytes: maximum memory of layers; ConfigError if the GPU has less.
     """
 
@@ -73,14 +77,14 @@ class CudaDevice(DeviceBudget):
         self._save = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Memory on the GPU, for kernels that are queued after this."""
+        """Allocate memory on the GPU, for kernels that are queued after this call."""
         self.check_budget(nbytes)
         with torch.cuda.stream(self._compute):
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
         return self.count_in(memory)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Return memory, which is reused after the kernels queued so far."""
+        """Free memory, which is reused after the kernels that are queued now."""
         self.count_out(tensor)
         tensor.untyped_storage().resize_(0)
 
@@ -140,14 +144,14 @@ def _timed(queue: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 def record_end(queue: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event at the end of a queue; waiting for it sleeps, because spinning takes a core."""
+    """Record an event at the end of a queue. Waiting for it sleeps, because spinning takes CPU."""
     event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(queue)
     return event
 
 
 class HostClock:
-    """Clock for work that is done when the call returns."""
+    """Clock for work that has finished when the call returns."""
 
     def mark(self) -> int:
         return time.perf_counter_ns()
@@ -157,7 +161,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Clock for work in a GPU's current queue; idle time of the queue counts too."""
+    """Clock for work in a GPU's current queue, including idle time of the queue."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -171,5 +175,5 @@ class CudaClock:
 
 
 def open_clock(device: torch.device) -> Clock:
-    """The clock of a device; for a GPU, CUDA must have been started."""
+    """Return the clock of a device; for a GPU, CUDA must have been started."""
     return HostClock() if device.type == "cpu" else CudaClock(device)

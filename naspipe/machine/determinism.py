@@ -1,4 +1,4 @@
-"""Keyed randomness, and the settings under which torch computes the same bits."""
+"""Keyed randomness, and the settings with which torch is bitwise reproducible."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ _KERNELS = (
     "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
 )  # fmt: skip
-"""Variables that select other kernels than the processor's, with other bits."""
+"""Environment variables that select different kernels, which give different bits."""
 
 
 def describe_environment(device: str = "cpu", gpus: Gpus = NO_GPUS) -> dict[str, Any]:
-    """Versions of the packages, and the hardware; ``gpus`` are used unless the device is the
-    CPU.
-    """
+    """Return package versions and hardware; ``gpus`` are listed unless the device is the CPU."""
     kernels = {name: os.environ[name] for name in _KERNELS if os.environ.get(name)}
     return {
         "software": {
@@ -74,7 +72,7 @@ def seed_all(key: int) -> None:
 
 @contextmanager
 def kept_draws() -> Iterator[None]:
-    """Restore the global generators afterwards."""
+    """Restore the state of the global generators on exit."""
     before = _states()
     try:
         yield
@@ -83,9 +81,9 @@ def kept_draws() -> Iterator[None]:
 
 
 class Randomness:
-    """Global generators of a strategy, which may seed or use all of them.
+    """The state of the global generators for a strategy, which may seed or use all of them.
 
-    The run uses the same generators in the same process, so each must be isolated from the other.
+    The run uses the same generators in the same process, so the two must be isolated.
     """
 
     def __init__(self, seed: int) -> None:
@@ -94,7 +92,7 @@ class Randomness:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Activate the strategy's generators, and one thread for its arithmetic."""
+        """Activate the strategy's generators, and restrict its arithmetic to one thread."""
         with kept_draws(), one_thread():
             if self._states is None:
                 seed_all(self._seed)
@@ -108,7 +106,7 @@ class Randomness:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: the order of additions depends on the number of threads."""
+    """Compute on one thread, because the order of additions depends on the number of threads."""
     threads = torch.get_num_threads()
     if threads != 1:
         torch.set_num_threads(1)
@@ -130,28 +128,28 @@ def _set_states(states: tuple[Any, Any, Any]) -> None:
 
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""With this workspace, the same in every run, cuBLAS computes the same bits in every call."""
+"""Workspace of cuBLAS in every run, with which all calls are bitwise reproducible."""
 
 
 def block_seed(
     seed: int, step: int, block: int, pass_number: int = 0, is_teacher: bool = False
 ) -> int:
-    """The seed of the random draws of one block in one pass; a documented rule.
+    """Return the seed of the random draws of one block in one pass; a documented rule.
 
     ``block`` counts the blocks of the chain, including shared layers; ``pass_number`` is the pass
-    within the step, negative for a probe. Teachers have seeds of their own.
+    within the step, negative for a probe. Teachers have separate seeds.
     """
     role = "/teacher" if is_teacher else ""
     return _hash(f"{seed}/{step}/{block}/{pass_number}{role}")
 
 
 def backward_seed(forward_seed: int) -> int:
-    """The seed of draws in a block's backward, from that of its forward; a documented rule."""
+    """Return the seed of draws in a block's backward; a documented rule."""
     return _hash(f"{forward_seed}/backward")
 
 
 def layer_seed(seed: int, block: int, candidate: int) -> int:
-    """The seed under which a layer's parameters are initialised, whenever that happens."""
+    """Return the seed for initialising a layer's parameters, independent of the time."""
     return _hash(f"{seed}/layer/{block}/{candidate}")
 
 
@@ -160,9 +158,9 @@ def _hash(text: str) -> int:
 
 
 def seed_draws(seed: int) -> None:
-    """Seed the global generators of torch, numpy and Python; GPUs only once CUDA runs.
+    """Seed the global generators of torch, numpy and Python, and of GPUs if CUDA has been started.
 
-    ``torch.manual_seed`` would also record seeds for a CUDA that never starts.
+    ``torch.manual_seed`` would also record seeds if CUDA is never started.
     """
     seed_all(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -171,7 +169,7 @@ def seed_draws(seed: int) -> None:
 
 @contextmanager
 def _no_autocast() -> Iterator[None]:
-    """Disable the caller's autocast: a run's precision comes from its recipe."""
+    """Disable the caller's autocast, because the recipe determines a run's precision."""
     found = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     for kind in found:
         torch.set_autocast_enabled(kind, False)
@@ -184,10 +182,11 @@ def _no_autocast() -> Iterator[None]:
 
 @contextmanager
 def deterministic_torch(threads: int) -> Iterator[None]:
-    """Deterministic kernels, no TF32, no autotuning, a fixed number of threads; restored after.
+    """Use deterministic kernels and a fixed number of threads, without TF32 and autotuning.
 
-    An operation without a deterministic kernel then raises an error that names it. Enter this
-    before CUDA starts in the process: cuBLAS reads its workspace setting only once.
+    The settings are restored on exit. An operation without a deterministic kernel raises an error
+    that names it. Enter this context before CUDA starts in the process, because cuBLAS reads its
+    workspace setting only once.
     """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACE
     flags = (
@@ -221,17 +220,17 @@ _PRECISIONS: tuple[Any, ...] = (
     torch.backends.cudnn.rnn,
 )  # fmt: skip
 _SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-"""An older interface for the same; torch raises on reading if the two differ."""
+"""The older interface to the same settings; reading raises an error if the two differ."""
 
 
 @contextmanager
 def _no_tf32() -> Iterator[None]:
-    """Compute float32 as float32; restored after, except for switches that raised when read."""
+    """Disable TF32. Settings are restored on exit, except switches that raised when read."""
     precisions = [each.fp32_precision for each in _PRECISIONS]
     switches = [_switch(each) for each in _SWITCHES]
     for switch in _SWITCHES:
         switch.allow_tf32 = False
-    for each in _PRECISIONS:  # after the switches, because that of cuDNN leaves these unchanged
+    for each in _PRECISIONS:  # after the switches, because that of cuDNN does not change these
         each.fp32_precision = "ieee"
     try:
         yield

@@ -113,13 +113,13 @@ def begin() -> None:
 
 
 def count(why: Wait) -> None:
-    """Record a wait; from any thread."""
+    """Record a wait; may be called from any thread."""
     with _lock:
         _counts[why] += 1
 
 
 def per_block(blocks: int) -> dict[str, float]:
-    """Average number per block of each wait that occurred since :func:`begin`."""
+    """Return the average number per block of each wait that occurred since :func:`begin`."""
     with _lock:
         return {why.name.lower(): _counts[why] / max(1, blocks) for why in Wait if _counts[why]}
 
@@ -131,7 +131,7 @@ def wait_for(queued: torch.cuda.Stream | torch.cuda.Event, why: Wait) -> None:
 
 
 def on_host(tensor: torch.Tensor, why: Wait) -> torch.Tensor:
-    """The tensor in host memory: itself, or a copy after waiting for the device."""
+    """Return the tensor itself if it is in host memory, or else a copy in host memory."""
     if tensor.is_cpu:
         return tensor
     count(why)

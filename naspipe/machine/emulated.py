@@ -17,26 +17,26 @@ from naspipe.machine.device_waits import Wait, count
 from naspipe.machine.ports import Device, DeviceBudget, Mark
 
 POISON = 0xFF
-"""Byte at the start of memory without a layer: a NaN in every floating-point type."""
+"""Byte that fills the start of unused memory: a NaN in every floating-point type."""
 _POISONED = 4096
-"""Bytes to poison: filling all memory would take longer than the emulated copy."""
+"""Number of bytes to poison: filling all memory would take longer than the emulated copy."""
 
 KEPT_BYTES = 256 * 1024 * 1024
-"""Freed memory that the system may not take: releasing and faulting pages takes as long as the
-copy.
+"""Amount of freed memory that is not released to the system, because releasing and faulting pages
+takes as long as the copy.
 """
 
 _LAZILY_FREED = getattr(mmap, "MADV_FREE", mmap.MADV_DONTNEED)
 
 BANDWIDTH_BYTES_PER_SECOND = 12e9
 LATENCY_SECONDS = 20e-6
-"""Defaults of an emulated device: about 16 lanes of PCIe 3.0."""
+"""Default latency and bandwidth of an emulated device, about 16 lanes of PCIe 3.0."""
 
 
 class EmulatedCopy:
     """A copy that begins and ends at its scheduled times.
 
-    The bytes are moved at its end, so that premature use of a layer is detected.
+    The bytes are copied at its end, so that premature use of a layer is detected.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class EmulatedCopy:
         self._seconds = seconds
         self._moved_ns = 0
         self.end = start + seconds
-        """In the time of :func:`time.monotonic`."""
+        """Scheduled end, in seconds of :func:`time.monotonic`."""
 
     def is_over(self) -> bool:
-        """Whether its time has come; the bytes are copied then."""
+        """Return True if the scheduled time has passed; the bytes are then copied."""
         if self.left_seconds > 0:
             return False
         start_ns = time.monotonic_ns()
@@ -64,23 +64,23 @@ class EmulatedCopy:
 
     @property
     def nanoseconds(self) -> int:
-        """The time at the emulated bandwidth, and the real time to move the bytes."""
+        """The emulated time plus the real time to copy the bytes."""
         return round(self._seconds * 1e9) + self._moved_ns
 
 
 class EmulatedDevice(DeviceBudget):
-    """A device in host memory of its own, with a budget, a bandwidth and a latency.
+    """A device in separate host memory, with a budget, a bandwidth and a latency.
 
-    Fresh and freed memory begins with poison, so that use of a layer before its load or after its
-    eviction is detected. Copies are real, and end when the bandwidth says; each direction has the
-    whole of it.
+    New and freed memory starts with poison, so that use of a layer before its load or after its
+    eviction is detected. Copies are real, and end according to the bandwidth; each direction has
+    the full bandwidth.
 
-    A piece keeps its addresses for good. If more than :data:`KEPT_BYTES` are freed, the system may
-    take the pages of those that were freed first, and does so when it is short of memory.
+    Allocated memory keeps its addresses permanently. If more than :data:`KEPT_BYTES` are freed, the
+    system may reclaim the pages that were freed first, and does so if it runs out of memory.
 
     Args:
         budget_bytes: maximum of allocated memory.
-        bandwidth_bytes_per_second: of one direction.
+        bandwidth_bytes_per_second: bandwidth of each direction.
         latency_seconds: minimum duration of a copy.
     """
 
@@ -97,7 +97,7 @@ class EmulatedDevice(DeviceBudget):
         self._latency_seconds = latency_seconds
         self._pages: MutableMapping[torch.Tensor, mmap.mmap] = WeakTensorKeyDictionary()
         self._kept: dict[int, mmap.mmap] = {}
-        """Freed pieces of which the system may not take the pages, by address."""
+        """Freed memory whose pages the system may not reclaim, by address."""
         self._kept_bytes = 0
         self._free_at = {"in": 0.0, "out": 0.0}
         """End of the last copy in each direction."""
@@ -113,7 +113,7 @@ class EmulatedDevice(DeviceBudget):
         return self.count_in(memory)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Poison the memory and return it."""
+        """Poison the memory and release it."""
         self.count_out(tensor)
         tensor[:_POISONED].fill_(POISON)
         if pages := self._pages.get(tensor):
@@ -122,7 +122,7 @@ class EmulatedDevice(DeviceBudget):
         while self._kept_bytes > KEPT_BYTES:
             oldest = self._kept.pop(next(iter(self._kept)))
             self._kept_bytes -= len(oldest)
-            with suppress(OSError):  # not supported by the system: the pages stay
+            with suppress(OSError):  # if the system does not support this, the pages are kept
                 oldest.madvise(_LAZILY_FREED)
 
     def refill(self, tensor: torch.Tensor) -> None:
@@ -130,7 +130,7 @@ class EmulatedDevice(DeviceBudget):
         self.count_in(tensor)
         if kept := self._kept.pop(tensor.data_ptr(), None):
             self._kept_bytes -= len(kept)
-        else:  # the system may have taken the poison, too
+        else:  # the system may have reclaimed the poisoned page
             tensor[:_POISONED].fill_(POISON)
 
     def mark(self) -> Mark:
@@ -143,7 +143,7 @@ class EmulatedDevice(DeviceBudget):
         return self._copy("out", device, host)
 
     def wait(self, mark: Mark) -> None:
-        """Count the wait; this device computes synchronously."""
+        """Count the wait without waiting, because this device computes synchronously."""
         count(Wait.BLOCK)
 
     def _copy(self, way: str, source: torch.Tensor, target: torch.Tensor) -> EmulatedCopy:
@@ -160,10 +160,10 @@ def open_device(
     bandwidth_bytes_per_second: float = BANDWIDTH_BYTES_PER_SECOND,
     latency_seconds: float = LATENCY_SECONDS,
 ) -> Device:
-    """A device by name: ``cpu`` is emulated, ``cuda`` and ``cuda:N`` are GPUs.
+    """Return a device by name: ``cpu`` is emulated, ``cuda`` and ``cuda:N`` are GPUs.
 
-    Looking for a GPU starts CUDA, which does not survive a fork: call this in the process that
-    computes. Bandwidth and latency are the emulated device's.
+    Opening a GPU starts CUDA, which does not survive a fork, so call this in the process that
+    computes. Bandwidth and latency apply to the emulated device.
     """
     if budget_bytes <= 0:
         raise ConfigError(

@@ -1,6 +1,4 @@
-"""Forked processes: stages, and work in a separate process so that this one remains fit for
-forking.
-"""
+"""Forked processes: stages, and work done in a separate process to keep this one forkable."""
 
 from __future__ import annotations
 
@@ -31,12 +29,12 @@ T = TypeVar("T")
 
 
 def in_own_thread(threads: int, work: Callable[[], T]) -> T:
-    """Call what computes with ``threads`` intra-op threads, in a forked process.
+    """Call ``work``, which computes with ``threads`` intra-op threads, in a forked process.
 
-    OpenMP ties helper threads to the thread that started them. If the parent has computed, too, the
-    only thread of a forked process expects helpers that stayed in the parent, and waits for them
-    forever. A new thread gets new helpers. Work on one thread needs neither; whatever it calls,
-    user code included, computes on one thread, too. Whatever the work raises is raised here.
+    OpenMP ties helper threads to the thread that started them. If the parent has also computed, the
+    only thread of a forked process expects helpers that remained in the parent, and waits for them
+    forever. A new thread gets new helpers. Work on one thread needs no helpers, and everything that
+    it calls, including user code, computes on one thread. Errors of ``work`` are raised here.
     """
     if threads == 1:
         torch.set_num_threads(1)
@@ -47,7 +45,7 @@ def in_own_thread(threads: int, work: Callable[[], T]) -> T:
     def call() -> None:
         try:
             results.append(work())
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised in the waiting thread
             failures.append(error)
 
     thread = threading.Thread(target=copy_context().run, args=(call,), name="naspipe-compute")
@@ -60,8 +58,9 @@ def in_own_thread(threads: int, work: Callable[[], T]) -> T:
 
 @contextmanager
 def without_helpers() -> Iterator[None]:
-    """Compute on the calling thread alone, in a process that may have been forked from one that has
-    computed: its helper threads would be waited for forever.
+    """Compute on the calling thread alone, in a process that may have been forked.
+
+    If its parent has computed, this process would wait forever for the parent's helper threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -75,12 +74,12 @@ def own_offsets() -> None:
     """Reopen every file that this process has inherited for reading, at the same position.
 
     A forked process shares the file offset of each open file with its parent and siblings. If a
-    data set opened a file before the fork, a ``seek`` of one process then moves the position at
-    which another one reads, and batches get the wrong items.
+    data set opened a file before the fork, a ``seek`` in one process moves the position at which
+    another process reads, and batches get the wrong items.
 
     Call this first in a forked process. Descriptors keep their numbers, so file objects, archives
-    and C libraries that hold them go on working. Files that may be written, pipes, sockets and
-    devices are left alone, as are those that cannot be reopened.
+    and C libraries that hold them continue to work. Writable files, pipes, sockets and devices are
+    not reopened, nor are files for which this fails.
     """
     with suppress(OSError):
         for path in [*Path("/proc/self/fd").iterdir()]:
@@ -105,10 +104,9 @@ def _reopen(descriptor: int) -> None:
 
 
 class _Process(ForkProcess):
-    """A forked process with file offsets of its own; see :func:`own_offsets`."""
+    """A forked process with separate file offsets; see :func:`own_offsets`."""
 
     def run(self) -> None:
-        """See :func:`own_offsets`."""
         own_offsets()
         super().run()
 
@@ -120,11 +118,11 @@ class _Context(ForkContext):
 FORK = _Context()
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a run to end: Ctrl-C, a scheduler, a closed terminal."""
+"""Signals that request the end of a run: from Ctrl-C, a scheduler or a closed terminal."""
 
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that a batch scheduler such as Slurm sends before it ends a job. They ask a run to end,
-too, unless the user has a handler for them.
+"""Signals that a batch scheduler such as Slurm sends before it ends a job. They also request the
+end of a run, unless the user has handlers for them.
 """
 
 
@@ -137,7 +135,7 @@ _LIKELY: dict[int, str] = {
 
 
 def leave_signals_to_launcher() -> None:
-    """Ignore them in a forked process, because the launcher handles them for all."""
+    """Ignore these signals in a forked process, because the launcher handles them for all."""
     for number in ASKING:
         signal.signal(number, signal.SIG_IGN)
     for number in WARNING:
@@ -151,7 +149,7 @@ def leave_signals_to_launcher() -> None:
 def quiet_fork() -> Iterator[None]:
     """Fork without Python 3.12's warning about threads.
 
-    torch and numpy keep idle pools, which a forked process never uses.
+    torch and numpy keep idle thread pools, which a forked process never uses.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
@@ -159,7 +157,7 @@ def quiet_fork() -> Iterator[None]:
 
 
 def end_all(processes: Collection[BaseProcess]) -> None:
-    """Kill these processes; their output tolerates it."""
+    """Kill these processes; their output files tolerate this."""
     for process in processes:
         process.kill()
     for process in processes:
@@ -168,7 +166,7 @@ def end_all(processes: Collection[BaseProcess]) -> None:
 
 
 def obituary(process: BaseProcess) -> str:
-    """How a process ended that did not report it itself."""
+    """Describe how a process ended without a report."""
     process.join(1)
     code = process.exitcode
     if code is not None and code < 0:
@@ -178,10 +176,10 @@ def obituary(process: BaseProcess) -> str:
 
 
 SILENCE_SECONDS = 600.0
-"""Maximum time between two signs of progress."""
+"""Default of the maximum time between two reports of progress."""
 
 Work = Callable[[Callable[[], None]], dict[str, Any]]
-"""Returns JSON, and calls its argument now and then to show progress."""
+"""Returns JSON, and calls its argument regularly to report progress."""
 
 
 SLOW_SECONDS = 1.0
@@ -193,18 +191,18 @@ def done_apart(
     silence_seconds: float = SILENCE_SECONDS,
     say: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """The result of the work, done in a forked process.
+    """Run ``work`` in a forked process, and return its result.
 
     Args:
-        work: what is done.
-        what: its name in messages.
-        silence_seconds: maximum time between two signs of progress.
+        work: the function to run.
+        what: the name of the work in messages.
+        silence_seconds: maximum time between two reports of progress.
         say: called if the work takes more than a second.
 
     Raises:
-        ConfigError: the work's own.
-        StageFailedError: if it raises another error, or its process ends.
-        TransportError: if it shows no progress for too long.
+        ConfigError: if the work raises it.
+        StageFailedError: if the work raises another error, or its process ends.
+        TransportError: if the work reports no progress for too long.
     """
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_main, args=(work, sender), name="naspipe-apart")
@@ -236,7 +234,8 @@ def _main(work: Work, sender: Connection) -> None:
         sender.send_bytes(json.dumps({"goes on": True}).encode())
 
     try:
-        # The caller's helpers have stayed with it. Who wants several threads starts anew.
+        # The helpers of the caller remained in its process. Work that needs several threads starts
+        # new ones.
         answer: dict[str, Any] = {"done": in_own_thread(1, lambda: work(go_on))}
     except ConfigError as error:
         answer = {"refusal": str(error)}
@@ -246,16 +245,19 @@ def _main(work: Work, sender: Connection) -> None:
 
 
 _BACKWARD = "Unable to handle autograd's threading"
-"""torch's message about a backward in a process whose parent has computed one."""
+"""Part of torch's message about a backward in a process whose parent has computed one."""
 
 
 def may_compute_here(device: str = "cpu") -> bool:
-    """Whether computing here spoils no fork: true on the CPU if torch has no accelerator."""
+    """Return True if this process stays forkable when it computes.
+
+    This is the case on the CPU if torch has no accelerator.
+    """
     return device == "cpu" and torch.accelerator.current_accelerator() is None
 
 
 def done_fit(work: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
-    """The result of the work, done in a forked process if it would spoil this one."""
+    """Return the result of ``work``, run in a fork if it would make this process unforkable."""
     return work() if may_compute_here() else done_apart(lambda _: work(), what)
 
 
@@ -290,7 +292,7 @@ def _backward(_: Callable[[], None]) -> dict[str, Any]:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """glibc's names for its settings; see ``man mallopt``."""
 _LARGEST = 32 << 20
-"""Bytes; larger pieces are mapped separately. It is glibc's maximum."""
+"""Size in bytes above which memory is mapped separately. It is the maximum of glibc."""
 _KEPT = (1 << 31) - 1
 _USERS = (
     "GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_",
@@ -300,10 +302,10 @@ _USERS = (
 
 @contextmanager
 def kept_heap() -> Iterator[None]:
-    """Keep freed memory within the block, and return it to the system afterwards.
+    """Keep freed memory within the context, and return it to the system afterwards.
 
-    The thresholds stay, because glibc cannot return to adapting them. Does nothing if the user has
-    set any of them, or with another C library.
+    The thresholds remain set, because glibc cannot return to adapting them. This does nothing if
+    the user has set any of them, or with a different C library.
     """
     library = ctypes.CDLL(None)
     set_option = getattr(library, "mallopt", None)
@@ -324,7 +326,7 @@ _THRESHOLDS = (20_000, 20, 20)
 
 @contextmanager
 def calm_collector() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, and collect less often; restored after."""
+    """Exclude existing objects from garbage collection, and collect less often, until the exit."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)

@@ -33,31 +33,31 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs that torch can use here, in torch's order, and the software versions."""
+    """The GPUs that torch can use in this process, in the order of torch, and software versions."""
 
     names: tuple[str, ...] = ()
     memory_bytes: tuple[int, ...] = ()
     cuda: str = ""
-    """The version that torch was built for."""
+    """The CUDA version for which torch was built."""
     cudnn: str = ""
     driver: str = ""
     apart: tuple[tuple[int, int], ...] = ()
-    """Pairs of which the first cannot read the memory of the second."""
+    """Pairs of GPUs of which the first cannot read the memory of the second."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def software(self) -> dict[str, str]:
-        """Versions for the manifest; empty without a GPU."""
+        """Software versions for the manifest; empty without a GPU."""
         if not self.names:
             return {}
         return {"cuda": self.cuda, "cudnn": self.cudnn, "nvidia_driver": self.driver}
 
     def name_of(self, device: str) -> str:
-        """Name of the hardware of a device, for caches of measurements; ``cpu`` stays ``cpu``.
+        """Return the hardware name of a device for caches of measurements; ``cpu`` is unchanged.
 
-        ``cuda`` spreads stages over all GPUs, so it stands for the names of all kinds of them.
+        ``cuda`` distributes stages over all GPUs, so its name combines the names of all models.
         """
         if device == "cpu":
             return device
@@ -71,7 +71,7 @@ NO_GPUS = Gpus()
 
 @cache
 def find_gpus() -> Gpus:
-    """Look for GPUs without starting CUDA in this process; queried once."""
+    """Find GPUs without starting CUDA in this process. The query runs only once."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return NO_GPUS
     command = [sys.executable, "-W", "ignore", "-c", _ASK]
@@ -103,7 +103,7 @@ def _read(answer: bytes) -> Gpus:
 
 
 def driver_version(path: Path = _DRIVER) -> str:
-    """The NVIDIA driver's version; ``unknown`` if the kernel does not show it."""
+    """Return the version of the NVIDIA driver; ``unknown`` if the kernel does not report it."""
     try:
         text = path.read_text("utf-8", errors="replace")
     except OSError:

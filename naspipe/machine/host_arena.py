@@ -1,4 +1,4 @@
-"""Host memory for the layers of a stage: slabs taken once, pinned if there is a GPU."""
+"""Host memory for the layers of a stage, in slabs that are kept, and pinned if a GPU is used."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from naspipe.config.errors import ConfigError, reason
 
 ALIGNMENT = 512
-"""Bytes; every piece of memory and every tensor in it starts at a multiple of this."""
+"""Alignment in bytes of every allocation and of every tensor in it."""
 
 SLAB_BYTES = 64 * 1024 * 1024
-"""Size of a slab."""
+"""Size of a slab in bytes."""
 
 
 class HostMemoryError(ConfigError):
-    """The layers of a stage do not fit into the host memory that they may use."""
+    """Raised if the layers of a stage exceed the host memory that they may use."""
 
 
 def round_up(nbytes: int) -> int:
@@ -27,18 +27,18 @@ def round_up(nbytes: int) -> int:
 
 
 def aligned_bytes(nbytes: int) -> torch.Tensor:
-    """Fresh host memory as a uint8 tensor whose address is a multiple of :data:`ALIGNMENT`.
+    """Allocate host memory as a uint8 tensor whose address is a multiple of :data:`ALIGNMENT`.
 
-    It has ordinary pages. Huge pages, which numpy requests, are cleared in half the time if the
-    system has them at hand, but take eight times as long in a virtual machine whose host reclaimed
-    them: 16 and 213 ms for 64 MiB, compared with 26 for ordinary ones.
+    It uses ordinary pages. Huge pages, which numpy requests, are cleared in half the time if the
+    system has them available, but take eight times as long in a virtual machine whose host
+    reclaimed them: 16 and 213 ms for 64 MiB, compared with 26 ms for ordinary pages.
     """
     memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
     return memory.narrow(0, -memory.data_ptr() % ALIGNMENT, nbytes)
 
 
 class _Range(NamedTuple):
-    """A part of a slab, in bytes from its beginning."""
+    """A part of a slab, with offsets in bytes from the start of the slab."""
 
     slab: int
     start: int
@@ -50,18 +50,18 @@ class _Range(NamedTuple):
 
 
 class HostArena:
-    """Allocates host memory; for one thread.
+    """Allocates host memory; not thread-safe.
 
-    A piece is the beginning of the smallest free range that fits; a returned piece is merged with
-    the free ranges next to it. So layers of many sizes that come and go take hardly more memory
-    than those that are present at a time.
+    An allocation takes the beginning of the smallest free range that fits; a freed range is merged
+    with adjacent free ranges. Layers of many sizes that arrive and leave therefore need hardly more
+    memory than those that are present at the same time.
 
     Args:
-        pin: lock the memory, so that GPU copies run concurrently with the compute. A GPU is looked
-            for when the first slab is taken, so use this only in the process that computes.
+        pin: whether to pin the memory, so that GPU copies run concurrently with compute. The first
+            slab looks for a GPU, so use this only in the process that computes.
         limit_bytes: maximum of allocated memory; None for no limit.
-        slab_bytes: size of a slab; a bigger piece gets a slab of its own. If pinned, it should be a
-            power of two, because torch rounds pinned memory up to one.
+        slab_bytes: size of a slab; a larger allocation gets a separate slab. If pinned, it should
+            be a power of two, because torch rounds pinned memory up to one.
     """
 
     def __init__(self, pin: bool, limit_bytes: int | None, slab_bytes: int = SLAB_BYTES) -> None:
@@ -70,22 +70,22 @@ class HostArena:
         self._slab_bytes = slab_bytes
         self._slabs: list[torch.Tensor] = []
         self._free: list[_Range] = []
-        """In order; no two are adjacent."""
+        """Free ranges in order; no two are adjacent."""
         self._handed_out: dict[int, _Range] = {}
-        """By address."""
+        """Allocated ranges by address."""
         self._leaving: list[tuple[int, Callable[[], bool]]] = []
-        """Returned pieces that may still be in use for sending."""
+        """Freed ranges that may still be in use for sending, by address."""
         self._used_bytes = 0
 
     @property
     def used_bytes(self) -> int:
-        """Bytes allocated, each piece rounded up to :data:`ALIGNMENT`."""
+        """Allocated bytes, each allocation rounded up to :data:`ALIGNMENT`."""
         self._take_back()
         return self._used_bytes
 
     @property
     def leaving_bytes(self) -> int:
-        """Bytes of returned pieces that are still in use."""
+        """Bytes of freed ranges that are still in use."""
         self._take_back()
         return sum(self._handed_out[address].nbytes for address, _ in self._leaving)
 
@@ -95,8 +95,10 @@ class HostArena:
         return sum(slab.numel() for slab in self._slabs)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """An uninitialised uint8 tensor; HostMemoryError beyond the limit or the machine's
-        memory.
+        """Return an uninitialised uint8 tensor.
+
+        Raises:
+            HostMemoryError: if the limit or the memory of the machine is exceeded.
         """
         size = round_up(nbytes)
         if size == 0:
@@ -115,11 +117,11 @@ class HostArena:
         return piece
 
     def give_back(self, piece: torch.Tensor, is_free: Callable[[], bool]) -> None:
-        """Return a piece, which is reused as soon as nobody else uses its bytes.
+        """Free a piece, which is reused as soon as its bytes are no longer in use.
 
         Args:
-            piece: from :meth:`allocate`.
-            is_free: polled before each allocation until it is true.
+            piece: a tensor from :meth:`allocate`.
+            is_free: polled before each allocation until it returns True.
         """
         if piece.numel():
             self._leaving.append((piece.data_ptr(), is_free))
@@ -135,7 +137,7 @@ class HostArena:
                 self._leaving.append((address, is_free))
 
     def _take(self, size: int) -> _Range:
-        """The beginning of the smallest free range that is large enough."""
+        """Take the beginning of the smallest free range that is large enough."""
         fitting = [
             (end - start, at)
             for at, (_, start, end) in enumerate(self._free)
@@ -148,14 +150,14 @@ class HostArena:
             self._free.append(_Range(len(self._slabs) - 1, 0, slab.numel()))
         _, at = min(fitting)
         slab_index, start, end = self._free[at]
-        if start + size < end:  # what is left has its place in the order
+        if start + size < end:  # the rest keeps its place in the order
             self._free[at] = _Range(slab_index, start + size, end)
         else:
             del self._free[at]
         return _Range(slab_index, start, start + size)
 
     def _add_free(self, freed: _Range) -> None:
-        """Merge a range with the free ones on both sides."""
+        """Add a free range, merged with adjacent free ranges."""
         slab, start, end = freed
         at = bisect(self._free, freed)
         if at < len(self._free) and self._free[at][:2] == (slab, end):
@@ -173,7 +175,7 @@ class HostArena:
         if slab is None:
             try:
                 slab = aligned_bytes(wanted)
-            except RuntimeError as error:  # as torch has it
+            except RuntimeError as error:  # torch's type of error
                 raise HostMemoryError(
                     f"host memory for layers: {self._used_bytes} bytes are used and the machine "
                     f"refused {wanted} more ({reason(error)}); choose a smaller scale or an "
@@ -182,11 +184,11 @@ class HostArena:
         return slab
 
     def _pinned(self, nbytes: int) -> torch.Tensor | None:
-        """Pinned memory, which starts at a page, or None after the first failure."""
+        """Return pinned memory, which starts at a page; None after the first failure."""
         problem = "no CUDA device was found"
         if torch.cuda.is_available():
             try:
-                rounded = 1 << (nbytes - 1).bit_length()  # what torch takes anyway
+                rounded = 1 << (nbytes - 1).bit_length()  # as in torch
                 return torch.empty(rounded, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 problem = reason(error)

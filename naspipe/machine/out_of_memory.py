@@ -1,4 +1,4 @@
-"""Shortages of device memory: finding them, trying again, and explaining them."""
+"""Shortages of device memory: detection, retries, and error messages."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _SIZE = r"([0-9]+(?:\.[0-9]+)?) (bytes|KiB|MiB|GiB)"
 
 
 class DeviceFullError(ConfigError):
-    """A task does not fit the device next to what it holds: smaller settings are needed."""
+    """Raised if a task does not fit on the device alongside its present contents."""
 
 
 class Shortage(NamedTuple):
-    """Content of torch's message about a failed allocation."""
+    """Contents of torch's message about a failed allocation."""
 
     requested_bytes: int
-    """Rounded up by the rounding error of the message."""
+    """Requested bytes, rounded up by the rounding error of the message."""
     free_bytes: int
-    """What was available, rounded down. Memory that torch holds and does not use is not included:
-    its pieces were too small.
+    """Available bytes, rounded down. Unused memory that torch holds is not included, because its
+    pieces were too small.
     """
     allocated_bytes: int | None
-    """By this process; None if the message does not have it."""
+    """Bytes allocated by this process; None if the message does not contain them."""
 
 
 class LayerUse(NamedTuple):
@@ -39,15 +39,15 @@ class LayerUse(NamedTuple):
 
     used_bytes: int
     budget_bytes: int = 0
-    """0 for no limit."""
+    """Memory budget; 0 for no limit."""
     least_bytes: int = 0
     """Minimum budget with which the stage can run; 0 if unknown."""
 
 
 def read_shortage(text: str) -> Shortage | None:
-    """Read the message of a :class:`torch.OutOfMemoryError`; None if it has another form.
+    """Parse the message of a :class:`torch.OutOfMemoryError`; None if it has a different format.
 
-    The form is that of torch's c10/cuda/CUDACachingAllocator.cpp.
+    The format is that of torch's c10/cuda/CUDACachingAllocator.cpp.
     """
     requested = _size(rf"Tried to allocate {_SIZE}", text, 1)
     free = _size(rf"of which {_SIZE} is free", text, -1)
@@ -62,8 +62,9 @@ def read_shortage(text: str) -> Shortage | None:
 
 
 def _size(pattern: str, text: str, away: int) -> int | None:
-    """Bytes of a size with two decimals, moved by half of the last one: up (1), down (-1) or not
-    (0).
+    """Return the bytes of a size with two decimals.
+
+    The size is shifted by half of its last decimal: up (1), down (-1) or not (0).
     """
     match = re.search(pattern, text)
     if match is None:
@@ -76,10 +77,10 @@ def _size(pattern: str, text: str, away: int) -> int | None:
 def explain_shortage(
     error: BaseException, doing: str, layers: LayerUse, kept_bytes: int
 ) -> DeviceFullError:
-    """One line: what was active, who holds the memory, and a budget that would have sufficed.
+    """Return an error with the active task, the users of memory, and a sufficient budget.
 
     Args:
-        error: what torch raised when the task was tried a second time.
+        error: the error that torch raised in the second attempt of the task.
         doing: the task and its block.
         layers: memory of the stage's layers.
         kept_bytes: memory of the passes in flight, as far as it is counted.
@@ -122,10 +123,10 @@ _NO_HANDLE = (
     "CUFFT_ALLOC_FAILED",
     "CUDA error: out of memory",
 )
-"""Parts of error messages that mean a shortage."""
+"""Parts of error messages that indicate a shortage."""
 
 _PROBE_BYTES = 1 << 30
-"""More than the allocator can have cached when a stage begins."""
+"""A size larger than what the allocator can have cached when a stage begins."""
 
 
 class _Seen:
@@ -135,13 +136,13 @@ class _Seen:
     told = 0
     """Number of shortages that the allocator reported to the observer."""
     tells: bool | None = None
-    """Whether it reports; None until this was tried."""
+    """Whether the allocator reports shortages; None until this has been tested."""
     provoked = 0
-    """Number of shortages that were provoked by trying this."""
+    """Number of shortages that the test provoked."""
 
 
 def refused_allocations() -> int:
-    """How often torch's allocator had no memory so far, raised or not; 0 without CUDA."""
+    """Return how often torch's allocator had no memory, raised or not; 0 without CUDA."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
     if _Seen.tells is None:
@@ -150,9 +151,9 @@ def refused_allocations() -> int:
 
 
 def note() -> None:
-    """Forget the shortages so far: a stage begins, or a shortage was raised and handled.
+    """Disregard earlier shortages when a stage begins or after a shortage was handled.
 
-    An allocator that reported another number than it counts is not relied on any more.
+    If the reported number differs from the allocator's count, reports are no longer used.
     """
     _Seen.refused = refused_allocations()
     if _Seen.tells and _Seen.told != _counted():
@@ -161,18 +162,19 @@ def note() -> None:
 
 
 def _counted() -> int:
-    """torch's own count. It makes some 200 numbers, which takes as long as a few kernel
-    launches.
+    """Return torch's own count.
+
+    torch computes about 200 figures for it, which takes as long as a few kernel launches.
     """
     return int(torch.cuda.memory_stats_as_nested_dict()["num_ooms"])
 
 
 def _tells() -> bool:
-    """Register an observer with the allocator, and provoke a shortage to see whether it is called.
+    """Register an observer with the allocator, and return True if a provoked shortage calls it.
 
-    Not every allocator supports this, and the call is private; so any result other than one call
-    disables it. The shortage is provoked by setting the memory fraction of this process to 0 for a
-    moment: a request that is too large for any device would break expandable segments.
+    Not every allocator supports this and the function is private, so any result other than one call
+    disables it. The shortage is provoked by temporarily setting the memory fraction of this process
+    to 0, because a request that is too large for any device would break expandable segments.
     """
     _Seen.told = before = _counted()
     try:
@@ -195,19 +197,19 @@ def _tell(*_: int) -> None:
 
 
 class raising_shortages:  # noqa: N801
-    """Raise every shortage of memory within the block, whatever torch does about it.
+    """Raise an error for every shortage of memory in the context, even if torch recovers from it.
 
-    Refused allocations are counted once, at the end. So an earlier shortage that nobody noted
-    counts as one of the block, which is then computed again, with the same bits.
+    Refused allocations are counted once, at the end. An earlier shortage that was not passed to
+    :func:`note` therefore counts for this context, whose work is then repeated with the same bits.
 
     Raises:
-        torch.OutOfMemoryError: also if the work was done with an algorithm that needs less memory.
+        torch.OutOfMemoryError: even if torch fell back to an algorithm that needs less memory.
     """
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        """Nothing to do."""
+        """Do nothing; shortages are counted on exit."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
@@ -229,31 +231,31 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class MemoryRetry:
-    """Carries out what needs device memory, and once more after freeing memory if it was short.
+    """Runs functions that need device memory, and retries once after freeing memory.
 
     Args:
-        free_memory: frees what can be freed.
+        free_memory: frees as much device memory as possible.
     """
 
     def __init__(self, free_memory: Callable[[], None]) -> None:
         self._free_memory = free_memory
         self.retries = 0
-        """Number of second tries."""
+        """Number of retries."""
 
     def attempt(self, act: Callable[[], _Result]) -> _Result:
-        """Call ``act``, which must change nothing when memory is short, at most twice."""
+        """Call ``act`` at most twice. It must not change any state if memory runs out."""
         try:
             return act()
         except torch.OutOfMemoryError:
             pass
         note()
-        # Out here nothing holds the first try's tensors any more: its traceback did.
+        # The first attempt's tensors are free only here, because its traceback held them.
         self.retries += 1
         self._free_memory()
         return act()
 
     def wrapped(self, act: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        """The same function with a second try at each call."""
+        """Return ``act`` with a retry in each call."""
 
         @wraps(act)
         def attempted(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

@@ -1,4 +1,4 @@
-"""Host memory for tensors on their way between a device and a wire, and the bytes of tensors."""
+"""Host memory for transfers of tensors between a device and the network, and bytes of tensors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from naspipe.config.errors import reason
 from naspipe.machine.device_waits import Wait, count, wait_for
 
 LEAST_RECYCLED_BYTES = 1 << 20
-"""Smaller pieces come from malloc, which recycles them itself."""
+"""Minimum size to recycle; smaller pieces are allocated by malloc, which recycles them itself."""
 
 MOST_RECYCLED = 8
 
 
 class Recycled:
-    """Large pieces of host memory that are reused as soon as no tensor lies in them.
+    """Large pieces of host memory that are reused as soon as no tensor occupies them.
 
-    Fresh memory costs many times the copy that it is for, because the kernel clears it page by
+    Fresh memory takes many times as long as the copy into it, because the kernel clears it page by
     page. A piece may be returned on any thread.
     """
 
@@ -30,16 +30,16 @@ class Recycled:
         self._free: deque[np.ndarray] = deque(maxlen=MOST_RECYCLED)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """An uninitialised uint8 tensor."""
+        """Return an uninitialised uint8 tensor."""
         if nbytes < LEAST_RECYCLED_BYTES:
             return torch.empty(nbytes, dtype=torch.uint8)
         piece = self._take(nbytes)
-        lent = piece[:nbytes]  # an object of its own: it ends with the last tensor that lies in it
+        lent = piece[:nbytes]  # a separate object, which is freed with the last tensor in it
         weakref.finalize(lent, self._free.append, piece).atexit = False
         return torch.from_numpy(lent)
 
     def _take(self, nbytes: int) -> np.ndarray:
-        """A free piece that is large enough, and not much larger."""
+        """Return a free piece that is large enough and not much larger."""
         for _ in range(len(self._free)):
             try:
                 piece = self._free.popleft()
@@ -52,13 +52,13 @@ class Recycled:
 
 
 class Staging:
-    """Allocates host memory, pinned if a GPU copies to or from it; for one thread.
+    """Allocates host memory, which is pinned if a GPU copies to or from it; not thread-safe.
 
     A pinned piece may be dropped while a copy still uses it: torch reuses its memory only after the
     copies that were queued with ``non_blocking``.
 
     Args:
-        device: where the stage computes.
+        device: the device on which the stage computes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,11 +73,11 @@ class Staging:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the memory is pinned, as far as is known."""
+        """Whether the memory is pinned, as far as this is known."""
         return self._is_pinned
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """An uninitialised uint8 tensor in host memory."""
+        """Return an uninitialised uint8 tensor in host memory."""
         if self._is_pinned:
             try:
                 return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -91,7 +91,7 @@ class Staging:
         return self._recycled.allocate(nbytes)
 
     def to_host(self, raw: torch.Tensor) -> torch.Tensor:
-        """Bytes in host memory; those of a device are valid after :meth:`wait`."""
+        """Return bytes in host memory; those copied from a device are valid after :meth:`wait`."""
         if raw.device.type == "cpu":
             return raw
         host = self.allocate(raw.numel())
@@ -100,35 +100,35 @@ class Staging:
         return host
 
     def wait(self) -> None:
-        """Wait for every copy that ``to_host`` queued, and for all computed before it."""
+        """Wait for every copy that ``to_host`` queued, and for all work before it."""
         if self._is_copying:
             wait_for(torch.cuda.current_stream(self._device), Wait.SEND)
             self._is_copying = False
 
 
 HOST = Staging(torch.device("cpu"))
-"""For stages that compute in host memory."""
+"""The staging of stages that compute in host memory."""
 
 
 _WORD = 8
-"""Bytes that a device compares at once, because torch compares element by element."""
+"""Size in bytes of the elements that a device compares; torch compares element by element."""
 _MEMCMP = ctypes.CDLL(None).memcmp
-"""For host memory: one call at the speed of memory, where torch needs a dozen."""
+"""Comparison for host memory: one call at memory speed, where torch needs a dozen calls."""
 _MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in row-major order as a flat uint8 tensor on the same device.
+    """Return the elements in row-major order as a flat uint8 tensor on the same device.
 
-    Shares the memory of a contiguous tensor. ``as_strided`` is needed for a tensor of one element:
-    torch treats it as contiguous whatever its stride is, but refuses to view it as bytes unless
-    that is 1.
+    The result shares the memory of a contiguous tensor. ``as_strided`` is needed for a tensor with
+    one element: torch treats it as contiguous for any stride, but refuses to view it as bytes
+    unless the stride is 1.
     """
     return _bytes_in_memory(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def same_bits(one: torch.Tensor | None, other: torch.Tensor, why: Wait = Wait.BUFFER) -> bool:
-    """Whether two tensors have the same shape, dtype and bytes."""
+    """Return True if two tensors have the same shape, dtype and bytes."""
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not (_has_memory(one) and _has_memory(other)):
@@ -153,7 +153,7 @@ def _bytes_in_memory(dense: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a piece of memory in any order, such as channels-last."""
+    """Return True if the elements fill contiguous memory in any order, such as channels-last."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -166,7 +166,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie within the storage, which may have been resized to free it."""
+    """Return True if the elements lie within the storage, which may have been resized to 0."""
     if tensor.numel() == 0:
         return True
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -175,5 +175,5 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether the memory is conjugated or negated when it is read."""
+    """Return True if the memory is conjugated or negated when it is read."""
     return tensor.is_conj() or tensor.is_neg()

@@ -1,14 +1,14 @@
-"""Inputs of tasks from GPU to GPU of one host, through memory shared by CUDA IPC.
+"""Send task inputs between GPUs of one host through memory shared by CUDA IPC.
 
-This path has run with several stages on one GPU, and never between GPUs; tests run it on host
-memory that processes share. Each ordered pair of stages
-has a ring on the sender's GPU, made with its first message. The sender copies tensors into it and
-waits for the copy; then a ZeroMQ header says where they are. The receiver copies them out of the
-ring in its compute queue, so it waits for nothing. No kernel ever waits for another stage. If a
-ring is full, or there is no memory for it, the message goes through host memory.
+This path has run with several stages on one GPU, but never between GPUs; tests run it on host
+memory that processes share. Each ordered pair of stages has a ring on the sender's GPU, which is
+created for its first message. The sender copies tensors into the ring and waits for the copy; a
+ZeroMQ header then gives their position. The receiver copies them out of the ring in its compute
+queue, so its host does not wait. No kernel ever waits for another stage. If a ring is full, or no
+memory is available for it, the message is sent through host memory.
 
-A ring is released when nobody reads it any more: a stage that has ended tells all others, and waits
-until all others have told it the same.
+A ring is released when no stage reads it any more: a stage that has ended notifies all others, and
+waits until all others have notified it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Address, _Size = ctypes.c_uint64, ctypes.c_size_t
 
 
 class _Handle(ctypes.Structure):
-    """As the driver has it: passed by value."""
+    """The driver's handle type, which is passed by value."""
 
     _fields_ = (("data", ctypes.c_ubyte * _HANDLE_BYTES),)
 
@@ -60,17 +60,17 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class CudaMemory:
-    """Memory of one GPU that other processes of the host open; for the computing thread.
+    """Memory of one GPU that other processes of the host can open; for the computing thread.
 
-    Addresses count bytes. Copies are queued in the thread's current queue.
+    Addresses are in bytes. Copies are queued in the thread's current queue.
 
     Args:
-        device: the stage's GPU, which is the thread's current one.
+        device: the stage's GPU, which must be the current device of the thread.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        torch.empty(1, device=device)  # the driver works in the context that this makes
+        torch.empty(1, device=device)  # creates the context in which the driver works
         try:
             driver = ctypes.CDLL(_DRIVER)
             for name, arguments in _CALLS.items():
@@ -82,7 +82,7 @@ class CudaMemory:
         self._opened: list[int] = []
 
     def make(self, nbytes: int) -> tuple[int, bytes] | None:
-        """The address of new memory, and a handle for other processes; None without room."""
+        """Return the address of new memory and a handle for other processes; None if full."""
         address, handle = _Address(), _Handle()
         result = self._driver.cuMemAlloc_v2(ctypes.byref(address), nbytes)
         if result == _OUT_OF_MEMORY:
@@ -96,7 +96,7 @@ class CudaMemory:
         return address.value, bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """The address in this process of memory that another one made."""
+        """Return the address in this process of memory created by another process."""
         if len(handle) != _HANDLE_BYTES:
             raise TransportError(f"expected a handle of {_HANDLE_BYTES} bytes, found {len(handle)}")
         address, theirs = _Address(), _Handle.from_buffer_copy(handle)
@@ -110,7 +110,7 @@ class CudaMemory:
         self._check("cuMemcpyAsync", self._driver.cuMemcpyAsync(target, source, nbytes, queue))
 
     def mark(self) -> Mark:
-        """The end of all copies so far; None if they are over already."""
+        """Return a mark at the end of all copies so far; None if they have already finished."""
         return record_end(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
@@ -133,10 +133,10 @@ class CudaMemory:
 
 
 RING_BYTES = 256 << 20
-"""Size of each ring, on the sender's GPU."""
+"""Size in bytes of each ring, on the sender's GPU."""
 
 MEMORY = CudaMemory
-"""Tests replace it by host memory."""
+"""The class of ring memory; tests replace it by host memory."""
 
 
 class DeviceTransport(SplitTransport):
@@ -144,8 +144,8 @@ class DeviceTransport(SplitTransport):
 
     Args:
         inner: the stage's sockets.
-        rings: this stage's ends.
-        timeout_seconds: how long the others may take to end.
+        rings: this stage's ends of the rings.
+        timeout_seconds: how long to wait for the end of other stages.
     """
 
     def __init__(self, inner: ZmqTransport, rings: DeviceRings, timeout_seconds: float) -> None:
@@ -174,9 +174,9 @@ class DeviceTransport(SplitTransport):
         return self._rings.take(message)
 
     def _part(self) -> None:
-        """Stop reading, and wait until nobody reads from here.
+        """Stop reading, and wait until no other stage reads from this one.
 
-        All others are waited for, so it does not matter who has left already.
+        This waits for all other stages, so the order in which they end does not matter.
         """
         self._rings.finish_reading()
         for other in self._rings.others:
@@ -185,7 +185,7 @@ class DeviceTransport(SplitTransport):
         while not self._released.issuperset(self._rings.others):
             left = deadline - time.monotonic()
             if left <= 0:
-                return  # whoever is left is hung, and the launcher ends the run
+                return  # the remaining stages hang, and the launcher ends the run
             message = self._inner.receive_any(left)
             if isinstance(message, ReleaseMessage):
                 self._released.add(message.sender)
@@ -198,7 +198,7 @@ class _Out:
     positions: Positions
     address: int
     handle: bytes
-    """Until it has been sent."""
+    """Handle of the memory; empty after it has been sent."""
 
 
 class _In(NamedTuple):
@@ -209,7 +209,7 @@ class _In(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """Bytes that are copied out of a ring before a mark."""
+    """Bytes of a ring whose copy ends before a mark."""
 
     mark: Mark
     positions: Positions
@@ -221,11 +221,11 @@ class DeviceRings:
     """One worker's ends of the rings on GPUs; for the computing thread.
 
     Args:
-        worker: this worker.
-        num_workers: how many there are.
-        counters: of the run, made before the workers were forked.
-        memory: of this worker's GPU.
-        staging: host memory for inputs that the GPU has no room for.
+        worker: the ID of this worker.
+        num_workers: the number of workers.
+        counters: the shared counters of the run, created before the workers were forked.
+        memory: memory of this worker's GPU.
+        staging: host memory for inputs that do not fit on the GPU.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class DeviceRings:
         self._reading: deque[_Reading] = deque()
 
     def put(self, worker: WorkerId, tensors: Sequence[torch.Tensor]) -> Place | None:
-        """Copy tensors into the ring to a worker; None if it has no room for them."""
+        """Copy tensors into the ring to a worker, and return their place; None if it is full."""
         if worker not in self._outs:
             self._outs[worker] = self._make(worker)
         out = self._outs[worker]
@@ -267,7 +267,7 @@ class DeviceRings:
         return place
 
     def take(self, message: Announcement) -> tuple[torch.Tensor | None, ...]:
-        """Copies of tensors in a worker's ring, valid for what is computed from now on."""
+        """Return copies of tensors in a worker's ring, valid for work that is queued afterwards."""
         sender, place = message.sender, message.place or Place(0)
         if place.handle and sender not in self._ins:
             address = self._memory.open(place.handle)
@@ -291,7 +291,7 @@ class DeviceRings:
         return tuple(tensors)
 
     def give_back(self) -> None:
-        """Release what has been copied out of other workers' rings."""
+        """Release the bytes that have been copied out of other workers' rings."""
         while self._reading and _is_over(self._reading[0].mark):
             _, positions, position, nbytes = self._reading.popleft()
             positions.give_back(position, nbytes)
@@ -314,7 +314,7 @@ class DeviceRings:
         return Positions(self._counters.count_between(sender, receiver), RING_BYTES)
 
     def _allocate(self, nbytes: int) -> torch.Tensor:
-        """Memory on the GPU, or on the host if that is short: the task then tries again."""
+        """Allocate memory on the GPU, or on the host if the GPU is full; the task then retries."""
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._staging.device)
         except torch.OutOfMemoryError:

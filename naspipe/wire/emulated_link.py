@@ -1,7 +1,8 @@
-"""A slower network on one machine: messages arrive as late as they would over it.
+"""Emulate a slower network on one machine by delaying messages.
 
-Each worker has a link to each other one. A message takes its bytes over the bandwidth, after what
-the link still carries, plus the latency. Bits do not depend on it.
+Each worker has a link to every other worker. A message takes its size divided by the bandwidth,
+starting after the messages that are still on the link, plus the latency. Results do not depend on
+the delays.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from naspipe.wire.endpoints import Endpoints
 from naspipe.wire.transport import ZmqTransport
 
 _STAMP = struct.Struct("!qq")
-"""Sender and time of a message, on the machine's monotonic clock."""
+"""Sender of a message, and its time on the machine's monotonic clock."""
 
 
 class Link(NamedTuple):
-    """The emulated network; 0 for no limit of bandwidth."""
+    """The properties of the emulated network."""
 
     bandwidth: float
-    """Bytes per second; 0 for no limit."""
+    """Bandwidth in bytes per second; 0 for no limit."""
     latency: float
-    """Seconds."""
+    """Latency in seconds."""
 
     @property
     def is_emulated(self) -> bool:
@@ -38,12 +39,12 @@ class Link(NamedTuple):
 
 
 class Arrivals:
-    """Messages on their way over one worker's incoming links."""
+    """Messages in transit over one worker's incoming links."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._free_ns: dict[int, int] = {}
-        """Time at which each sender's link has carried everything so far."""
+        """Time at which each sender's link has transmitted all messages so far."""
         self._due: list[tuple[int, int, Sequence[Any]]] = []
         self._order = count()
 
@@ -55,21 +56,21 @@ class Arrivals:
         heapq.heappush(self._due, (due_ns, next(self._order), message))
 
     def take(self, now_ns: int) -> Sequence[Any] | None:
-        """The next message that has arrived by now."""
+        """Return the next message that has arrived, or None."""
         return heapq.heappop(self._due)[2] if self._due and self._due[0][0] <= now_ns else None
 
     def until_next(self, now_ns: int) -> float:
-        """Seconds; infinite if nothing is on its way."""
+        """Return the seconds until the next arrival; infinite if no message is in transit."""
         return max(0, self._due[0][0] - now_ns) / 1e9 if self._due else float("inf")
 
 
 class LinkedTransport(ZmqTransport):
-    """ZeroMQ's sockets with an emulated link between workers.
+    """ZeroMQ sockets with emulated links between workers.
 
     Args:
-        link: of each worker to each other one.
-        worker: this worker.
-        endpoints: every worker's address, all on this machine.
+        link: the properties of every link.
+        worker: the ID of this worker.
+        endpoints: the addresses of all workers, which are on this machine.
         more: further arguments of :class:`ZmqTransport`.
     """
 
@@ -82,7 +83,7 @@ class LinkedTransport(ZmqTransport):
         super()._send(worker, [*frames, stamp])
 
     def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
-        """The next message that its link has carried; the launcher's are not delayed."""
+        """Return the next message that has arrived; those of the launcher are not delayed."""
         wait_seconds = 0.0
         while True:
             while frames := super()._next(wait_seconds):
@@ -97,4 +98,4 @@ class LinkedTransport(ZmqTransport):
             if arrived is not None or not timeout_seconds:
                 return arrived
             wait_seconds = min(timeout_seconds, self._arrivals.until_next(now_ns))
-            timeout_seconds = 0.0  # after one wait whoever asks looks at other things, too
+            timeout_seconds = 0.0  # wait only once, because the caller has other work to check

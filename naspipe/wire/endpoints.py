@@ -1,4 +1,4 @@
-"""Addresses of the workers and of the launcher of a run, and their keys."""
+"""Addresses and keys of the workers and the launcher of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from naspipe.config.execution import Execution
 from naspipe.wire.shared_rings import Rings
 
 SOCKETS_PREFIX = "naspipe-"
-"""Of the name of every private directory."""
+"""Prefix of the names of private directories."""
 
 _NEW_PREFIX = ".np-"
 _OWNED = ".owned"
@@ -28,10 +28,10 @@ _OWNED = ".owned"
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """A directory for this process and its forks, which is removed when the block ends."""
+    """Create a directory for this process and its forks, which is removed on exit."""
     sweep()
     new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
-    # It takes its name when it is locked: nobody else sees it before.
+    # The directory is renamed after it is locked, so that no other process removes it before.
     descriptor = os.open(new / _OWNED, os.O_RDWR | os.O_CREAT, 0o600)
     path = new.with_name(f"{SOCKETS_PREFIX}{new.name.removeprefix(_NEW_PREFIX)}")
     try:
@@ -45,7 +45,7 @@ def private_directory() -> Iterator[Path]:
 
 
 def sweep() -> list[Path]:
-    """Remove this user's private directories that no process holds any more; returns them."""
+    """Remove and return this user's private directories that no process holds any more."""
     swept = []
     for path in Path(tempfile.gettempdir()).glob(f"{SOCKETS_PREFIX}*"):
         with suppress(OSError):
@@ -72,28 +72,28 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses of the workers and of the launcher; over tcp, also the run's CURVE keys."""
+    """Addresses of the workers and the launcher and, for tcp, the CURVE keys of the run."""
 
     workers: tuple[str, ...]
     launcher: str
     public_keys: Mapping[str, bytes] = field(default_factory=dict)
-    """The key of the listener at each address; only these keys are admitted."""
+    """The public key of the listener at each address; only these keys are admitted."""
     own_keys: tuple[bytes, bytes] | None = None
     """Public and secret key of this process."""
     directory: Path = Path()
-    """Private to the run on this machine."""
+    """The private directory of the run on this machine."""
     rings: Rings | None = None
-    """Shared memory of the workers, if all are forked from one process and may use it."""
+    """Shared memory of the workers, if all are forked from one process and it is allowed."""
 
 
 def check_endpoints(execution: Execution) -> None:
-    """Check that the stages can have addresses on this machine, without taking them."""
+    """Check that addresses for the stages are available on this machine, without binding them."""
     if execution.workers > 1 or execution.hardware.device != "cpu":
         make_endpoints(execution, Path(tempfile.gettempdir()) / f"{SOCKETS_PREFIX}{8 * 'x'}")
 
 
 def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
-    """Addresses on this machine for a run's stages and its launcher."""
+    """Return addresses on this machine for a run's stages and its launcher."""
     if execution.wire.transport == "tcp":
         return tcp_endpoints(execution.wire.port, execution.workers, directory)
     found = ipc_endpoints(directory, execution.workers)
@@ -101,7 +101,7 @@ def make_endpoints(execution: Execution, directory: Path) -> Endpoints:
 
 
 def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
-    """Endpoints in a private directory; ConfigError if its path is too long for a socket."""
+    """Return endpoints in a private directory; ConfigError if its path is too long for a socket."""
     if len(str(directory)) > _MAX_IPC_PATH:
         raise ConfigError(
             f"the temporary directory {directory} is too long for a socket's name (expected at "
@@ -113,7 +113,7 @@ def ipc_endpoints(directory: Path, num_stages: int) -> Endpoints:
 
 
 def tcp_endpoints(port: int, num_stages: int, directory: Path = Path()) -> Endpoints:
-    """Endpoints on the loopback interface, with new keys; ConfigError if a port is in use."""
+    """Return endpoints on the loopback interface with new keys; ConfigError if a port is in use."""
     ports = range(port, port + num_stages + 1)
     check_ports(_LOOPBACK, ports)
     addresses = [f"tcp://{_LOOPBACK}:{number}" for number in ports]
@@ -125,16 +125,16 @@ def tcp_endpoints(port: int, num_stages: int, directory: Path = Path()) -> Endpo
 def check_ports(
     address: str, ports: Sequence[int], keys: tuple[str, str] = ("port", "interface")
 ) -> None:
-    """Check that ports of an address of this machine are free, without taking them.
+    """Check that ports of an address of this machine are free, without binding them.
 
     Args:
-        address: expected to belong to this machine.
-        ports: to check.
-        keys: settings that choose other ports, and another address, for messages.
+        address: an address that should belong to this machine.
+        ports: the ports to check.
+        keys: names of the settings for ports and the address, for messages.
     """
     for number in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # As ZeroMQ does: what an earlier life has closed is free.
+            # As in ZeroMQ, ports that an earlier attempt has closed are free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address, number))

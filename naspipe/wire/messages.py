@@ -1,4 +1,4 @@
-"""Messages between stages: msgpack headers, and one frame of bytes per tensor."""
+"""Messages between stages: a msgpack header, and one frame of bytes per tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLD, STOP = "hold", "stop"
 
 
 class InputMessage(NamedTuple):
-    """The input of a task, and tasks whose inputs the sender will send next."""
+    """The input of a task, and the tasks whose inputs the sender will send next."""
 
     task: Task
     upcoming: tuple[Task, ...]
@@ -31,15 +31,15 @@ class InputMessage(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Position of consecutive tensors in the sender's ring."""
+    """The position of consecutive tensors in the sender's ring."""
 
     position: int
     handle: bytes = b""
-    """Opens the ring; sent only the first time."""
+    """The handle that opens the ring; sent only the first time."""
 
 
 class Announcement(NamedTuple):
-    """An :class:`InputMessage` whose tensors are sent otherwise; ``entries`` describe them."""
+    """An :class:`InputMessage` whose tensors are sent separately; ``entries`` describe them."""
 
     sender: WorkerId
     task: Task
@@ -47,23 +47,23 @@ class Announcement(NamedTuple):
     entries: tuple[Any, ...]
     name: InputName = CHAIN
     place: Place | None = None
-    """Where their bytes are, on a path that has places."""
+    """The place of the tensors in a ring, if the path uses rings."""
 
 
 class ReleaseMessage(NamedTuple):
-    """A worker is done: it reads nothing more from the receiver's memory."""
+    """Notification that a worker no longer reads from the receiver's memory."""
 
     sender: WorkerId
 
 
 class ReceivedTensor(NamedTuple):
-    """One tensor of a layer's state in its frame, or a plain value without a frame."""
+    """A tensor of a layer's state in its frame, or a plain value without a frame."""
 
     entry: Any
     frame: Any
 
     def kept(self) -> ReceivedTensor:
-        """A copy in memory of its own; a frame is valid until the next message only."""
+        """Return a copy in separate memory; a frame is valid only until the next message."""
         return self if self.frame is None else self._replace(frame=bytes(self.frame))
 
     def fits(self, target: torch.Tensor) -> bool:
@@ -77,9 +77,9 @@ class ReceivedTensor(NamedTuple):
 
 
 class VersionMessage(NamedTuple):
-    """A layer, or a part of it, that another stage hands over: its version and tensors by name.
+    """A layer or a part of it from another stage: its version, and tensors by name.
 
-    Sent with tensors and plain values, received with :class:`ReceivedTensor`.
+    It is sent with tensors and plain values, and received with :class:`ReceivedTensor`.
     """
 
     layer: LayerId
@@ -89,25 +89,25 @@ class VersionMessage(NamedTuple):
 
 
 class ContributionMessage(NamedTuple):
-    """What one stage contributes to an exchange of a step: tensors and plain values by name."""
+    """One stage's contribution to an exchange of a step: tensors and plain values by name."""
 
     exchange: str
     stream: StreamId
     sequence_id: SequenceId
-    """The step's first."""
+    """The first sequence ID of the step."""
     sender: StageId
     values: Mapping[str, Any]
 
 
 class ControlMessage(NamedTuple):
-    """From the launcher: ``HOLD`` admissions, or ``STOP`` each stream at its cut."""
+    """A message from the launcher: ``HOLD`` admissions, or ``STOP`` each stream at its cut."""
 
     what: str
     cuts: tuple[int, ...] = ()
 
 
 class SubnetsMessage(NamedTuple):
-    """From the launcher: proposed subnets, in sequence order, from ``first`` on."""
+    """A message from the launcher: proposed subnets in sequence order, starting at ``first``."""
 
     stream: StreamId
     first: int
@@ -129,10 +129,10 @@ def launcher_frames(message: LauncherMessage) -> list[Any]:
 
 
 def stage_frames(message: StageMessage, staging: Staging = HOST) -> list[Any]:
-    """The frames of a message from one stage to another.
+    """Return the frames of a message from one stage to another.
 
-    They share the memory of tensors in host memory; tensors on a device are copied before this
-    returns.
+    Frames share the memory of tensors in host memory; tensors on a device are copied before this
+    function returns.
     """
     match message:
         case InputMessage(task, upcoming, tensors, name):

@@ -1,12 +1,12 @@
-"""Inputs of tasks from GPU to GPU by NCCL, if every stage has a GPU of its own.
+"""Send task inputs between GPUs by NCCL, if every stage has a separate GPU.
 
-**Never run on GPUs.** It was written from the documentation of ``torch.distributed``; the tests run
-the same code in host memory over gloo, on stages of one machine.
+**This path has never run on GPUs.** It was written from the documentation of ``torch.distributed``;
+the tests run the same code in host memory over gloo, with stages on one machine.
 
-The ZeroMQ header of each input announces it, in the order in which its sender hands the tensors to
+The ZeroMQ header of each input announces it in the order in which its sender passes the tensors to
 NCCL, so the receiver posts its receives in the same order. Each ordered pair of stages has a
-communicator of its own: on a common one, two stages that send to each other would deadlock. Layers
-that move to another stage stay on ZeroMQ.
+separate communicator, because two stages that send to each other over a common one would deadlock.
+Layers that move to another stage are sent over ZeroMQ.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Pairs:
     """One communicator for each ordered pair of workers; a context manager.
 
     Args:
-        worker: this worker.
-        num_workers: how many there are.
-        device: its own GPU.
-        directory: private to the run; holds the file by which the stages find each other.
-        timeout_seconds: how long they look for each other.
+        worker: the ID of this worker.
+        num_workers: the number of workers.
+        device: this worker's GPU.
+        directory: the private directory of the run, with the file through which stages connect.
+        timeout_seconds: how long to wait for other workers to connect.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Pairs:
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
 
     def __enter__(self) -> Self:
-        # A file, and the loopback interface: nothing listens where strangers could reach it.
+        # A file and the loopback interface are used, so that no port is reachable from outside.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         path = str(self._directory / "pairs")
@@ -93,9 +93,9 @@ class Pairs:
             world_size=self._num_workers,
             timeout=self._timeout,
         )
-        # Make every pair's communicator. A communicator is made by its first transfer, which waits
-        # for the other side; during the run, two workers could each wait in a transfer that the
-        # other has not reached. Here all workers go through the pairs in one order.
+        # Create the communicators of all pairs. A communicator is created by its first transfer,
+        # which waits for the other side; during the run, two workers could each wait in a transfer
+        # that the other has not reached. Here all workers process the pairs in the same order.
         try:
             probe = self._allocate(1)
             for pair in ordered_pairs(self._num_workers):
@@ -118,17 +118,17 @@ class Pairs:
         dist.destroy_process_group()
 
     def send(self, worker: WorkerId, tensors: Sequence[torch.Tensor]) -> None:
-        """Start sending after what was computed so far; the tensors must not change."""
+        """Start sending after the work queued so far. The tensors must not change afterwards."""
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         for tensor in tensors:
             raw = raw_bytes(tensor)
             if len(raw):
                 work = dist.isend(raw, worker, group=self._groups[self._worker, worker])
-                self._sending.append((work, raw))  # held until it has left
+                self._sending.append((work, raw))  # held until it has been sent
 
     def receive(self, worker: WorkerId, entries: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
-        """The tensors that a worker announced; what is computed from now on waits for them."""
+        """Return the tensors that a worker announced; subsequently queued work waits for them."""
         group = self._groups[worker, self._worker]
         tensors: list[torch.Tensor | None] = []
         for entry in entries:
@@ -138,7 +138,7 @@ class Pairs:
             tensor, raw = blank(entry, self._allocate)
             if len(raw):
                 work = dist.irecv(raw, worker, group=group)
-                work.wait()  # type: ignore[union-attr]  # on a GPU, the compute queue alone
+                work.wait()  # type: ignore[union-attr]  # on a GPU, only the compute queue waits
             tensors.append(tensor)
         return tuple(tensors)
 
@@ -147,5 +147,5 @@ class Pairs:
 
 
 def ordered_pairs(num_workers: int) -> list[tuple[int, int]]:
-    """Every (sender, receiver) of different workers, in the order in which all open them."""
+    """Return all pairs (sender, receiver) of workers, in the order in which all open them."""
     return [(a, b) for a in range(num_workers) for b in range(num_workers) if a != b]

@@ -1,4 +1,4 @@
-"""Ways between stages, and from a stage to the launcher and on to whoever watches.
+"""Protocols for messages between stages, reports to the launcher, and observers of a run.
 
 ========================= ==========================================================================
 :class:`Transport`         :class:`~naspipe.wire.transport.ZmqTransport`,
@@ -26,87 +26,87 @@ from naspipe.wire.messages import Message, StageMessage
 
 
 class Sending(NamedTuple):
-    """A message on its way."""
+    """A message that is being sent."""
 
     nbytes: int
     is_over: Callable[[], bool]
-    """Whether the memory of its tensors is no longer needed; it becomes true only for layers, whose
-    memory is reused.
+    """Returns True once the memory of the tensors is no longer needed. This happens only for
+    layers, whose memory is reused.
     """
 
 
 class Transport(Protocol):
-    """How a stage sends tensors to another one; a context manager."""
+    """Sends tensors between stages; a context manager."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
-        """Start sending a message; its tensors must not change until it is sent."""
+        """Start sending a message. Its tensors must not change until it has been sent."""
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """The next message; None if there was none in time (0 only looks), or at a wakeup.
+        """Return the next message; None after the time-out (0 only polls), or at a wakeup.
 
-        It may return slightly early, so a caller with a deadline asks again.
+        It may return slightly early, so a caller with a deadline must call it again.
         """
 
 
 class Reporter(Protocol):
-    """Takes a stage's reports to the launcher."""
+    """Sends a stage's reports to the launcher."""
 
     def report(self, kind: str, body: Mapping[str, Any]) -> None:
         """Send one report, with plain values.
 
-        ``kind`` is ``loss``, ``batch``, ``busy``, ``part`` (of a checkpoint), ``held``, ``beat``,
-        ``failed`` or ``done``.
+        ``kind`` is ``loss``, ``sums``, ``batch``, ``busy``, ``written``, ``part`` (of a
+        checkpoint), ``held``, ``note``, ``beat``, ``failed`` or ``done``.
         """
 
     def watch(self, current: Callable[[], str]) -> None:
-        """Set what reports the stage's present activity; it is called on another thread."""
+        """Set the function that describes the current activity; it is called on another thread."""
 
 
 class LaunchObserver(Protocol):
-    """Told of the progress of a run, in the launcher's process: progress bars, metrics.
+    """Receives the progress of a run in the launcher's process, for progress bars and metrics.
 
-    An exception that it raises ends the run. The methods here do nothing; :class:`Observer`
-    inherits them, and is a base class for users.
+    An exception raised by an observer ends the run. The methods of this class do nothing;
+    :class:`Observer` inherits them, and is a base class for users.
     """
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None:
-        """An attempt begins, with these subnets of each stream: 0, or after a checkpoint.
+        """Handle the start of an attempt at these subnets of each stream: 0, or after a checkpoint.
 
         Earlier reports of these and later subnets are superseded.
         """
         return
 
     def on_loss(self, stream: int, sequence_id: int, loss: float) -> None:
-        """A step's loss is known; steps may come in any order."""
+        """Handle a step's loss; steps may be reported in any order."""
         return
 
     def on_metrics(self, stream: int, sequence_id: int, metrics: Mapping[str, float]) -> None:
-        """A step's metrics are known, if it has any: just before its loss."""
+        """Handle a step's metrics, if any, which are reported just before its loss."""
         return
 
     def on_busy(self, stage: int, busy_ns: int, elapsed_ns: int) -> None:
-        """A stage's compute time so far, of the time since it began."""
+        """Handle a stage's compute time so far and the time since it began."""
         return
 
     def on_hits(self, stage: int, hits: int, reads: int) -> None:
-        """Number of a stage's accesses so far whose layer was on the device, and of all."""
+        """Handle the numbers of a stage's reads that found the layer on the device, and of all."""
         return
 
     def on_validation(self, stream: int, sequence_id: int, scores: Mapping[str, float]) -> None:
-        """Results on held-out data, with the updates up to this subnet's."""
+        """Handle results on held-out data, which include the updates up to this subnet."""
         return
 
     def on_note(self, text: str) -> None:
-        """Something that the user should know: a restart, a skipped checkpoint."""
+        """Handle a message for the user, such as a restart or a skipped checkpoint."""
         return
 
 
 class RunObserver(LaunchObserver, Protocol):
-    """A :class:`LaunchObserver` that a launcher tells a little more."""
+    """A :class:`LaunchObserver` that receives additional reports."""
 
     def on_pending(self, stage: int, subnets: int) -> None:
-        """Number of subnets in flight on a stage: admitted, and not yet retired there."""
+        """Handle the number of subnets in flight on a stage: admitted but not yet retired."""
         return

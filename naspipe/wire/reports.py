@@ -1,4 +1,4 @@
-"""Reports of a stage to the launcher: losses, busy time, the end; and observers of a run."""
+"""Reports from a stage to the launcher, and observers of a run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from naspipe.wire.endpoints import Endpoints
 from naspipe.wire.transport import connect_outbox
 
 HEARTBEAT_SECONDS = 0.5
-"""Time between two signs of life."""
+"""Time between two heartbeats."""
 
 WAITING = "waiting"
-"""Activity of a stage that waits for a message."""
+"""Activity of a stage that is waiting for a message."""
 
 
 class Observer:
     """Base class for observers of a run; override the methods that you need.
 
     Methods are called in the process that called :func:`naspipe.train`, between its other work.
-    Each gets the number of the stream if there are several, or else 0. The class is no Protocol, so
-    that a subclass may have other bases with an ``__init__`` or a metaclass of their own.
+    The argument ``stream`` is 0 if the run has only one stream. The class is no Protocol, so that a
+    subclass may have other bases with an ``__init__`` or a metaclass of their own.
     """
 
     def on_begin(self, generation: int, firsts: Sequence[int]) -> None: ...
@@ -53,18 +53,18 @@ class NotesToStderr(Observer):
     """An observer that prints notes."""
 
     def on_note(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # a stderr that is gone ends no run
+        with suppress(OSError, ValueError):  # a closed stderr must not end the run
             print(f"naspipe: {text}", file=sys.stderr, flush=True)
 
 
 class AtIt:
-    """Remembers how long a process has been at the same activity."""
+    """Measures for how long a process has had the same activity."""
 
     def __init__(self) -> None:
         self._doing, self._since = "", time.monotonic()
 
     def look(self, doing: str) -> dict[str, Any]:
-        """Content of a heartbeat: the present activity, and its duration in seconds."""
+        """Return the content of a heartbeat: the current activity and its duration in seconds."""
         now = time.monotonic()
         if doing != self._doing:
             self._doing, self._since = doing, now
@@ -72,9 +72,9 @@ class AtIt:
 
 
 class ZmqReporter:
-    """Reports over a socket to the launcher's process; a context manager.
+    """Sends reports over a socket to the launcher's process; a context manager.
 
-    A thread sends heartbeats through a socket of its own.
+    A thread sends heartbeats through a separate socket.
     """
 
     def __init__(self, worker: WorkerId, endpoints: Endpoints) -> None:
@@ -104,7 +104,7 @@ class ZmqReporter:
     def _beat(self) -> None:
         at_it = AtIt()
         with self._connect() as outbox:
-            outbox.linger = 0  # the launcher may have left, and the stage may end
+            outbox.linger = 0  # the launcher may have ended, and the stage may end
             while not self._is_over.wait(HEARTBEAT_SECONDS):
                 body = at_it.look(self._current())
                 outbox.send(msgpack.packb(["beat", int(self._worker), body]))
@@ -114,7 +114,7 @@ class ZmqReporter:
 
 
 def read_report(data: bytes) -> tuple[str, int, dict[str, Any]]:
-    """Kind, stage and body of a report."""
+    """Return the kind, stage and body of a report."""
     try:
         kind, stage, body = msgpack.unpackb(data)
         return str(kind), int(stage), dict(body)

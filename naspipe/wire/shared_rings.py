@@ -1,11 +1,11 @@
-"""Memory that workers of one machine share: large tensors go through it, not through a socket.
+"""Shared memory between workers of one machine, which transfers large tensors instead of a socket.
 
-Each worker has a ring to each other one. The sender copies bytes into it and says where they are;
-the receiver releases them in the order of arrival: when they are copied, or else when the next
-message is requested. If a ring is full, the bytes take the socket. The memory has no name, so
-nothing of it remains, however the run ends. A ring is used from its beginning as soon as there is
-room: so it takes memory for what is in flight, which the window bounds, and not for its whole
-size.
+Each worker has a ring to every other worker. The sender copies bytes into it and sends their
+position; the receiver releases them in the order of arrival: when they have been copied, or else
+when the next message is requested. If a ring is full, the bytes are sent through the socket. The
+memory has no name, so nothing remains after the run, however it ends. A ring is used from its
+beginning as soon as there is room, so it occupies memory only for the bytes in flight, which the
+window bounds, and not for its full size.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ import numpy as np
 from naspipe.config.ids import WorkerId
 
 LEAST_BYTES = 32 << 10
-"""Smaller frames take the socket."""
+"""Minimum size in bytes; smaller frames are sent through the socket."""
 
 _TOTAL_BYTES = min(4 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
-"""Of all rings of a run; pages are allocated when they are first used."""
+"""Size of all rings of a run; pages are allocated when they are first used."""
 _MOST_BYTES = 1 << 30
 _NO_RESERVE = 0x4000
-"""Linux's MAP_NORESERVE: the machine need not have all of it."""
+"""MAP_NORESERVE of Linux: the machine need not have the full amount of memory."""
 _GRAIN = 64
-"""Positions are multiples of it: a cache line."""
+"""Positions are multiples of this size, a cache line."""
 _COUNTER = mmap.PAGESIZE
 _COUNT = 8
-"""Bytes of a counter; a ring's page has room for more."""
+"""Size of a counter in bytes; the first page of a ring has room for several."""
 _MAGIC = b"naspipe: shared\n"
 _CHUNK = struct.Struct("!IQQ")
-"""A frame's index in its message, its position in the ring, its bytes."""
+"""A frame's index in its message, its position in the ring, and its size in bytes."""
 
 
 class Positions:
-    """The used and free parts of a ring, as one of its ends knows them.
+    """The used and free parts of a ring from the view of one of its ends.
 
-    Positions count all bytes since the beginning. Only the sender reserves, only the receiver
-    releases.
+    Positions count all bytes since the start of the run. Only the sender reserves bytes, and only
+    the receiver releases them.
 
     Args:
-        given: eight bytes that both ends share: how far bytes were released.
-        size: of the ring, in bytes.
+        given: eight bytes shared by both ends, with the position up to which bytes were released.
+        size: the size of the ring in bytes.
     """
 
     def __init__(self, given: memoryview, size: int) -> None:
@@ -55,12 +55,12 @@ class Positions:
         self._head = self._start = 0
 
     def reserve(self, nbytes: int) -> int | None:
-        """The position of consecutive bytes; None if there is no room."""
+        """Reserve consecutive bytes, and return their position; None if there is no room."""
         length = round_up(nbytes)
         if length > self._size:
             return None
         given = max(self._given[0], self._start)
-        if given == self._head:  # empty: begin anew, in memory that was used just now
+        if given == self._head:  # empty: restart at the beginning, in recently used memory
             self._start = given = self._head = _up(self._head, self._size)
         position, begin = self._head, _up(self._head, self._size)
         fits_before = begin + length - given <= self._size
@@ -75,7 +75,7 @@ class Positions:
         return position % self._size
 
     def give_back(self, position: int, nbytes: int) -> None:
-        """Release these bytes and all before them."""
+        """Release these bytes and all previous ones."""
         self._given[0] = position + round_up(nbytes)
 
 
@@ -83,7 +83,7 @@ class Ring(Positions):
     """One direction through host memory.
 
     Args:
-        memory: shared by both ends; its first page holds how far bytes were released.
+        memory: memory shared by both ends, whose first page holds the released position.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -91,7 +91,7 @@ class Ring(Positions):
         super().__init__(memory[:_COUNT], len(self._data))
 
     def put(self, data: memoryview | bytes) -> int | None:
-        """Copy bytes in; returns their position, or None if there is no room."""
+        """Copy bytes into the ring, and return their position; None if there is no room."""
         position = self.reserve(len(data))
         if position is not None:
             place = self.place(position)
@@ -99,13 +99,13 @@ class Ring(Positions):
         return position
 
     def get(self, position: int, nbytes: int) -> memoryview:
-        """The bytes that were put there, without a copy."""
+        """Return the bytes at a position without copying them."""
         place = self.place(position)
         return self._data[place : place + nbytes].toreadonly()
 
 
 class Rings:
-    """The rings of all workers of a run, made before they are forked."""
+    """The rings of all workers of a run, created before the workers are forked."""
 
     def __init__(self, workers: int) -> None:
         count = workers * (workers - 1)
@@ -116,12 +116,12 @@ class Rings:
         self._memory = memoryview(mmap.mmap(-1, self._each * max(1, count), flags))
 
     def between(self, sender: WorkerId, receiver: WorkerId) -> Ring:
-        """One end of the ring from a worker to another one; each end is made once."""
+        """Return one end of the ring between two workers; each end must be created only once."""
         start = self._start(sender, receiver)
         return Ring(self._memory[start : start + self._each])
 
     def count_between(self, sender: WorkerId, receiver: WorkerId) -> memoryview:
-        """Counter of a second ring from one to the other, whose memory is elsewhere."""
+        """Return the counter of a second ring between two workers, whose memory is elsewhere."""
         start = self._start(sender, receiver) + _COUNT
         return self._memory[start : start + _COUNT]
 
@@ -130,17 +130,17 @@ class Rings:
 
 
 class SharedFrames:
-    """One worker's ends of its rings."""
+    """The ends of all rings of one worker."""
 
     def __init__(self, worker: WorkerId, rings: Rings) -> None:
         self._worker = worker
         self._rings = rings
         self._ways: dict[tuple[WorkerId, WorkerId], Ring] = {}
         self._taken: tuple[Ring, int, int] | None = None
-        """The last bytes of the last message."""
+        """The last bytes of the previous message."""
 
     def pack(self, receiver: WorkerId, frames: Sequence[Any]) -> list[Any]:
-        """Frames for the socket: large ones are in the ring, and a last frame says where."""
+        """Return frames for the socket; a last frame locates the large ones in the ring."""
         packed, chunks = list(frames), []
         for number, frame in enumerate(frames):
             if len(frame) >= LEAST_BYTES and receiver != self._worker:
@@ -153,7 +153,7 @@ class SharedFrames:
         return packed
 
     def unpack(self, frames: Sequence[memoryview]) -> Sequence[memoryview]:
-        """The original frames; those of the previous message are released."""
+        """Return the original frames, after releasing those of the previous message."""
         self.give_back()
         last = frames[-1]
         if len(frames) == 1 or last[: len(_MAGIC)] != _MAGIC:
@@ -167,7 +167,7 @@ class SharedFrames:
         return whole
 
     def give_back(self) -> None:
-        """Release the bytes of the last message."""
+        """Release the bytes of the previous message."""
         if self._taken is not None:
             ring, position, nbytes = self._taken
             ring.give_back(position, nbytes)
@@ -181,7 +181,7 @@ class SharedFrames:
 
 
 def copy_bytes(target: Any, source: Any) -> None:
-    """Copy between two buffers of one size, without the GIL."""
+    """Copy between two buffers of the same size, without the GIL."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 

@@ -1,10 +1,10 @@
-"""Tensors as frames: bytes, shape, strides and alignment exactly as they were.
+"""Tensors as frames that preserve bytes, shape, strides and alignment exactly.
 
-A boundary that made a channels-last tensor contiguous, or moved its data to another alignment,
-could change later bits. So a frame is the span of storage that the tensor covers, and the receiver
-rebuilds the same strides at the same offset from an aligned address. A tensor that torch conjugates
-or negates lazily is sent as it lies in memory, and marked: kernels treat it differently from one
-that is conjugated already.
+A transfer that made a channels-last tensor contiguous, or changed the alignment of its data, could
+change later results. A frame is therefore the span of storage that the tensor covers, and the
+receiver recreates the same strides at the same offset from an aligned address. A tensor that torch
+conjugates or negates lazily is sent as stored in memory, with a mark, because kernels treat it
+differently from a tensor that has already been conjugated.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from naspipe.machine.device_waits import Wait, count
 from naspipe.machine.staging import HOST, Staging
 
 ALIGNMENT = 512
-"""Bytes; the alignment of a GPU's allocator, and the most that its libraries check: cuBLASLt 256.
-"""
+"""Alignment of a GPU's allocator in bytes. Libraries check at most 256 (cuBLASLt)."""
 
 HOST_ALIGNMENT = 64
-"""Bytes; the alignment of torch's CPU allocator."""
+"""Alignment of torch's CPU allocator in bytes."""
 
 MAX_BYTES = 4 << 30
-"""Of one tensor; larger ones are refused before any memory is taken."""
+"""Maximum size of one tensor; larger ones are rejected before any memory is allocated."""
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -43,7 +42,7 @@ _CONJUGATED, _NEGATED = "conjugated", "negated"
 
 
 def describe(tensor: torch.Tensor) -> list[Any]:
-    """The header entry of a tensor: everything but its bytes."""
+    """Return the header entry of a tensor, which contains everything except its bytes."""
     alignment = HOST_ALIGNMENT if tensor.device.type == "cpu" else ALIGNMENT
     return _described(tensor, tensor.data_ptr() % alignment)
 
@@ -55,12 +54,12 @@ def _described(tensor: torch.Tensor, phase: int) -> list[Any]:
 
 
 def _marks(tensor: torch.Tensor) -> list[str]:
-    """Lazy conjugation and negation of a tensor; mostly none."""
+    """Return marks for lazy conjugation and negation of a tensor; usually empty."""
     return [_CONJUGATED] * tensor.is_conj() + [_NEGATED] * tensor.is_neg()
 
 
 def _marked(tensor: torch.Tensor, marks: Sequence[Any]) -> torch.Tensor:
-    """The same memory with these marks; ValueError for a mark that this dtype does not have."""
+    """Return the same memory with these marks; ValueError if the dtype does not support a mark."""
     known = {_CONJUGATED, _NEGATED} if tensor.is_complex() else {_NEGATED}
     if not {*marks} <= known:
         raise ValueError(f"marks {marks} of {tensor.dtype}")
@@ -70,7 +69,7 @@ def _marked(tensor: torch.Tensor, marks: Sequence[Any]) -> torch.Tensor:
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The span of storage that a tensor covers, as a uint8 tensor that shares its memory."""
+    """Return the span of storage that a tensor covers, as a uint8 tensor that shares its memory."""
     span = _span(tensor.shape, tensor.stride())
     if not span:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -82,10 +81,10 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def encode(
     tensor: torch.Tensor | None, staging: Staging = HOST
 ) -> tuple[list[Any] | None, memoryview]:
-    """The header entry and the bytes of a tensor.
+    """Return the header entry and the bytes of a tensor.
 
-    The bytes share the memory of a tensor in host memory. Those of another one are copied, and are
-    valid after ``staging.wait()``.
+    The bytes share the memory of a tensor in host memory. For other tensors they are copied, and
+    are valid after ``staging.wait()``.
     """
     if tensor is None:
         return None, memoryview(b"")
@@ -93,14 +92,14 @@ def encode(
 
 
 def fits(entry: Any, target: torch.Tensor) -> bool:
-    """Whether a tensor has the dtype, shape and strides of what was encoded."""
+    """Return True if a tensor has the dtype, shape and strides of the encoded tensor."""
     expected = describe(target)
     alike = [expected[0], list(expected[1]), list(expected[2]), *expected[5:]]
     return isinstance(entry, list) and entry[:3] + entry[5:] == alike
 
 
 def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
-    """Overwrite a tensor of the same dtype, shape and strides with what was encoded."""
+    """Overwrite a tensor of the same dtype, shape and strides with the encoded tensor."""
     raw = raw_bytes(target)
     if not fits(entry, target) or len(frame) != len(raw):
         expected = describe(target)
@@ -113,7 +112,7 @@ def decode_into(entry: Any, frame: Any, target: torch.Tensor) -> None:
 
 
 def decode(entry: Any, frame: Any, staging: Staging = HOST) -> torch.Tensor | None:
-    """Rebuild a tensor in host memory of its own; TransportError if entry and frame do not fit."""
+    """Decode a tensor into separate host memory; TransportError if entry and frame do not match."""
     if entry is None:
         return None
     tensor, raw = blank(entry, staging.allocate, len(frame))
@@ -124,11 +123,11 @@ def decode(entry: Any, frame: Any, staging: Staging = HOST) -> torch.Tensor | No
 def blank(
     entry: Any, allocate: Callable[[int], torch.Tensor], nbytes: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An uninitialised tensor as an entry describes it, and its bytes.
+    """Return an uninitialised tensor that matches an entry, and its bytes.
 
     Args:
-        entry: from :func:`describe`.
-        allocate: makes a uint8 tensor.
+        entry: an entry from :func:`describe`.
+        allocate: allocates a uint8 tensor.
         nbytes: required size of the tensor, if known.
     """
     try:
@@ -153,7 +152,7 @@ def blank(
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A leaf with the same bytes, strides, alignment and ``requires_grad`` on a device.
+    """Return a leaf with the same bytes, strides, alignment and ``requires_grad`` on a device.
 
     The copy is ordered by the current stream; from pinned memory it is asynchronous.
     """
@@ -161,7 +160,7 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     def allocate(nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    # What came from another device's stage lies in host memory as it lay there.
+    # A tensor received from a stage on another device has the same alignment in host memory.
     copy, raw = blank(_described(tensor, tensor.data_ptr() % ALIGNMENT), allocate)
     raw.copy_(raw_bytes(tensor), non_blocking=True)
     return copy
@@ -169,7 +168,7 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _filled(raw: torch.Tensor, frame: Any) -> torch.Tensor:
     if len(frame):
-        np.copyto(raw.numpy(), np.frombuffer(frame, np.uint8))  # other threads go on meanwhile
+        np.copyto(raw.numpy(), np.frombuffer(frame, np.uint8))  # releases the GIL
     return raw
 
 
@@ -182,7 +181,7 @@ def _check(sizes: Sequence[int], strides: Sequence[int], phase: int) -> None:
 
 
 def _span(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Number of elements from the first to the last that the tensor touches."""
+    """Return the number of elements from the first to the last one that the tensor covers."""
     if 0 in sizes:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

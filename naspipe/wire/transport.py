@@ -1,8 +1,9 @@
 """Messages between any two stages: msgpack headers and tensor frames over ZeroMQ.
 
-Sending and receiving happen in ZeroMQ's own thread, concurrently with the compute. On one machine,
-sockets are ``ipc`` files in a private directory; ``tcp`` binds one address only (the loopback
-interface's on one machine), with CURVE keys made for the run, so that the library drops strangers.
+ZeroMQ sends and receives in a separate thread, concurrently with compute. On one machine, sockets
+are ``ipc`` files in a private directory; ``tcp`` binds only one address (that of the loopback
+interface on one machine), with CURVE keys created for the run, so that ZeroMQ rejects connections
+from outside the run.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from naspipe.wire.ports import Sending
 from naspipe.wire.shared_rings import SharedFrames
 
 TICK_SECONDS = 1e-3
-"""Resolution of polls."""
+"""Resolution of polls in seconds."""
 NAP_SECONDS = 100e-6
-"""Maximum sleep in a shorter wait, which ignores messages: it is for a copy."""
+"""Maximum sleep in a shorter wait for a copy, which does not poll messages."""
 
 
 class Wakeup:
@@ -71,10 +72,10 @@ class Wakeup:
         try:
             os.eventfd_read(self._fd)
         except BlockingIOError:
-            return  # it was not set
+            return  # the wakeup was not set
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for this only; returns whether it was set. It may end up to a tick early."""
+        """Wait for the wakeup only; return True if it is set. It may end up to a tick early."""
         if timeout_seconds < TICK_SECONDS:
             time.sleep(min(timeout_seconds, NAP_SECONDS))
         poller = select.poll()
@@ -88,13 +89,13 @@ _VERSION = b"1.0"
 
 
 class Authenticator:
-    """Answers the library's question for each connection (ZeroMQ's ZAP); a context manager.
+    """Authenticates each connection for ZeroMQ (by its ZAP protocol); a context manager.
 
-    Enter it before an inbox of the context is bound, and leave it before the context ends.
+    Enter it before an inbox of the context is bound, and exit it before the context ends.
 
     Args:
-        context: of the inboxes.
-        public_keys: of those to admit; if there are none, everybody is local and nobody asks.
+        context: the context of the inboxes.
+        public_keys: the admitted keys; if empty, all peers are local and are not authenticated.
     """
 
     def __init__(self, context: zmq.Context[Any], public_keys: Iterable[bytes]) -> None:
@@ -132,16 +133,16 @@ class Authenticator:
 
 
 MAX_FRAME_BYTES = 1 << 30
-"""Larger frames are refused by the library before any memory is taken, whoever sends them."""
+"""Maximum size of a frame; ZeroMQ rejects larger ones before it allocates any memory."""
 
 _LINGER_MS = 10_000
 
 
 class NoTransport:
-    """The transport of a run on one stage: there is nobody to send to, only copies to wait for.
+    """The transport of a run on one stage, which has no peers and only waits for copies.
 
     Args:
-        mailbox: messages of the launcher, which is in the same process.
+        mailbox: messages from the launcher, which runs in the same process.
         wakeup: ends a wait.
     """
 
@@ -153,13 +154,13 @@ class NoTransport:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def send(self, worker: WorkerId, message: StageMessage) -> Sending:
         raise TransportError(f"worker {worker}: there is only one")
 
     def receive(self, timeout_seconds: float) -> Message | None:
-        """A message of the launcher, or None at the end of the wait or when the wakeup is set."""
+        """Return a message of the launcher, or None after the time-out or a wakeup."""
         if self._mailbox:
             return self._mailbox.popleft()
         if timeout_seconds and self._wakeup.wait(timeout_seconds):
@@ -168,7 +169,7 @@ class NoTransport:
 
 
 def bind_inbox(context: zmq.Context[Any], address: str, endpoints: Endpoints) -> zmq.Socket[Any]:
-    """A socket that collects what others send to an address."""
+    """Return a socket that receives the messages sent to an address."""
     inbox: zmq.Socket[Any] = context.socket(zmq.PULL)
     _limit(inbox)
     if endpoints.own_keys:
@@ -186,7 +187,7 @@ def bind_inbox(context: zmq.Context[Any], address: str, endpoints: Endpoints) ->
 def connect_outbox(
     context: zmq.Context[Any], address: str, endpoints: Endpoints
 ) -> zmq.Socket[Any]:
-    """A socket that sends to an address."""
+    """Return a socket that sends to an address."""
     outbox: zmq.Socket[Any] = context.socket(zmq.PUSH)
     _limit(outbox)
     if endpoints.own_keys:
@@ -197,7 +198,7 @@ def connect_outbox(
 
 
 def _limit(endpoint: zmq.Socket[Any]) -> None:
-    # The admission window bounds the messages in flight, so queues need no bound of their own.
+    # The admission window bounds the number of messages in flight, so queues need no limit.
     endpoint.set_hwm(0)
     endpoint.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     endpoint.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -208,13 +209,13 @@ def _nbytes(frame: bytes | memoryview | zmq.Frame) -> int:
 
 
 class ZmqTransport:
-    """One stage's sockets; a context manager that gives unsent messages ten seconds to leave.
+    """The sockets of one stage; a context manager that waits up to ten seconds for unsent messages.
 
     Args:
-        worker: this worker.
-        endpoints: every worker's address.
+        worker: the ID of this worker.
+        endpoints: the addresses of all workers.
         wakeup: ends a wait for messages.
-        staging: for tensors on their way from and to the stage's device.
+        staging: allocates host memory for transfers from and to the stage's device.
     """
 
     def __init__(
@@ -256,11 +257,11 @@ class ZmqTransport:
         return Sending(nbytes, lambda: tracker.done)
 
     def announce(self, worker: WorkerId, message: InputMessage, place: Place | None = None) -> None:
-        """Announce an input whose tensors are sent otherwise."""
+        """Announce an input whose tensors are sent separately."""
         self._send(worker, announcement_frames(self._worker, message, place))
 
     def release(self, worker: WorkerId) -> None:
-        """Say that this worker reads nothing more from another one's memory."""
+        """Notify another worker that this one no longer reads from its memory."""
         self._send(worker, release_frames(self._worker))
 
     def _send(self, worker: WorkerId, frames: Sequence[Any]) -> None:
@@ -283,7 +284,7 @@ class ZmqTransport:
         return None if isinstance(message, ReleaseMessage) else message
 
     def receive_any(self, timeout_seconds: float) -> Message | Announcement | ReleaseMessage | None:
-        """The next message, including announcements and releases."""
+        """Return the next message, including announcements and releases."""
         found = self._next(timeout_seconds)
         if found is None:
             return None
@@ -296,7 +297,7 @@ class ZmqTransport:
         return message
 
     def _next(self, timeout_seconds: float) -> Sequence[zmq.Frame] | None:
-        """The frames of the next message, if one comes in time."""
+        """Return the frames of the next message; None if none arrives in time."""
         is_here = self._is_one_here()
         if not is_here and 0 < timeout_seconds < TICK_SECONDS:
             time.sleep(min(timeout_seconds, NAP_SECONDS))
@@ -309,16 +310,16 @@ class ZmqTransport:
         return self._inbox.recv_multipart(copy=False) if is_here else None
 
     def _is_one_here(self) -> bool:
-        """Asked after every block: looking at the socket's state is cheaper than a poll."""
+        """Return True if a message is waiting; called after every block, as a poll costs more."""
         return bool(int(self._inbox.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 class SplitTransport(ABC):
-    """ZeroMQ for headers and layers, another path for the tensors of tasks; a context manager.
+    """Uses ZeroMQ for headers and layers, and another path for task tensors; a context manager.
 
     Args:
-        inner: the stage's sockets; entered and left with this.
-        path: the other path; entered after the sockets and left before them.
+        inner: the stage's sockets, which are entered and exited with this transport.
+        path: the other path, which is entered after the sockets and exited before them.
     """
 
     def __init__(self, inner: ZmqTransport, path: AbstractContextManager[Any]) -> None:
@@ -326,7 +327,7 @@ class SplitTransport(ABC):
         self._path = path
         self._stack = ExitStack()
         self._released: set[WorkerId] = set()
-        """Workers that read nothing more from here."""
+        """Workers that no longer read from this one's memory."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -362,7 +363,7 @@ class SplitTransport(ABC):
     def _send_tensors(
         self, worker: WorkerId, message: InputMessage, tensors: Sequence[torch.Tensor]
     ) -> bool:
-        """Announce an input and send its tensors; False if the path has no room for them."""
+        """Announce an input and send its tensors. Return False if the path has no room for them."""
 
     @abstractmethod
     def _receive_tensors(self, message: Announcement) -> tuple[torch.Tensor | None, ...]: ...

@@ -1,1 +1,1 @@
-"""What runs inside a stage process: the loop, the blocks, the layers and the checkpoints."""
+"""The code of a stage process: its loop, blocks, layers and checkpoints."""

@@ -4,37 +4,37 @@ Theory of operation
 -------------------
 
 One thread does everything that touches tensors or the controller. Other threads only move bytes:
-the transport, copies between host and device, data for late fields, checkpoint files. Whatever they
-finish is picked up by this loop and becomes an event with a time.
+the transport, copies between host and device, data for late fields, checkpoint files. This loop
+collects their results and turns each of them into an event with a time.
 
 **One turn of the loop.** If a run of blocks has been commanded, ``_step`` computes its next block.
 If not, ``_wait`` waits for a message or for a copy, and does idle work (making layers, capturing
-layers of a checkpoint) until one comes. Both then take in everything that has arrived, without
-waiting. Each thing that happened is told to the controller as an event (``_tell``), and the
-commands that it returns are carried out at once, in order. A command may lead to
-further events; they queue up behind the present one, so the controller is never called from within
-itself.
+layers of a checkpoint) until one arrives. Both then handle everything that has arrived, without
+waiting. Everything that happens is reported to the controller as an event (``_tell``), and the
+commands that it returns are carried out at once, in order. A command may cause further events;
+they are queued after the present one, so the controller is never called reentrantly.
 
 **Invariants.**
 
-- Events are told in the order in which things happened here, and each command is carried out
-  before the next event is told. So a log of the events reproduces the run.
-- A block is never interrupted. Between two blocks, messages are taken in only if a finished block
-  leads to something (``follows_blocks``); otherwise after the run.
+- Events are reported in the order in which they happened on this stage, and each command is carried
+  out before the next event is reported. A log of the events therefore reproduces the run.
+- A block is never interrupted. Messages are handled between two blocks only if the controller must
+  know of finished blocks immediately (``follows_blocks``); otherwise after the run of blocks.
 - Consecutive updates are applied together, which lets optimizers step several layers at once.
-- Every wait ends: by a message, by a copy, or with ``TransportError`` after ``timeout_seconds``,
-  which names the oldest work and what it waits for.
-- If the device is short of memory, what can be recomputed is freed and the block is tried once
-  more. A block changes nothing before it has succeeded.
+- Every wait ends with a message, a finished copy, or a ``TransportError`` after
+  ``timeout_seconds``, which names the oldest work and what it is waiting for.
+- If the device runs out of memory, everything that can be recomputed is freed and the block is
+  retried once. A block changes nothing before it has succeeded.
 
-**How it begins and ends.** A resumed run first tells the controller the versions that the
-checkpoint holds. A stage ends when all subnets are retired and no other stage waits for one of its
-layers. To stop early, the launcher asks all stages to *hold*, learns how far each has been
-admitted, and sends a cut that no stage has passed; each stage then finishes what is before the cut.
+**Start and end.** A resumed run first reports to the controller the versions that the checkpoint
+holds. A stage ends when all subnets are retired and no other stage is waiting for one of its
+layers. To stop early, the launcher asks all stages to *hold*, so that they admit no more subnets
+and report how many they have admitted. It then sends a cut that no stage has passed, and each stage
+finishes the subnets before the cut.
 
-**What was tried and rejected.** A thread for messages would have to share the controller, and its
-order of events could not be reproduced. Writing each layer at once after its backward delays the
-gradients that the stage before is waiting for; so outputs go first.
+**What was tried and rejected.** A separate thread for messages would have to share the controller,
+and the order of events could not be reproduced. Writing each layer immediately after its backward
+delays the gradients that the previous stage is waiting for, so outputs are sent first.
 """
 
 from __future__ import annotations
@@ -108,29 +108,33 @@ Part = TypeVar("Part")
 
 
 def require(part: Part | None, reason: object) -> Part:
-    """Return a part that only some stages have, for a command or message that needs it."""
+    """Return ``part``, which only some stages have.
+
+    Raises:
+        InvariantError: if this stage lacks the part; ``reason`` is what requires it.
+    """
     if part is None:
         raise InvariantError(f"{reason}: this stage trains nothing and waits for nothing")
     return part
 
 
 class StageDriver:
-    """One stage's loop: messages in, a run of blocks, its outputs, its updates.
+    """The loop of one stage: receive messages, compute blocks, send outputs and apply updates.
 
     Args:
-        stage: which stage this is.
-        controller: takes every decision.
-        intakes: of each stream; which subnets may be under way.
+        stage: the ID of this stage.
+        controller: makes every decision.
+        intakes: decides for each stream which subnets may be in flight.
         stores: the layers of each stream.
-        positions: which worker holds which stage.
+        positions: maps stages to workers.
         timeout_seconds: how long to wait for a message before giving up.
         updates: applies updates; None if nothing is trained.
         fields: batch fields that arrive later than their batch; None if there are none.
-        digests: hash the bytes that every update leaves.
+        digests: whether to hash the layer after every update.
         verified: sequence IDs below this are compared with a plain loop.
         wiring: how the streams are joined.
         steps: how passes form steps, in every stream.
-        resumed: streams that go on from a checkpoint.
+        resumed: the streams that continue from a checkpoint.
     """
 
     def __init__(
@@ -179,33 +183,33 @@ class StageDriver:
         self._computed: deque[BlockFinished] = deque()  # not yet reported to the controller
         self._events: deque[Event] = deque()
         self._unmade: deque[LayerId] = deque()
-        """Layers that will be needed, to be made while the stage has nothing else to do."""
+        """Layers that will be needed, to be created while the stage is idle."""
         self._asked: set[LayerId] = set()
-        """Every layer that was ever in ``_unmade``. A stage that never waits makes none of them
-        there, so what is kept must not grow with the number of subnets."""
+        """Every layer that was ever in ``_unmade``. A stage that is never idle does not shorten
+        ``_unmade``, so each layer is queued only once to keep the queue from growing."""
 
     @property
     def current(self) -> str:
-        """What the stage is doing, for the report of a failure."""
+        """Description of the current activity, for error reports."""
         what, layer = self._doing
         where = f" block {layer.block} (layer {self._compute.label(layer)})" if layer else ""
         return f"{what}{where}"
 
     @property
     def measured(self) -> dict[str, int]:
-        """Bytes sent to other stages, and blocks that were retried for want of memory."""
+        """Bytes sent to other stages, and the number of retries after running out of memory."""
         return {**self._layers.measured, "memory_retries": self._memory_retry.retries}
 
     def finishing(self) -> None:
         self._doing = ("writing its layers", None)
 
     def run(self) -> None:
-        """Work until every subnet is retired here.
+        """Run until every subnet is retired on this stage.
 
         Raises:
             TransportError: if nothing arrived within the time-out.
-            DeviceFullError: if the device's memory is too small, whatever was freed.
-            Exception: whatever a layer, the loss or the data raises.
+            DeviceFullError: if the device's memory is too small even after freeing what can be.
+            Exception: any error raised by a layer, the loss or the data.
         """
         try:
             for event in self._resumed:
@@ -217,7 +221,7 @@ class StageDriver:
                 self._run or controller.owes_layers or not all(each.is_finished for each in intakes)
             ):
                 self._step() if self._run else self._wait()
-            self._unmade.clear()  # nobody needed these
+            self._unmade.clear()  # no subnet needed these
             while self._has_idle_work:
                 self._do_idle_work()
             self._hold()
@@ -227,7 +231,7 @@ class StageDriver:
             raise self._compute.explain_shortage(error, self.current) from error
 
     def _step(self) -> None:
-        """Compute the next block of the run, and report finished blocks that lead to something."""
+        """Compute the next block; report finished blocks at once if the controller requires it."""
         access = task, layer, _, _ = self._run.popleft()
         self._doing = (task, layer)
         start_ns = time.monotonic_ns()
@@ -241,13 +245,13 @@ class StageDriver:
             self._look()
 
     def _look(self) -> None:
-        """Take in every message that has arrived, and every copy that is over."""
+        """Handle every message that has arrived and every copy that has finished."""
         self._take_arrivals()
         while message := self._transport.receive(0):
             self._accept(message)
 
     def _take_arrivals(self) -> bool:
-        """Report loaded and saved layers, and late fields; return whether there were any."""
+        """Report loaded and saved layers and late fields. Return True if there were any."""
         self._checkpointer.report()
         arrived: list[Event] = list(self._placement.take_finished())
         if self._fields is not None:
@@ -279,7 +283,7 @@ class StageDriver:
         return bool(self._unmade) or self._controller.is_idle_work
 
     def _do_idle_work(self) -> None:
-        """Make one layer that will be needed, or let the controller capture one."""
+        """Create one layer that will be needed, or let the controller capture one."""
         if self._unmade:
             layer = self._unmade.popleft()
             self._stores[layer.stream].prepare(layer)
@@ -311,26 +315,26 @@ class StageDriver:
                 self._hold() if what == HOLD else self._stop(cuts)
 
     def _hold(self) -> None:
-        """Let the launcher find a cut that no stage has passed."""
+        """Stop admitting subnets, so that the launcher can find a cut that no stage has passed."""
         if not self._is_held:
             self._is_held = True
             self._sink.held([intake.hold() for intake in self._intakes])
 
     def _stop(self, cuts: Sequence[int]) -> None:
-        """Go on up to the cuts only."""
+        """Admit only the subnets before the cuts."""
         for intake, cut in zip(self._intakes, cuts, strict=True):
             self._admit(intake.stop(cut))
         self._tell_ends()
 
     def _tell_ends(self) -> None:
-        """Leave a checkpoint where a stream was cut short, once all before it is admitted."""
+        """Request a checkpoint where a stream was cut short, once all before it is admitted."""
         for stream, intake in enumerate(self._intakes):
             end = intake.take_end()
             if end is not None and self._checkpointer.is_new(StreamId(stream), end):
                 self._tell(CutAdmitted(time.monotonic_ns(), StreamId(stream), SequenceId(end)))
 
     def _admit(self, planned: Iterable[Planned]) -> None:
-        """Admit subnets in their order; one that has nothing to do here lets in others."""
+        """Admit subnets in order. A subnet without work on this stage may admit further ones."""
         is_admitting = bool(self._unadmitted)
         self._unadmitted.extend(planned)
         while self._unadmitted and not is_admitting:
@@ -347,7 +351,7 @@ class StageDriver:
             self._unadmitted.popleft()
 
     def _tell(self, event: Event) -> None:
-        """Let the controller handle an event, and carry out the commands that it returns."""
+        """Pass an event to the controller, and carry out the commands that it returns."""
         self._events.append(event)
         if len(self._events) > 1:
             return
@@ -378,7 +382,7 @@ class StageDriver:
             case JoinSum():
                 require(self._updates, command).join(command)
             case LoadLayer(layer):
-                _ = self._stores[layer.stream][layer]  # made now, if it has not been made yet
+                _ = self._stores[layer.stream][layer]  # creates the layer if necessary
                 self._memory_retry.attempt(lambda: self._placement.load(layer))
             case SaveLayer(layer):
                 self._placement.save(layer)
@@ -393,7 +397,10 @@ class StageDriver:
                 self._admit(self._intakes[stream].retire(sequence_id))
 
     def _send_output(self, command: SendOutput) -> None:
-        """Send a task's output; a task of this stage has it at once. A credit holds no tensors."""
+        """Send a task's output, or accept it directly if the receiver is a task of this stage.
+
+        A credit holds no tensors.
+        """
         receiver, name = command.receiver, command.name
         is_credit = name.startswith(CREDIT)
         tensors = () if is_credit else self._compute.output(command.source or receiver, name)
@@ -404,7 +411,7 @@ class StageDriver:
             self._transport.send(self._positions.worker(receiver.stage), message)
 
     def _contribute(self, command: Contribute) -> None:
-        """All gradients of a step are here: send this stage's contribution to an exchange."""
+        """Send this stage's contribution to an exchange, after all gradients of the step exist."""
         name, stream, first = command.exchange, command.stream, command.sequence_id
         values = require(self._updates, command).contribution(command)
         message = ContributionMessage(name, stream, first, self._stage, values)
@@ -420,7 +427,7 @@ class StageDriver:
         self._tell(ContributionArrived(time.monotonic_ns(), name, stream, first, sender))
 
     def _write(self, commands: Sequence[WriteLayer]) -> None:
-        """Apply updates together; each is logged with the same share of the time."""
+        """Apply updates together. Each of them is logged with an equal share of the time."""
         updates = require(self._updates, commands[0])
         start_ns = time.monotonic_ns()
         owed_ns = updates.write(*commands, begin=self._begin_write) // len(commands)
@@ -435,9 +442,9 @@ class StageDriver:
             written.append(WriteFinished(end_ns, layer, y, start_ns, digest, owed_ns))
             start_ns = end_ns
         if not self._controller.follows_blocks:
-            self._look()  # what came meanwhile may go before the next update
+            self._look()  # arrived messages may be handled before the next update
         self._events += written
 
     def _begin_write(self, command: WriteLayer) -> None:
-        """Note the layer before its update, so that an error is reported with the right one."""
+        """Record the layer before its update, so that an error report names the right one."""
         self._doing = (f"{command.layer.stream}.{command.sequence_id} WRITE of", command.layer)

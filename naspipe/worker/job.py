@@ -39,36 +39,36 @@ class OnePipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationPlan:
-    """How a stream is validated."""
+    """How a stream is validated, and with which subnets."""
 
     evaluation: EvaluationRecipe
     choices: tuple[tuple[int, ...], ...]
-    """Of every subnet that is evaluated, one choice per choice block."""
+    """For every subnet that is evaluated, one choice per choice block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJob:
-    """One stream of a training job: its subnets, and where its results go."""
+    """One stream of a training job: its subnets, and the directory of its results."""
 
     workload: Workload
     planned: tuple[Planned, ...]
-    """Every subnet; empty if they are drawn or proposed while the run goes on."""
+    """All subnets; empty if they are drawn or proposed during the run."""
     cuts: frozenset[Partition] = frozenset()
-    """All partitions that its subnets have; empty if that is not known."""
+    """All partitions of its subnets; empty if they are not known."""
     source: SubnetSource | None = None
-    """Proposes or draws the subnets. It belongs to the launcher; no stage touches it."""
+    """Proposes or draws the subnets. It is owned by the launcher; no stage uses it."""
     directory: RunDirectory
     restored: Restored | None = None
     """The checkpoint that the stream resumes from."""
     kept: tuple[KeptLayer, ...] = ()
     """The layers of that checkpoint."""
     begins: int = 0
-    """The first subnet, if the stream has no checkpoint and its layers are as they were made."""
+    """The first subnet, if the stream has no checkpoint and starts from newly created layers."""
     validation: ValidationPlan | None = None
     stateless: frozenset[tuple[int, int]] = frozenset()
-    """Block and candidate of the layers without parameters and buffers."""
+    """Pairs (block, candidate) of the layers without parameters and buffers."""
     split: Container[tuple[int, int]] = frozenset()
-    """Block and option of the candidates whose backwards are split."""
+    """Pairs (block, option) of the candidates whose backwards are split."""
 
     @property
     def rules(self) -> tuple[BlockRule, ...]:
@@ -78,7 +78,7 @@ class StreamJob:
 
     @property
     def unchanged(self) -> set[tuple[int, int]]:
-        """Block and candidate of the layers that nothing writes."""
+        """Pairs (block, candidate) of the layers that no update writes."""
         rules, is_written = self.rules, self.workload.is_written
         return {
             (block, candidate)
@@ -94,7 +94,7 @@ class StreamJob:
 
     @property
     def num_passes(self) -> int:
-        """The number of sequence IDs of the whole stream: every pass of every step."""
+        """Number of sequence IDs of the whole stream, one for every pass of every step."""
         return self.workload.definition.num_passes
 
     @property
@@ -112,21 +112,21 @@ class TrainingJob:
     """What a pipeline trains, and how."""
 
     streams: tuple[StreamJob, ...]
-    """They share the pipeline, and one synchronisation policy."""
+    """The streams, which share the pipeline and one synchronisation policy."""
     execution: Execution
     bulk: int = 1
-    """Subnets that the policy ``bsp`` trains at the same versions."""
+    """Number of subnets that the policy ``bsp`` trains at the same versions."""
     memory: MemoryPlan | None = None
-    """How much memory layers may occupy on each stage's device; None for no limit."""
+    """Memory that layers may occupy on each stage's device; None for no limit."""
     generation: int = 0
-    """The number of resumes and restarts so far."""
+    """Number of resumes and restarts so far."""
     costs: tuple[CostTable | None, ...] = ()
     """The costs from which each stream's partitions were made."""
     wiring: Wiring = PLAIN
     verified_until: int = 0
     """Sequence IDs below this are compared with a plain loop, in every stream."""
     buffered: frozenset[LayerId] | None = None
-    """Layers whose forwards write buffers that the next forward reads; None for all."""
+    """Layers whose forwards write buffers that the next forward reads; None means all layers."""
 
     @property
     def workloads(self) -> list[Workload]:
@@ -162,7 +162,7 @@ class TrainingJob:
 
     @property
     def going_on_together(self) -> list[set[int]]:
-        """Groups of written streams that an attempt has to begin at the same cut."""
+        """Groups of written streams that must begin an attempt at the same cut."""
         written = {n for n, workload in enumerate(self.workloads) if workload.is_written}
         return [each & written for each in self.wiring.joined(len(self.streams))]
 
@@ -173,5 +173,5 @@ class TrainingJob:
 
     @property
     def is_causal(self) -> bool:
-        """Only with a causal policy does a cut mean anything, so that checkpoints are taken."""
+        """True for a causal policy. Only then are cuts well-defined and checkpoints taken."""
         return traits_of(self.policy).is_causal

@@ -1,6 +1,6 @@
-"""Batch fields that arrive later than their batch, such as labels of a teacher.
+"""Batch fields that arrive later than their batch, such as teacher labels.
 
-A stage asks for them when a subnet is admitted, and the driver reports their arrival as events.
+A stage requests them when a subnet is admitted, and the driver reports their arrival as events.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from naspipe.worker.job import TrainingJob
 
 
 class LateFields:
-    """The sources of one stage; a context manager.
+    """The sources of late fields on one stage; a context manager that closes them.
 
-    ``compute`` takes the fields, ``wakeup`` is set when one has come, and ``reporter`` takes notes
-    to the user.
+    ``compute`` receives the fields, ``wakeup`` is set when one has arrived, and ``reporter``
+    forwards notes to the user.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class LateFields:
         self._wakeup = wakeup
         self._reporter = reporter
         self._notes: deque[str] = deque()
-        """From the sources' own threads."""
+        """Notes from the threads of the sources."""
         self._waiting: dict[tuple[StreamId, str, int], list[Task]] = {}
-        """By stream, field and batch."""
+        """Waiting tasks by stream, field and batch."""
         self._sources: dict[tuple[StreamId, str], FieldSource] = {}
         with ExitStack() as stack:
             for number, stream in enumerate(job.streams):
@@ -79,7 +79,7 @@ class LateFields:
         self._resources.close()
 
     def request(self, task: Task, field: str) -> None:
-        """Ask for a field that a task will need."""
+        """Request a field that a task will need."""
         batch = self._steps[task.stream].batch(task.sequence_id)
         tasks = self._waiting.setdefault((task.stream, field, batch), [])
         tasks.append(task)
@@ -87,7 +87,7 @@ class LateFields:
             self._sources[task.stream, field].request(batch)
 
     def take(self) -> Iterator[InputArrived]:
-        """Hand the fields that have come to the compute; yields an event for each task."""
+        """Pass the fields that have arrived to ``compute``, and yield an event for each task."""
         while self._notes:
             self._reporter.report("note", {"text": self._notes.popleft()})
         for (stream, field), source in self._sources.items():
@@ -103,10 +103,10 @@ class LateFields:
 
 
 def watched(workloads: Sequence[Workload], reporter: Reporter) -> list[Workload]:
-    """Return workloads whose batches are reported, for a stage of several.
+    """Return workloads that report the digests of their batches, for pipelines of several stages.
 
     Each stage makes the batches that its blocks and losses need. If the data are not a function of
-    seed and number, the input on one stage and the target on another come from different batches.
+    seed and number, inputs on one stage and targets on another would belong to different batches.
     """
     return [
         replace(each, data=_Watched(each.data, stream, reporter)) if each.is_trained else each

@@ -31,18 +31,18 @@ _PARTS = {
     COPY: ("param/",),
     BUFFERS: (),
 }
-"""The kinds of tensors in a copy, without the buffers."""
+"""Kinds of tensors in a copy, by parcel, without the buffers."""
 
 _COUNT, _SUM, _STATISTICS, _OPTIONS = "passes", "sum", "statistics", "options"
-"""What a sum holds: the number of passes, gradients by part and name, statistics by pass and name,
-and the options by which the passes used the layer."""
+"""Contents of a sum: the number of passes, gradients by part and name, statistics by pass and name,
+and the options with which the passes used the layer."""
 
 
 class LayerExchange:
-    """One stage's part in the moves of layers, and of copies and sums between groups.
+    """Sends and receives layers, and copies and sums between groups, for one stage.
 
-    With a memory budget the host memory of a layer that leaves goes to the next one that comes.
-    ``updates`` has the sums of gradients; it is None if nothing is trained.
+    With a memory budget, the host memory of a layer that leaves is reused for the next to arrive.
+    ``updates`` holds the sums of gradients; it is None if nothing is trained.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LayerExchange:
 
     @property
     def measured(self) -> dict[str, int]:
-        """Bytes sent so far: of layers, of sums, and of other copies."""
+        """Bytes of layers, sums and other copies that were sent so far."""
         copied = self._sent[COPY] + self._sent[STATE] + self._sent[BUFFERS]
         pushed, summed = self._sent[LAYER], self._sent[SUM]
         return {"pushed_bytes": pushed, "summed_bytes": summed, "copied_bytes": copied}

@@ -1,4 +1,4 @@
-"""Where a stage's layers and tensors live: always on its device, or only while they are needed.
+"""Placement of a stage's layers: permanently on its device, or only while they are needed.
 
 :class:`Placement` keeps every layer on the device. :class:`SwappedPlacement` keeps layers in host
 memory and copies them to the device and back, as the residency manager decides, within a budget.
@@ -33,7 +33,7 @@ from naspipe.worker.layers.resident_layer import Handed, LayerMemory
 from naspipe.worker.layers.stored_layer import StoredLayer
 
 CLOSE_SECONDS = 10.0
-"""How long copies that are under way at the end may take."""
+"""Time limit for the copies that are still in progress at the end."""
 
 
 class SwapError(NaspipeError):
@@ -52,7 +52,7 @@ Finished = LayerLoaded | LayerSaved
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was copied in one direction, and how long the copies took."""
+    """Amount of data copied in one direction, and the duration of the copies."""
 
     nbytes: int = 0
     nanoseconds: int = 0
@@ -73,9 +73,9 @@ class _Job(NamedTuple):
 class Swapper:
     """Loads and saves layers in two lanes, each in the order of the requests.
 
-    Which layer is copied, and when, is decided elsewhere. Nothing waits and there is no thread: the
-    device copies while it computes, and is asked between blocks which copies are over. If the
-    context is left without an exception, the copies under way are finished.
+    The residency manager decides which layer is copied and when. No method blocks and no thread is
+    used: the device copies while it computes, and is polled between blocks for finished copies. If
+    the context exits without an exception, the copies in progress are finished.
     """
 
     def __init__(self, device: Device) -> None:
@@ -107,7 +107,7 @@ class Swapper:
 
     @property
     def left_seconds(self) -> float:
-        """When to ask again whether a copy is over; infinite if none is under way."""
+        """Seconds until a copy may have finished; infinite if none is in progress."""
         return min(
             (lane[0].copy.left_seconds for lane in self._lanes.values() if lane), default=math.inf
         )
@@ -116,7 +116,7 @@ class Swapper:
         return layer in self._blobs
 
     def load(self, layer: LayerId, memory: LayerMemory) -> None:
-        """Start copying a layer to the device; it is there when ``take_finished`` says so.
+        """Start copying a layer to the device; ``take_finished`` reports when it is ready.
 
         Raises:
             DeviceMemoryError: if the device has no room for it.
@@ -131,7 +131,7 @@ class Swapper:
         self._start(SwapKind.LOADED, layer, memory)
 
     def save(self, layer: LayerId, memory: LayerMemory) -> None:
-        """Start copying a layer to host memory; nothing may write it until that is done."""
+        """Start copying a layer to host memory; it must not be written until the copy is done."""
         self._check_resting("saved", layer, memory)
         memory.adopt_state()
         self._start(SwapKind.SAVED, layer, memory)
@@ -143,10 +143,10 @@ class Swapper:
         self._device.free(self._blobs.pop(layer))
 
     def take_finished(self) -> list[Finished]:
-        """Return the copies that ended since the last call; loaded layers can be used from now on.
+        """Return the copies that finished since the last call; loaded layers are now usable.
 
         Raises:
-            SwapError: if a copy failed; the device's exception is its cause.
+            SwapError: if a copy failed, with the device's exception as its cause.
         """
         finished = list[Finished]()
         for kind, lane in self._lanes.items():
@@ -155,7 +155,7 @@ class Swapper:
         return finished
 
     def _is_over(self, kind: SwapKind) -> bool:
-        """Whether the oldest copy of a lane is over. One that failed is removed from the lane."""
+        """Return True if the oldest copy of a lane has finished; remove the copy if it failed."""
         try:
             return self._lanes[kind][0].copy.is_over()
         except Exception as error:
@@ -202,7 +202,7 @@ class Swapper:
         )
 
     def _finish(self) -> None:
-        """Wait for the copies under way; they are not reported."""
+        """Wait for the copies in progress without reporting them."""
         deadline = time.monotonic() + CLOSE_SECONDS
         for kind, lane in self._lanes.items():
             while lane:
@@ -220,26 +220,26 @@ class Swapper:
 
 
 def device_name(device: str, worker: WorkerId) -> str:
-    """Return the device of one worker; ``cuda`` distributes the workers over the GPUs in turn."""
+    """Return the device of one worker; ``cuda`` assigns GPUs to workers in round-robin order."""
     if device != "cuda":
         return device
     return f"cuda:{worker % max(1, count_gpus())}"
 
 
 class Placement:
-    """Every layer is on the device, ``torch_device``, from the time it is made."""
+    """Keeps every layer on the device, ``torch_device``, from its creation."""
 
     shares_memory = False
-    """Whether a layer's memory is given to other layers while the layer is away."""
+    """Whether other layers may reuse a layer's memory while it is not resident."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self.may_lose_graphs = torch_device.type != "cpu"
-        """Whether graphs may be dropped when memory is short."""
+        """Whether graphs may be dropped if memory runs out."""
         self._is_gpu = torch_device.type == "cuda"
         self._blocks = 0
         self._queued: Mark = None
-        """The end of the last block in the device's queue."""
+        """Marks the end of the last block in the device's queue."""
 
     def __enter__(self) -> Self:
         return self
@@ -260,10 +260,10 @@ class Placement:
         return tensor if tensor.device == self.torch_device else copy_to(tensor, self.torch_device)
 
     def finish_block(self) -> None:
-        """A block has been queued: wait until the one before it is done.
+        """Wait for the previous block, after a new block has been queued.
 
-        So a GPU computes a block while the host handles the results of the one before, and times
-        are late by at most one block.
+        A GPU can therefore compute a block while the host handles the results of the previous one,
+        and recorded times are late by at most one block.
         """
         self._blocks += 1
         before, self._queued = self._queued, self._mark()
@@ -281,25 +281,25 @@ class Placement:
             stored.move(self.torch_device)
 
     def make_room(self, nbytes: int) -> None:
-        """Make torch's allocator hold this much free memory, for work that must not stop half-way.
+        """Reserve free memory in torch's allocator, for work that must not fail half-way.
 
         Raises:
-            torch.OutOfMemoryError: if there is not enough.
+            torch.OutOfMemoryError: if not enough memory is available.
         """
         if self.torch_device.type != "cpu":
             torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
 
     def leave(self, layer: LayerId, is_sent: Callable[[], bool]) -> None:
-        """A layer is sent to another stage; its memory is free as soon as ``is_sent()``."""
+        """Release a layer that is sent to another stage; its memory is free once ``is_sent()``."""
 
     def expect(self, layer: LayerId) -> None:
-        """A layer from another stage is about to be copied in."""
+        """Prepare memory for a layer from another stage that is about to be copied in."""
 
     def settle(self, layer: LayerId) -> None:
-        """A layer from another stage was copied in."""
+        """Adopt a layer from another stage after it was copied in."""
 
     def forget(self, layer: LayerId) -> None:
-        """A layer that left is no longer kept; if it comes back, it is adopted anew."""
+        """Forget a layer that has left; if it returns, it is adopted again."""
 
     def load(self, layer: LayerId) -> None:
         raise InvariantError(f"layer {layer}: this stage has no memory budget")
@@ -311,17 +311,17 @@ class Placement:
         self.load(layer)
 
     def apart(self, layer: LayerId, tensors: Iterable[Handed]) -> tuple[Handed, ...]:
-        """Return a block's outputs in memory that stays when the layer is evicted."""
+        """Return a block's outputs in memory that stays valid after the layer is evicted."""
         return tuple(tensors)
 
     def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:
-        """Return what the stage's layers, all of which are given, take on the device now."""
+        """Return the device memory in use by the stage's layers, all of which are passed."""
         tensors = (value for stored in layers for _, value in stored.tensors())
         return LayerUse(sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor)))
 
     @property
     def left_seconds(self) -> float:
-        """When to call ``take_finished`` again; infinite if nothing is being copied."""
+        """Seconds until ``take_finished`` should be called; infinite if no copy is in progress."""
         return math.inf
 
     def take_finished(self) -> Sequence[Finished]:
@@ -333,14 +333,14 @@ class Placement:
 
 
 class SwappedPlacement(Placement):
-    """Layers live in host memory, and on the device while they are needed.
+    """Keeps layers in host memory, and on the device only while they are needed.
 
     Args:
-        device: where blocks are computed, with its budget.
-        recipes: of each stream; optimizer state moves with its layer.
-        limits: the budget and the smallest possible one, for the report of a shortage.
-        host_limit_bytes: how much host memory layers may take; None for no limit.
-        permanent: streams and blocks whose layers stay on the device.
+        device: the device that computes blocks, with its budget.
+        recipes: the recipe of each stream, because optimizer state moves with its layer.
+        limits: the budget and the smallest possible one, for error reports.
+        host_limit_bytes: maximum host memory for layers; None for no limit.
+        permanent: pairs (stream, block) whose layers stay on the device.
     """
 
     shares_memory = True
@@ -354,7 +354,7 @@ class SwappedPlacement(Placement):
         permanent: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(device.torch_device)
-        self.may_lose_graphs = True  # an emulated device may be short of memory as a GPU may
+        self.may_lose_graphs = True  # an emulated device may run out of memory, like a GPU
         self._device = device
         self._limits = limits
         self._sizes = [StateSizes(recipe) for recipe in recipes]
@@ -387,7 +387,7 @@ class SwappedPlacement(Placement):
             self._arena.give_back(self._memories[layer].leave(), is_sent)
 
     def expect(self, layer: LayerId) -> None:
-        """Give the layer host memory again; a permanent layer is received in place."""
+        """Allocate host memory for the layer again; a permanent layer is received in place."""
         if layer[:2] in self._permanent:
             return
         if self._swapper.holds(layer):
@@ -413,7 +413,7 @@ class SwappedPlacement(Placement):
         self._swapper.evict(layer, self._memories[layer])
 
     def apart(self, layer: LayerId, tensors: Iterable[Handed]) -> tuple[Handed, ...]:
-        """A module may return a weight, or a part of one."""
+        """Return outputs that do not alias weights; a module may return a weight or part of one."""
         return tuple(map(self._memories[layer].apart, tensors))
 
     def layer_use(self, layers: Iterable[StoredLayer]) -> LayerUse:

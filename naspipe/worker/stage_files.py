@@ -1,4 +1,4 @@
-"""Where a stage's results go: files of each stream, and reports to the launcher."""
+"""Destinations of a stage's results: files of each stream, and reports to the launcher."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _REPORT_EVERY_NS = 250_000_000
 
 
 class StageSink(Protocol):
-    """Where a stage's results go: files and the launcher."""
+    """Receives a stage's results."""
 
     def access(self, access: Access) -> None: ...
 
     def result(self, stream: StreamId, sequence_id: SequenceId, result: BlockResult) -> None:
-        """Take a subnet's loss, or its sums, in the order in which subnets reach it here."""
+        """Record a subnet's loss or sums, in the order in which this stage computes them."""
         ...
 
     def event(self, event: Event) -> None: ...
 
     def written(self, command: WriteLayer, stored: StoredLayer) -> None:
-        """Take a layer that one of the first steps has written, for the plain loop."""
+        """Record a layer written by one of the first steps, for comparison with a plain loop."""
         ...
 
     def held(self, admitted: Sequence[int]) -> None:
-        """Note that the stage admits no more by itself; how many it has admitted, by stream."""
+        """Report that the stage has stopped admitting subnets, and how many it has, by stream."""
         ...
 
 
 class StageWork(Protocol):
-    """What a stage's process does."""
+    """The work of a stage's process."""
 
     @property
     def current(self) -> str: ...
@@ -52,17 +52,17 @@ class StageWork(Protocol):
 
 
 class StageFiles:
-    """The sink of a training: logs and reports.
+    """The sink of a training run, which writes logs and sends reports.
 
-    Each stream has its own files, in which it is the only stream, as in a run by itself.
+    Each stream has its own files, which look as if it were the only stream of the run.
 
     Args:
-        logs: of each stream.
-        events: where events are recorded, if they are.
-        reporter: to the launcher.
+        logs: the access log of each stream.
+        events: the event log; None to record no events.
+        reporter: sends reports to the launcher.
         every: record the accesses of every Nth step; 0 for none.
-        passes: of a step.
-        pending: returns how many subnets are under way here.
+        passes: the number of passes per step.
+        pending: returns the number of subnets in flight on this stage.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class StageFiles:
         self._reporter.report("written", body)
 
     def flush(self) -> None:
-        """Hand all that is logged to the operating system."""
+        """Flush all logs to the operating system."""
         for log in self._logs:
             log.flush()
         if self._events is not None:
@@ -141,5 +141,5 @@ class StageFiles:
 
 
 def _number(tensor: torch.Tensor, why: Wait) -> tuple[float, str]:
-    there = on_host(tensor, why)  # its block is over: this waits for the copy alone
+    there = on_host(tensor, why)  # the block has finished, so this waits only for the copy
     return float(there), tensor_bytes(there).numpy().tobytes()[::-1].hex()

@@ -1,7 +1,7 @@
-"""The body of a stage's process, from its start to its end.
+"""The main function of a stage's process.
 
-A stage sets up torch, its transport and its placement, runs, and reports how it failed if it did. A
-stage in a process of its own also ends when its parent does.
+A stage sets up torch, its transport and its placement, runs, and reports a failure to the launcher.
+A stage in a process of its own also ends when its parent does.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run_alone(
     mailbox: deque[LauncherMessage],
     make: Callable[..., StageWork] = StageRun,
 ) -> None:
-    """Run a job of one stage in this process, without sockets; never on a GPU."""
+    """Run a job of one stage in this process, without sockets and never on a GPU."""
     _run_stage(job, WorkerId(0), partial(NoTransport, mailbox), reporter, make)
 
 
@@ -59,7 +59,7 @@ def _run_stage(
     reporter: Reporter,
     make: Callable[..., StageWork],
 ) -> None:
-    """Run one stage to its end; a failure is reported, never raised."""
+    """Run one stage to its end. A failure is reported and never raised."""
     task = "start"
     device_waits.begin()
     try:
@@ -82,7 +82,7 @@ def _run_stage(
 
 
 def failure_report(task: str, error: Exception) -> dict[str, Any]:
-    """Describe a failure: what was under way, why it ended, and whose failure it is."""
+    """Return a report of a failure: the current task, the error, and the kind of error."""
     message, kind = str(error), ""
     if isinstance(error, OSError):
         message = (
@@ -115,25 +115,25 @@ def stage_main(
     make: Callable[..., StageWork] = StageRun,
     launcher_is_elsewhere: bool = False,
 ) -> None:
-    """The body of a stage's process, which ends with the run, its own failure, or its parent.
+    """Run a stage in its own process until the run ends, the stage fails, or its parent ends.
 
     Args:
-        make_job: called here; an error that it raises is the stage's failure.
-        worker: which worker this is.
-        endpoints: of the run.
+        make_job: called in this process; an error that it raises is a failure of the stage.
+        worker: the ID of this worker.
+        endpoints: the addresses of the run.
         lifeline: a pipe that the parent holds open.
-        make: makes the stage's work, like ``StageRun``.
-        launcher_is_elsewhere: the parent is not the launcher, so the launcher has to be told of
-            the parent's end.
+        make: creates the stage's work, as ``StageRun`` does.
+        launcher_is_elsewhere: whether the parent is not the launcher, so that the end of the
+            parent must be reported to the launcher.
     """
-    # The launcher answers signals for all: with a checkpoint, for which it needs its stages.
+    # The launcher handles signals: it takes a checkpoint, for which the stages must stay alive.
     leave_signals_to_launcher()
     read_end, write_end = lifeline
     os.close(write_end)
     _wake_with_parents_end()
 
     def end_with_parent() -> None:
-        os.read(read_end, 1)  # returns when the parent, which alone holds it open, has ended
+        os.read(read_end, 1)  # returns when the parent, the only holder of the other end, has ended
         if launcher_is_elsewhere:
             with ZmqReporter(worker, endpoints) as reporter:
                 how = "the worker that watched it has ended"
@@ -153,7 +153,7 @@ def stage_main(
 
 
 def _wake_with_parents_end() -> None:
-    """Have the kernel continue this process when its parent ends, even if it was stopped."""
+    """Make the kernel resume this process when its parent ends, in case it was stopped."""
     set_parent_death_signal = 1
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGCONT))

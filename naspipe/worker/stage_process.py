@@ -1,7 +1,7 @@
-"""Build one stage of a training job, run it, and write what it leaves.
+"""Build one stage of a training job, run it, and write its results.
 
-This module chooses the transport and the placement of a stage, joins the parts that its driver
-needs, and writes its layers at the end.
+This module chooses the transport and the placement of a stage, assembles the components of its
+driver, and writes its layers at the end.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from naspipe.worker.stage_files import StageFiles
 
 
 def start_device(execution: Execution, worker: WorkerId) -> str:
-    """Return the name of the stage's device; a GPU is started in this process."""
+    """Return the name of the stage's device, after initialising CUDA if it is a GPU."""
     name = device_name(execution.hardware.device, worker)
     if name != "cpu":
         start_cuda(torch.device(name))
@@ -59,10 +59,10 @@ def start_device(execution: Execution, worker: WorkerId) -> str:
 
 
 def connect(job: PipelineJob, worker: WorkerId, endpoints: Endpoints, wakeup: Wakeup) -> Transport:
-    """Start this worker's device and return its way to the other workers.
+    """Start this worker's device and return its transport to the other workers.
 
     Raises:
-        ConfigError: if CUDA cannot be started here, or the data path needs stages of one host.
+        ConfigError: if CUDA cannot be started, or the data path needs all stages on one host.
     """
     execution, count = job.execution, job.positions.num_workers
     device = torch.device(start_device(execution, worker))
@@ -86,12 +86,12 @@ def connect(job: PipelineJob, worker: WorkerId, endpoints: Endpoints, wakeup: Wa
 
 
 GRACE_SECONDS = 10.0
-"""A stage waits this much longer than a hung one may take, so the launcher names that one first."""
+"""Extra time that a stage waits, so that the launcher first reports the stage that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSeat:
-    """A stage's place in its process: which stage it is, and what it works with."""
+    """The identity of a stage in its process, and the objects that it uses."""
 
     stage: StageId
     transport: Transport
@@ -114,7 +114,7 @@ class StageRun:
         return self._driver.current if self._driver else "start"
 
     def run(self) -> None:
-        """Train this stage's part of every subnet, then write its layers and report."""
+        """Train this stage's part of every subnet, then write its layers and report the result."""
         job, stage, seat, generation = self._job, self._stage, self._seat, self._job.generation
         streams, participants = job.streams, job.participants
         execution, reporter = job.execution, seat.reporter
@@ -253,10 +253,10 @@ class StageRun:
     def _save(
         self, stream: StreamJob, homes: Mapping[LayerId, StageId], store: LayerStore
     ) -> dict[str, Any]:
-        """Write this stage's shard of the final checkpoint: no layer that only probes used.
+        """Write this stage's shard of the final checkpoint, without layers that only probes used.
 
-        ``homes`` names, for each layer that was used, the stage that used it first. That stage
-        saves the layers that nothing writes.
+        ``homes`` maps each layer that was used to the stage that used it first, which saves the
+        layer if no update writes it.
         """
         space = stream.workload.space
         capturer = Capturer()
@@ -283,7 +283,7 @@ class StageRun:
 
 
 def open_placement(job: PipelineJob, worker: WorkerId) -> Placement:
-    """Return where the stage's layers and tensors live; a GPU is started."""
+    """Return the placement of the stage's layers and tensors, after starting a GPU if needed."""
     execution = job.execution
     name, stage = start_device(execution, worker), job.positions.stage(worker)
     if job.memory is None:

@@ -1,1 +1,1 @@
-"""The computation of blocks: forward, backward, objectives and updates."""
+"""Computation of blocks: forward, backward, objectives and updates."""

@@ -1,8 +1,8 @@
-"""Compute the blocks of one stage, and hold what its passes need.
+"""Compute the blocks of one stage, and hold the tensors of its passes.
 
-:class:`StageCompute` runs the blocks of a training in the order that the driver commands. It keeps
-the tensors of each pass and step, makes batches and their fields when they are needed, computes the
-losses, and frees memory when the device is short of it.
+:class:`StageCompute` runs the blocks of a training run in the order that the driver commands. It
+keeps the tensors of each pass and step, creates batches and their fields on demand, computes
+losses, and frees memory when the device runs out of it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from naspipe.worker.placement import Placement
 
 
 class Averaging:
-    """Scales the first gradient of each pass's backward, as the steps of a workload are averaged.
+    """Scales the first gradient of each pass's backward according to the averaging of the steps.
 
-    Items are counted from the data alone, so that no group has to ask another one. This makes
-    batches of other groups too, unless the data have a method ``items(seed, number)``.
+    Items are counted from the data alone, so that groups need not communicate. This also creates
+    the batches of other groups, unless the data have a method ``items(seed, number)``.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -62,7 +62,7 @@ class Averaging:
         self._count = lru_cache(4 * self._steps.passes)(self._count_items)
 
     def part(self, gradient: torch.Tensor, sequence_id: int) -> torch.Tensor:
-        """Return the gradient of a pass's loss as a part of the step's loss."""
+        """Scale the gradient of a pass's loss by the weight of the pass in the step's loss."""
         steps = self._steps
         if not steps.is_average or steps.trained == 1:
             return gradient
@@ -88,9 +88,9 @@ class Averaging:
 
 
 def first_gradient(loss: torch.Tensor, nonfinite: str, sequence_id: int) -> Gradient:
-    """Return the gradient that a backward starts with; None for a step that changes nothing.
+    """Return the gradient that starts a backward; None for a step that changes nothing.
 
-    ``nonfinite`` is the recipe's choice for a loss that is not finite: ``stop``, ``skip`` or
+    ``nonfinite`` is the recipe's setting for a loss that is not finite: ``stop``, ``skip`` or
     ``keep``.
     """
     if nonfinite == "keep" or bool(on_host(torch.isfinite(loss).all(), Wait.FINITE)):
@@ -104,7 +104,7 @@ def first_gradient(loss: torch.Tensor, nonfinite: str, sequence_id: int) -> Grad
 
 
 def counted_items(target: torch.Tensor, loss: Loss) -> int:
-    """Count the values of a target that a loss averages over: all but those that it ignores."""
+    """Return the number of target values that a loss averages over, without ignored ones."""
     ignored = getattr(loss, "ignore_index", None)
     if ignored is None or target.is_floating_point():
         return target.numel()
@@ -112,14 +112,14 @@ def counted_items(target: torch.Tensor, loss: Loss) -> int:
 
 
 class StageCompute:
-    """Runs the blocks of a training in the commanded order; decides nothing.
+    """Runs the blocks of a training run in the commanded order, without making decisions.
 
     Args:
-        workloads: of each stream.
-        placement: where layers and tensors live.
-        restored: of each stream, the checkpoint that it goes on from, if there is one.
+        workloads: the workload of each stream.
+        placement: places layers and tensors on the device.
+        restored: for each stream, the checkpoint that it continues from, or None.
         wiring: how the streams are joined.
-        splits: of each stream, blocks with those of their options whose backwards are split.
+        splits: for each stream, the pairs (block, option) whose backwards are split.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class StageCompute:
             self._settle,
             wiring.exchanges,
         )
-        """Applies updates to the same layers."""
+        """Applies updates to these layers."""
         lengths = [len(workload.space) for workload in workloads]
         taps = wiring.completed(lengths, self._steps[0]).taps if self._steps else ()
         self._tapped = TappedOutputs(taps)
@@ -175,14 +175,14 @@ class StageCompute:
             {section.stop - 1: number for number, section in enumerate(each)}
             for each in (w.wiring.sections(len(w.space)) for w in workloads)
         ]
-        """Of each stream, by the block that a backward begins in."""
+        """Sections of each stream, by the block in which a backward begins."""
         chosen = splits or [()] * len(workloads)
         self._splits = Splits(chosen, [first_of_kind(each.space) for each in workloads])
         self._specs: dict[tuple[StreamId, int, int], tuple[SegmentSpec, tuple[str, ...]]] = {}
-        """What is the same in all passes by a stream, block and option, and its batch fields."""
+        """Specification and batch fields shared by all passes of a stream, block and option."""
 
     def accept(self, task: Task, tensors: tuple[Gradient, ...], name: InputName = CHAIN) -> None:
-        """Take an input of a task: leaf tensors for a forward, gradients for a backward."""
+        """Store an input of a task: leaf tensors for a forward, gradients for a backward."""
         state = self._pass(task)
         receive = self.memory_retry.wrapped(self.placement.receive)
         moved = tuple(t if t is None else receive(t) for t in tensors)
@@ -200,7 +200,7 @@ class StageCompute:
     def output(self, task: Task, name: InputName = CHAIN) -> tuple[Gradient, ...]:
         """Return a task's output: leaf tensors, or gradients (None for absent ones).
 
-        They are on the stage's device; the transport takes them from there.
+        They are on the stage's device, from where the transport sends them.
         """
         state = self._pass(task)
         if task.kind is TaskKind.BACKWARD:
@@ -213,10 +213,10 @@ class StageCompute:
     def run_block(
         self, task: Task, layer: LayerId, version: Version, option: int
     ) -> BlockResult | None:
-        """Compute one block of a task by one of its options; returns the loss if one arises.
+        """Compute one block of a task with one of its options, and return the loss if any.
 
         Raises:
-            torch.OutOfMemoryError: if memory is short; nothing is changed then.
+            torch.OutOfMemoryError: if memory runs out; no state has changed in this case.
         """
         state = self._pass(task)
         if task.kind is TaskKind.FORWARD:
@@ -249,8 +249,8 @@ class StageCompute:
         workload, steps = self._workloads[stream], self._steps[stream]
         place, is_last = (stream, block), block == len(workload.space) - 1
         bound = self.layer(layer).bind(version)
-        # A forward may change buffers on which gradients depend that backwards have left for later.
-        # A backward of batch normalisation does not read its running statistics.
+        # Deferred gradients may depend on buffers that a forward changes. A backward of batch
+        # normalisation does not read its running statistics.
         owing = [each for each in self._passes.values() if layer in each.owed]
         if owing and other_buffers(bound.module):
             for each in owing:
@@ -275,7 +275,7 @@ class StageCompute:
                 return None
             (loss,), state.inputs = state.inputs, ()
             return BlockResult(loss, metrics=ending.measured, batch=state.digest)
-        # The last block's backward follows its forward at once, so its graph is kept.
+        # The last block's backward immediately follows its forward, so its graph is kept.
         keeps_graph = is_last or not workload.recompute
         segment = Segment(spec, bound, inputs, keeps_graph, self.placement.may_lose_graphs)
         outputs = self.placement.apart(layer, segment.forward())
@@ -329,7 +329,7 @@ class StageCompute:
         return Ending(objective, lessons, fields, metrics_of(self._workloads[task.stream], block))
 
     def _field(self, state: PassState, task: Task, name: str) -> torch.Tensor:
-        """Return a batch field that has arrived, or take it from the batch, made when needed."""
+        """Return a batch field that has arrived, or take it from the batch."""
         if name not in state.fields:
             number = self._steps[task.stream].batch(task.sequence_id)
             workload = self._workloads[task.stream]
@@ -346,11 +346,11 @@ class StageCompute:
 
     @property
     def measured(self) -> dict[str, Any]:
-        """What the stage reports of its blocks at its end.
+        """Figures about the blocks that the stage reports at its end.
 
-        ``most_tapped``: outputs held at once for others, or taken from them; see ``Tap``.
-        ``whole_backwards``: stream, block, option and reason of each candidate that was to have a
-        split backward and has a whole one.
+        ``most_tapped``: maximum number of tapped outputs held at the same time; see ``Tap``.
+        ``whole_backwards``: stream, block, option and reason of each candidate whose backward
+        should have been split but is not.
         """
         whole = [list(each) for each in self._splits.whole]
         return {"most_tapped": self._tapped.most, "whole_backwards": whole}
@@ -362,17 +362,17 @@ class StageCompute:
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
-        """Return the error to end with if memory is short even after :meth:`free_memory`."""
+        """Return the error to raise if memory runs out even after :meth:`free_memory`."""
         stored = (layer for store in self.stores for _, layer in store.items())
         return explain_shortage(error, doing, self.placement.layer_use(stored), self.kept_bytes)
 
     def free_memory(self) -> None:
-        """Drop every graph that can be recomputed, and compute gradients that keep a graph."""
+        """Drop all graphs that can be recomputed, and compute deferred gradients."""
         segments = (each for state in self._passes.values() for each in state.segments.values())
         for segment in segments if self.placement.may_lose_graphs else ():
             segment.drop_graph()
         owing = [(state, layer) for state in self._passes.values() for layer in state.owed]
-        with suppress(torch.OutOfMemoryError):  # what is left then stays owed
+        with suppress(torch.OutOfMemoryError):  # the remaining gradients stay deferred
             for state, layer in owing:
                 state.settle(layer)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -381,8 +381,8 @@ class StageCompute:
     def evict(self, layer: LayerId) -> None:
         """Free a layer's device memory; graphs become valid again when the layer is loaded.
 
-        Deferred gradients of its weights are computed first, because they may be needed while the
-        layer is away: for a global norm, or by another stage.
+        Deferred gradients of its weights are computed first, because a global norm or another stage
+        may need them before the layer is loaded again.
         """
         for state in self._passes.values():
             self._settle(state, layer)
@@ -392,11 +392,11 @@ class StageCompute:
         return self.stores[layer.stream][layer]
 
     def label(self, layer: LayerId) -> str:
-        """Return a layer's name in messages; does not make the layer."""
+        """Return a layer's name for messages, without creating the layer."""
         return self._workloads[layer.stream].space.label(layer.block, layer.candidate)
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """Forget a subnet's tensors, and with the last pass of a step what they had in common."""
+        """Drop a subnet's tensors, and after the last pass of a step the step's state."""
         state = self._passes.pop((stream, sequence_id), None)
         self._tapped.count(-state.num_tapped if state else 0)
         self._together.retire(stream, sequence_id)

@@ -1,4 +1,4 @@
-"""Forwards without autograd: blocks of streams that are not trained, and probes."""
+"""Forwards without autograd, for streams that are not trained and for probes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from naspipe.worker.layers.kept_state import KNOWN, Statistics, buffer_slots, co
 def forward_only(
     spec: SegmentSpec, layer: BoundLayer, inputs: Tensors, trains: bool = False
 ) -> tuple[Tensors, Statistics]:
-    """Compute the block of a stream that is not trained; its random draws are keyed as in training.
+    """Compute the block of a stream that is not trained, with random draws keyed as in training.
 
-    With ``trains`` the module is in training mode, but its norms keep their statistics. Returns the
+    With ``trains`` the module is in training mode, but its norms keep their statistics. Return the
     outputs, and the batch statistics of norms in training mode.
     """
     if layer.module.training != trains:
@@ -46,9 +46,9 @@ def forward_only(
 
 
 def probe(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
-    """Compute the block of a probe as in training, but leave the layer's buffers as they were.
+    """Compute the block of a probe as in training, but leave the layer's buffers unchanged.
 
-    Returns the outputs, or the loss if ``spec.finish`` computes one of them.
+    Return the outputs, or the loss if ``spec.finish`` computes one from them.
     """
     with lent_buffers(layer.module):
         return _computed(spec, layer, inputs)
@@ -74,17 +74,17 @@ def _computed(spec: SegmentSpec, layer: BoundLayer, inputs: Tensors) -> Tensors:
 
 @contextmanager
 def lent_buffers(module: nn.Module) -> Iterator[None]:
-    """Give the module copies of its buffers; its own ones are not touched.
+    """Temporarily replace the module's buffers by copies; the originals are not touched.
 
-    So the graphs of other passes, which may hold them, stay valid. Buffers that are registered or
-    dropped inside are as before afterwards.
+    The graphs of other passes, which may hold the originals, therefore stay valid. On exit, buffers
+    that were registered or dropped in the context are restored to their former state.
     """
     own = [(part, dict(part._buffers)) for part in module.modules()]
     lent: dict[int, torch.Tensor | None] = {id(None): None}
     try:
         for part, buffers in own:
             for name, buffer in buffers.items():
-                if buffer is not None and id(buffer) not in lent:  # some are in two places
+                if buffer is not None and id(buffer) not in lent:  # a buffer may occur twice
                     lent[id(buffer)] = buffer.clone()
                 part._buffers[name] = lent[id(buffer)]
         yield
@@ -95,6 +95,6 @@ def lent_buffers(module: nn.Module) -> Iterator[None]:
 
 
 def _others(layer: BoundLayer) -> dict[str, torch.Tensor]:
-    """Copy the buffers that are not statistics of norms."""
+    """Return copies of the buffers that are not statistics of norms."""
     slots = [slot for slot in buffer_slots(layer.module) if type(slot[1]) not in KNOWN]
     return {name: owner.get_buffer(key).clone() for name, owner, key in slots}

@@ -1,7 +1,7 @@
-"""Guards around calls of users' layers and losses.
+"""Guards around calls of user-defined layers and losses.
 
-They detect what would corrupt the bits of other passes: edits in place, hooks on graphs, gradients
-for tensors outside the layers, and state of a loss.
+They detect operations that would corrupt the results of other passes: in-place edits, hooks on
+graphs, gradients of tensors outside the layers, and state of a loss.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from naspipe.machine.staging import same_bits
 from naspipe.worker.layers.held_tensors import held_tensors, leaves_of
 
 _LEAF = "a view of a leaf Variable"
-"""Part of torch's own error message."""
+"""Part of the error message of torch."""
 
 
 def times_edited(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place; 0 if torch does not count."""
+    """Return how often a tensor was changed in place; 0 if torch does not count changes."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 class Edits:
-    """Detects whether a call changed its inputs or fields of the batch in place.
+    """Detects whether a call changed its inputs or batch fields in place.
 
-    Torch does not count changes of ``tensor.data``, or by NumPy. With ``looks_at_bits`` the bits
-    are compared as well.
+    Torch does not count changes made through ``tensor.data`` or by NumPy. With ``looks_at_bits``,
+    the bits are compared as well.
     """
 
     __slots__ = ("_before", "_copies", "_given", "_num_inputs")
@@ -51,7 +51,7 @@ class Edits:
         self._copies = [each.detach().clone() for each in self._given] if looks_at_bits else None
 
     def check(self, name: Callable[[], str]) -> None:
-        """Raise BlockInputEditedError after a call, named ``name()``, that changed something."""
+        """Raise BlockInputEditedError if the call, named ``name()``, changed something."""
         for place, each in enumerate(self._given):
             is_same = self._copies is None or same_bits(each, self._copies[place], Wait.INPUT)
             if times_edited(each) != self._before[place] or not is_same:
@@ -60,7 +60,7 @@ class Edits:
 
     @staticmethod
     def explain(error: BaseException, name: Callable[[], str]) -> None:
-        """Raise BlockInputEditedError instead of an error of torch's about such an edit."""
+        """Raise BlockInputEditedError if ``error`` is an error of torch about such an edit."""
         if isinstance(error, RuntimeError) and _LEAF in str(error) and "in-place" in str(error):
             raise _edited(name(), "its input") from error
 
@@ -72,7 +72,7 @@ def left_as_it_is(
     fields: Sequence[torch.Tensor] = (),
     looks_at_bits: bool = False,
 ) -> Iterator[None]:
-    """Raise BlockInputEditedError if the call inside changes its inputs or fields of the batch."""
+    """Raise BlockInputEditedError if the call in this context changes its inputs or fields."""
     edits = Edits(inputs, fields, looks_at_bits)
     try:
         yield
@@ -95,12 +95,12 @@ _WATCHED = (
     (torch.Tensor, "retain_grad", "its forward keeps the gradient of a tensor"),
     (saved_tensors_hooks, "__enter__", "its forward has hooks on saved tensors, as checkpoints do"),
 )
-"""Methods whose calls are counted, each with the meaning of a call in a forward.
+"""Methods whose calls are counted, each with a description of a call in a forward.
 Non-reentrant checkpoints and ``save_on_cpu`` enter ``saved_tensors_hooks``."""
 
 
 class _Calls(threading.local):
-    """The calls of each watched method in this thread."""
+    """Numbers of calls of each watched method in this thread."""
 
     def __init__(self) -> None:
         self.numbers = [0] * len(_WATCHED)
@@ -111,7 +111,7 @@ _CALLS = _Calls()
 
 @cache
 def watch_hooks() -> None:
-    """Count hooks from now on, in this process and in those forked from it."""
+    """Start counting hooks in this process and in processes forked from it."""
     for number, (owner, name, _) in enumerate(_WATCHED):
         setattr(owner, name, _counted(getattr(owner, name), number))
 
@@ -121,7 +121,7 @@ def hook_calls() -> tuple[int, ...]:
 
 
 def hooks_since(before: tuple[int, ...]) -> str:
-    """Describe in one clause what was put on a graph since then; empty if nothing was."""
+    """Return a clause that describes the first kind of hook added since then; empty if none."""
     for old, new, (_, _, meaning) in zip(before, _CALLS.numbers, _WATCHED, strict=True):
         if new != old:
             return meaning
@@ -138,7 +138,7 @@ def _counted(method: Callable[..., Any], number: int) -> Callable[..., Any]:
 
 
 class OutsideGradientError(ConfigError):
-    """A layer or the loss has a gradient for a tensor that belongs to no layer."""
+    """Raised if a layer or the loss has a gradient for a tensor that belongs to no layer."""
 
 
 def check_loss_leaves(
@@ -147,10 +147,10 @@ def check_loss_leaves(
     """Check that a loss has gradients only for its outputs, its fields and its own parameters.
 
     Args:
-        name: of the loss, in messages.
-        loss: the user's, which is searched for what holds a tensor.
-        found: what it returned.
-        inside: the outputs and fields that it was called with, or leaves that these come from, and
+        name: the name of the loss in messages.
+        loss: the user's loss, which is searched for the holder of an outside tensor.
+        found: the returned tensors.
+        inside: the outputs and fields passed to the loss, or the leaves that they depend on, and
             the parameters of a loss that is a layer.
     """
     if where := _outside(found, inside, loss, "loss"):
@@ -168,7 +168,7 @@ def check_layer_leaves(
 ) -> None:
     """Check that a layer has gradients only for its inputs, its fields and its own parameters.
 
-    ``found`` is what the layer returned; ``inside`` are its inputs, fields, and tensors.
+    ``found`` are the returned tensors; ``inside`` are the layer's inputs, fields and own tensors.
     """
     inside = (*inside, *module.parameters(), *module.buffers())
     if where := _outside(found, inside, module, type(module).__name__):
@@ -183,10 +183,10 @@ def check_layer_leaves(
 def _outside(
     found: Iterable[torch.Tensor], inside: Iterable[torch.Tensor], root: object, name: str
 ) -> str:
-    """Describe the first outside tensor that existed before the call by what holds it.
+    """Describe the first outside tensor that existed before the call by the path of its holder.
 
-    Returns an empty string if there is none. A leaf that nothing holds and that is not a parameter
-    was made during the call, as for a gradient penalty: it ends with the graph.
+    Return an empty string if there is none. A leaf without a holder that is not a parameter was
+    created during the call, such as for a gradient penalty, and is freed with the graph.
     """
     known = {id(each) for each in inside}
     outside = {id(leaf): leaf for leaf in leaves_of(found) if id(leaf) not in known}
@@ -202,9 +202,9 @@ def _outside(
 
 
 class LossState:
-    """Guards the buffers of a loss, which no checkpoint keeps and no other stage receives.
+    """Guards the buffers of a loss, which are neither saved in checkpoints nor sent to stages.
 
-    Only a module has buffers. The loss is None if a layer of the run holds it.
+    Only a module has buffers. The loss is None if it is part of a layer of the run.
     """
 
     def __init__(self, loss: Loss | None) -> None:
@@ -213,7 +213,7 @@ class LossState:
 
     @contextmanager
     def left_as_it_is(self) -> Iterator[None]:
-        """Raise ConfigError if the loss, called inside, changes a buffer."""
+        """Raise ConfigError if the loss changes a buffer when called in this context."""
         before = self._seen()
         yield
         for (name, *seen), (_, *earlier) in zip(self._seen(), before, strict=True):

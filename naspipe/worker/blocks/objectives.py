@@ -1,4 +1,4 @@
-"""Losses and metrics: at the end of a chain, as in the recipe, and in blocks before it."""
+"""Losses and metrics at the end of a chain, and losses in earlier blocks."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from naspipe.worker.blocks.specs import Tensors
 
 
 class EndObjective:
-    """The loss of the run at the end of a chain; with teacher outputs, its distillation loss.
+    """The loss at the end of a chain, or its distillation loss if teacher outputs are available.
 
     Args:
-        loss: the user's.
-        recipe: its label smoothing changes the loss.
-        is_taught: whether teacher outputs come from a tap.
-        lesson_fields: batch fields that are teacher outputs, too.
-        fields: batch fields that the loss is called with; None for those that it names itself.
-        is_layer: the loss is the module of a layer, so it may change its buffers.
+        loss: the user's loss.
+        recipe: supplies the label smoothing.
+        is_taught: whether a tap delivers teacher outputs.
+        lesson_fields: batch fields that contain teacher outputs.
+        fields: batch fields passed to the loss; None for the fields that the loss names.
+        is_layer: whether the loss is the module of a layer, which may change its buffers.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EndObjective:
 class LayerObjective:
     """The loss of a run whose last layer is the loss module; see :class:`LossBlock`.
 
-    ``make`` makes the objective of a loss. The layer is a copy of ``loss``, the user's own module.
+    ``make`` creates the objective of a loss. The layer is a copy of the user's module, ``loss``.
     """
 
     def __init__(self, make: Callable[[Loss], EndObjective], loss: Loss) -> None:
@@ -87,16 +87,16 @@ class LayerObjective:
 
 @dataclass(frozen=True, slots=True)
 class JoinedObjective:
-    """One loss over the outputs of all passes of a step, as one of its passes computes it.
+    """A loss over the outputs of all passes of a step, as computed in one of the passes.
 
-    The lessons are the outputs of all other passes, followed by those of the teacher. Only the
-    pass's own output has a graph, so each pass gets its part of the gradient of the same loss.
+    ``lessons`` contains the outputs of all other passes, followed by the teacher outputs. Only the
+    pass's own output has a graph, so each pass receives its part of the gradient of the same loss.
     """
 
     loss: Any
     """An object with a method ``joined(outputs, lessons)``."""
     passes: int
-    number: int = 0  # of the pass, in its step
+    number: int = 0  # the number of the pass in its step
     fields: tuple[str, ...] = ()
 
     def __call__(self, outputs: Tensors, lessons: Tensors, fields: Tensors) -> torch.Tensor:
@@ -107,7 +107,7 @@ class JoinedObjective:
 
 
 def objectives_of(workload: Workload, is_taught: bool) -> Mapping[int, Objective]:
-    """Return the objectives of a stream by the block in which they arise."""
+    """Return the objectives of a stream by the block that computes them."""
     if not workload.is_trained:
         return {}
     recipe = workload.definition.recipe
@@ -134,7 +134,7 @@ class Metrics:
 
     functions: Mapping[str, Metric]
     fields: int
-    """The number of the objective's first fields with which the metrics are called."""
+    """Number of the objective's leading fields that are passed to the metrics."""
 
     @torch.no_grad()
     def __call__(self, outputs: Tensors, fields: Tensors) -> dict[str, torch.Tensor]:
@@ -154,7 +154,7 @@ NO_METRICS = Metrics({}, 0)
 
 
 def metrics_of(workload: Workload, block: int) -> Metrics:
-    """Return the metrics to compute after a block: none, except at the chain's end."""
+    """Return the metrics to compute after a block: none except at the end of the chain."""
     if not workload.metrics or block < len(workload.space) - 1:
         return NO_METRICS
     fields = () if is_joined(workload.loss) else workload.loss_fields
@@ -162,9 +162,9 @@ def metrics_of(workload: Workload, block: int) -> Metrics:
 
 
 class Ending:
-    """Turns a block's outputs into the loss, in one pass, and keeps the outputs for other users.
+    """Computes the loss of one pass from a block's outputs, and keeps the outputs for other users.
 
-    The metrics are computed once, even if the block is recomputed.
+    The metrics are computed only once, even if the block is recomputed.
     """
 
     def __init__(
@@ -190,6 +190,6 @@ class Ending:
         return (loss,)
 
     def take_outputs(self) -> Tensors:
-        """Return the detached outputs of the last call, and forget them."""
+        """Return the detached outputs of the last call, and release them."""
         outputs, self._outputs = self._outputs, ()
         return outputs

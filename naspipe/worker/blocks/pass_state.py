@@ -1,4 +1,4 @@
-"""What a stage holds of the passes and steps that are under way: tensors, graphs and sums."""
+"""State of the passes and steps in flight on a stage: tensors, graphs and sums."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class PassState:
     inputs: Tensors = ()
     segments: dict[int, Segment] = field(default_factory=dict)
     arrived: dict[InputName, Tensors] = field(default_factory=dict)
-    """Outputs of other blocks, tapped for this pass."""
+    """Outputs of other blocks that were tapped for this pass."""
     tapped: dict[InputName, Tensors] = field(default_factory=dict)
-    """Outputs of this pass's blocks, for others."""
+    """Outputs of this pass's blocks that are kept for other passes."""
     gradients: dict[int, tuple[Gradient, ...]] = field(default_factory=dict)
-    """What goes back along the chain, by section."""
+    """Gradients passed back along the chain, by section."""
     parameter_gradients: dict[LayerId, Gradients] = field(default_factory=dict)
     owed: dict[LayerId, Owed] = field(default_factory=dict)
-    """Gradients that split backwards have left for later."""
+    """Gradients that split backwards have deferred."""
     options: dict[LayerId, int] = field(default_factory=dict)
-    """The options by which the layers were used."""
+    """The options with which the layers were used."""
     statistics: dict[LayerId, Statistics] = field(default_factory=dict)
-    """Of batch normalisation, if it is deferred."""
+    """Batch normalisation statistics, if they are deferred."""
     batch: Mapping[str, torch.Tensor] | None = None
-    digest: str = ""  # of the batch
+    digest: str = ""  # the digest of the batch
     fields: dict[str, torch.Tensor] = field(default_factory=dict)
     """Fields of the batch, on the device."""
 
     def made_batch(self, workload: Workload, number: int) -> Mapping[str, torch.Tensor]:
-        """Return the pass's batch, made at the first call; blocks may change it later."""
+        """Return the pass's batch, created at the first call."""
         if self.batch is None:
             seed = workload.definition.seed
             with called(lambda: f"in data({seed}, {number})"):
@@ -58,11 +58,11 @@ class PassState:
 
     @property
     def num_tapped(self) -> int:
-        """The number of tapped outputs held for others or for this pass, without credits."""
+        """Number of tapped outputs held for this pass or others, without credits."""
         return len(self.tapped) + sum(map(bool, self.arrived.values()))
 
     def settle(self, layer: LayerId) -> bool:
-        """Compute the gradients of a layer that its backward has left; returns whether it had."""
+        """Compute a layer's deferred gradients. Return True if there were any."""
         if (owed := self.owed.get(layer)) is None:
             return False
         found = {**self.parameter_gradients[layer], **owed.compute()}
@@ -71,7 +71,7 @@ class PassState:
         return True
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all tensors on the device except those that only autograd holds."""
+        """Yield all tensors on the device, except those held only by autograd."""
         yield from self.inputs
         for tensors in (*self.arrived.values(), *self.tapped.values()):
             yield from tensors
@@ -87,7 +87,7 @@ class PassState:
 
 
 class TappedOutputs:
-    """Which outputs of blocks are kept for others, who gets them, and how many there are."""
+    """Tracks the block outputs that are kept for other passes, their receivers and their number."""
 
     def __init__(self, taps: Sequence[Tap]) -> None:
         self._from = {
@@ -113,19 +113,19 @@ class TappedOutputs:
 
 @dataclass(slots=True)
 class StepState:
-    """What the passes of one step have in common on this stage."""
+    """State shared by the passes of one step on this stage."""
 
     steps: Steps
     sums: dict[LayerId, PassSum] = field(default_factory=dict)
-    """Sums of gradients so far, over passes in their order."""
+    """Partial sums of gradients over the passes in order."""
     statistics: dict[LayerId, dict[int, Statistics]] = field(default_factory=dict)
-    """Of batch normalisation, by the number of the pass in its step."""
+    """Batch normalisation statistics by the number of the pass in its step."""
     counts: Counter[LayerId] = field(default_factory=Counter)
-    """How many passes are in the sums."""
+    """Number of passes in each sum."""
     options: dict[LayerId, frozenset[int]] = field(default_factory=dict)
-    """The options by which those passes used a layer."""
+    """The options with which those passes used a layer."""
     contributions: dict[str, dict[StageId, Mapping[str, Any]]] = field(default_factory=dict)
-    """What each stage has contributed, by exchange."""
+    """Contributions of each stage, by exchange."""
     num_retired: int = 0
 
     def sum(self, layer: LayerId) -> PassSum:
@@ -134,7 +134,7 @@ class StepState:
         return self.sums[layer]
 
     def join(self, layer: LayerId, given: GradientSum) -> None:
-        """Add another group's sum, all of whose passes are before this stage's."""
+        """Add another group's sum, whose passes all precede those of this stage."""
         self.counts[layer] += given.num_passes
         self._use(layer, given.options)
         self.sum(layer).join(given.parts)
@@ -142,7 +142,7 @@ class StepState:
             self.statistics.setdefault(layer, {}).update(given.statistics)
 
     def gather(self, layer: LayerId, sequence_id: SequenceId, state: PassState) -> None:
-        """Add the gradients of a pass, once; none of them may still be deferred."""
+        """Add the gradients of a pass once. None of them may still be deferred."""
         gradients = state.parameter_gradients.pop(layer, None)
         if gradients is None:
             return
@@ -172,7 +172,7 @@ class StepState:
 
 
 class StepStates:
-    """The states of the steps under way on a stage; ``steps`` are those of each stream."""
+    """The states of the steps in flight on a stage; ``steps`` has the ``Steps`` of each stream."""
 
     def __init__(self, steps: Sequence[Steps]) -> None:
         self._steps = tuple(steps)
@@ -188,12 +188,12 @@ class StepStates:
         return self._states[key]
 
     def retire(self, stream: StreamId, sequence_id: SequenceId) -> None:
-        """Forget a pass; with the last one of its step, all but the sums."""
+        """Drop a pass, and after the last pass of its step everything but the sums."""
         self.of(stream, sequence_id).num_retired += 1
         self._end(stream, sequence_id)
 
     def give_sum(self, layer: LayerId, sequence_id: SequenceId) -> GradientSum:
-        """Take the gradients of a layer up to a pass, which leave this stage."""
+        """Remove and return the gradients of a layer up to a pass, to be sent to another stage."""
         state = self.of(layer.stream, sequence_id)
         given = GradientSum(
             state.sum(layer).parts,

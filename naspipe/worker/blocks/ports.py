@@ -1,10 +1,10 @@
-"""What a stage's driver needs of the object that computes its blocks, and sums of gradients.
+"""Interfaces between a stage's driver and the computation of its blocks, and sums of gradients.
 
 :class:`BlockCompute` is implemented by :class:`~naspipe.worker.blocks.compute.StageCompute`, which
 trains, and by :class:`~naspipe.evaluation.evaluation.EvaluationCompute`. :class:`Fold` and
 :class:`Tree` are the two orders in which the gradients of the passes of a step are added up.
-An :class:`Exchange` is what stages tell each other about gradients before the updates of a step;
-:data:`~naspipe.worker.blocks.updates.EXCHANGES` lists the kinds.
+An :class:`Exchange` defines what stages send each other about gradients before the updates of a
+step; :data:`~naspipe.worker.blocks.updates.EXCHANGES` lists the kinds.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from naspipe.worker.layers.bound_layer import Gradients
 from naspipe.worker.layers.kept_state import Statistics
 
 Part = tuple[int, int]
-"""The passes of a partial sum: the number of the first one in its step, and how many."""
+"""The passes of a partial sum: the number of the first pass in its step, and the count."""
 
 
 class GradientSum(NamedTuple):
-    """The gradients of some passes of a step, on their way to another group."""
+    """The summed gradients of some passes of a step, to be sent to another group."""
 
     parts: Mapping[Part, Gradients]
     num_passes: int
     statistics: Mapping[int, Statistics]
-    """Of batch normalisation, by the number of the pass in its step."""
+    """Batch normalisation statistics by the number of the pass in its step."""
     options: frozenset[int] = frozenset()
-    """The options by which the passes used the layer."""
+    """The options with which the passes used the layer."""
 
 
 class Fold:
-    """The gradients of a layer in a step, each pass added to those before it as autograd does.
+    """Sums the gradients of a layer in a step by adding each pass in order, as autograd does.
 
-    What comes from another group belongs to earlier passes, so nothing is here yet when it comes.
+    Sums from another group belong to earlier passes, so they must arrive before anything is added.
     """
 
     def __init__(self, passes: int) -> None:
@@ -48,30 +48,30 @@ class Fold:
         self._sum: Gradients | None = None
 
     def add(self, number: int, gradients: Gradients) -> None:
-        """Add the gradients of one pass, by its rising number in the step; they are taken over."""
+        """Add the gradients of one pass, in increasing order of ``number``, and take ownership."""
         self._sum = gradients if self._sum is None else _plus(self._sum, gradients)
 
     def join(self, parts: Mapping[Part, Gradients]) -> None:
-        """Add what another group has summed up of earlier passes; it is taken over."""
+        """Add another group's sums of earlier passes, and take ownership of them."""
         for (first, _), gradients in parts.items():
             self.add(first, gradients)
 
     @property
     def parts(self) -> dict[Part, Gradients]:
-        """All that is here, in the form that another group joins."""
+        """Return everything summed so far, in the form that another group joins."""
         return {} if self._sum is None else {(0, self._passes): self._sum}
 
     def total(self) -> Gradients:
-        """Return the sum when nothing more comes."""
+        """Return the sum after all passes have been added."""
         return self._sum or {}
 
 
 class Tree:
-    """The gradients of a layer in a step, added pairwise; the methods are those of :class:`Fold`.
+    """Sums the gradients of a layer in a step pairwise; the methods are those of :class:`Fold`.
 
-    Each half of a step is summed by itself, then both. A pass that does not use the layer, or
-    leaves a parameter without a gradient, is left out: the other half then stands for both. Halves
-    are joined as soon as both are there. The number of passes of a step is a power of two.
+    Each half of a step is summed separately, then both are added. If a pass does not use the layer,
+    or leaves a parameter without a gradient, the sum of the other half is used alone. Halves are
+    added as soon as both are available. The number of passes of a step is a power of two.
     """
 
     def __init__(self, passes: int) -> None:
@@ -122,11 +122,11 @@ class Tree:
 PassSum = Fold | Tree
 
 REDUCTIONS: dict[str, type[Fold] | type[Tree]] = {"fold": Fold, "tree": Tree}
-"""By the name in the recipe."""
+"""Reductions by their names in the recipe."""
 
 
 def _plus(left: Gradients, right: Gradients) -> Gradients:
-    """Add the right gradients to the left ones in place; either may lack a parameter."""
+    """Add the right gradients to the left ones in place. Either may lack parameters."""
     for name, gradient in right.items():
         if name in left:
             left[name].add_(gradient)
@@ -136,18 +136,18 @@ def _plus(left: Gradients, right: Gradients) -> Gradients:
 
 
 class BlockResult(NamedTuple):
-    """What is to be reported of a block: a loss, or an evaluation's sums."""
+    """The result of a block to be reported: a loss, or the sums of an evaluation."""
 
     value: torch.Tensor
     section: int = 0
-    """Of a loss: the section of the chain whose backward begins with it; 0 at the chain's end."""
-    metrics: Mapping[str, torch.Tensor] | None = None  # one number each
+    """The section of the chain whose backward begins with the loss; 0 at the end of the chain."""
+    metrics: Mapping[str, torch.Tensor] | None = None  # a single number each
     batch: str = ""
-    """Of a loss: a digest of the batch, if this stage has made it."""
+    """A digest of the loss's batch, if this stage has created the batch."""
 
 
 class BlockCompute(Protocol):
-    """Runs blocks in the commanded order; decides nothing."""
+    """Runs blocks in the commanded order, without making decisions."""
 
     @property
     def memory_retry(self) -> MemoryRetry: ...
@@ -159,10 +159,10 @@ class BlockCompute(Protocol):
     def run_block(
         self, task: Task, layer: LayerId, version: Version, option: int
     ) -> BlockResult | None:
-        """Compute one block of a task by one of its options; returns a result to report, if any.
+        """Compute one block of a task with one of its options; return a result to report, if any.
 
         Raises:
-            torch.OutOfMemoryError: if memory is short; nothing is changed then.
+            torch.OutOfMemoryError: if memory runs out; no state has changed in this case.
         """
         ...
 
@@ -173,17 +173,17 @@ class BlockCompute(Protocol):
     def label(self, layer: LayerId) -> str: ...
 
     def explain_shortage(self, error: torch.OutOfMemoryError, doing: str) -> DeviceFullError:
-        """Return the error to end with if memory is short after all that can be freed is."""
+        """Return the error to raise if memory runs out after everything possible was freed."""
         ...
 
 
 class Exchange(Protocol):
-    """What stages contribute before the updates of a step, and what it does to gradients."""
+    """An exchange of contributions between stages before the updates of a step."""
 
     def contribution(
         self, stream: StreamId, gradients: Mapping[LayerId, Gradients]
     ) -> Mapping[str, Any]:
-        """Return tensors and plain values by name, from a step's gradients on this stage.
+        """Return tensors and plain values by name, computed from a step's gradients on this stage.
 
         Each layer's gradients are in the order of its parameters.
         """
@@ -195,5 +195,5 @@ class Exchange(Protocol):
         gradients: Gradients,
         contributions: Mapping[StageId, Mapping[str, Any]],
     ) -> None:
-        """Change a layer's gradients in place before their WRITE, in the order of the stages."""
+        """Modify a layer's gradients in place before its update, in the order of the stages."""
         ...

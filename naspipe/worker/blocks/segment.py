@@ -1,8 +1,8 @@
-"""One block as its own autograd segment: forward, recomputation and backward.
+"""One block as a separate autograd segment: forward, recomputation and backward.
 
-Two public rules give per-block segments the bits of one full graph: a block takes one alias (a
-view) of each of its inputs, so that gradients fan in per block first, and its random draws are
-keyed by :func:`naspipe.machine.determinism.block_seed`.
+Two public rules make per-block segments bitwise equal to one full graph: a block takes one alias
+(a view) of each of its inputs, so that gradients are first accumulated per block, and its random
+draws are keyed by :func:`naspipe.machine.determinism.block_seed`.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ from naspipe.worker.layers.held_tensors import leaves_of
 from naspipe.worker.layers.kept_state import KNOWN, Statistics, collected
 
 _ABSENT: Any = object()
-"""Stands for a buffer that a module does not have."""
+"""Represents a buffer that a module does not have."""
 
 _Buffers = dict[tuple[nn.Module, str], Any]
-"""Tensors, None or ``_ABSENT``, by the module that has the buffer and its name there."""
+"""Tensors, None or ``_ABSENT``, by the module that owns the buffer and its name in that module."""
 
 
 class Segment:
     """The forward of one block in one pass, kept until its backward.
 
     Args:
-        spec: what is fixed about the block.
+        spec: the fixed properties of the block.
         layer: the layer, bound at the version that this pass reads.
-        inputs: leaf tensors; ``requires_grad`` says whether a gradient is wanted.
-        keeps_graph: keep what autograd saved; otherwise recompute the forward.
-        may_lose_graph: :meth:`drop_graph` may be called, so keep what a recomputation needs.
+        inputs: leaf tensors, with ``requires_grad`` set where a gradient is needed.
+        keeps_graph: whether to keep the graph; otherwise the backward recomputes the forward.
+        may_lose_graph: whether :meth:`drop_graph` may be called, so that the state needed for a
+            recomputation must be kept.
     """
 
     def __init__(
@@ -70,35 +71,35 @@ class Segment:
     ) -> None:
         self._spec = spec
         self.has_end = spec.finish is not None
-        """Whether a loss arises in the block."""
+        """Whether the block computes a loss."""
         self._layer = layer
         self._inputs = inputs
         self._outputs: Tensors | None = None
         self._arrived: list[Gradient] = [None] * len(inputs)
-        """What the backward has brought to each input, in the layout in which it came."""
+        """The gradient that the backward computed for each input, with its original strides."""
         self._buffers: _Buffers = {}
-        """Buffers that the forward has changed, as they were before it."""
+        """The values, before the forward, of the buffers that it has changed."""
         self.statistics: Statistics = {}
-        """Batch statistics of the forward, if norms are deferred."""
+        """Batch statistics of the forward, if norm updates are deferred."""
         self.owed: Owed | None = None
-        """What the backward has left to be computed before the layer's update."""
+        """Gradients that the backward has deferred until the layer's update."""
         self._hooks = ""
-        """What the last forward has put on its graph; see :class:`Graph`."""
+        """Description of hooks that the last forward added to its graph; see :class:`Graph`."""
         self._keeps_graph = keeps_graph
         self._copies_buffers = may_lose_graph or not keeps_graph or not isinstance(spec.rule, Exact)
-        """Whether it matters that the forward writes buffers."""
+        """Whether the forward copies buffers first, to detect or undo its writes."""
 
     def forward(self) -> Tensors:
-        """Compute the block; returns leaf tensors for the next one.
+        """Compute the block, and return leaf tensors for the next block.
 
         Raises:
-            BlockInputEditedError: if the block or the loss changed in place what others have.
-            ConfigError: if it returns something that is not tensors, or writes buffers
-                that its rule does not allow.
+            BlockInputEditedError: if the block or the loss changed shared tensors in place.
+            ConfigError: if the block returns anything but tensors, or writes buffers that its rule
+                does not allow it to write.
         """
         spec, layer, is_exact = self._spec, self._layer, isinstance(self._spec.rule, Exact)
-        # Batch normalisation writes its statistics without raising their version counters, so only
-        # the bytes tell.
+        # Batch normalisation writes its statistics without incrementing their version counters, so
+        # the bytes must be compared.
         before: _Buffers = {
             (owner, name): None if buffer is None else buffer.clone()
             for owner in (layer.module.modules() if self._copies_buffers else ())
@@ -108,7 +109,7 @@ class Segment:
             with raising_shortages():
                 outputs = self._compute(self.statistics)
         except torch.OutOfMemoryError:
-            _put_back(self._with_new(before))  # as if it had never begun
+            _put_back(self._with_new(before))  # restore the state before the forward
             raise
         if layer.edited:
             obstacle = spec.edit_obstacle
@@ -119,7 +120,7 @@ class Segment:
             if obstacle or not self._keeps_graph:
                 raise refused(self._name, layer.edited, obstacle or "recompute")
         for (owner, name), copy in self._with_new(before).items():
-            is_statistic = is_exact and type(owner) in KNOWN  # to compare is to wait for the device
+            is_statistic = is_exact and type(owner) in KNOWN  # comparing waits for the device
             if not is_statistic and _is_same(owner._buffers.get(name, _ABSENT), copy):
                 continue
             if not is_exact:
@@ -139,13 +140,13 @@ class Segment:
     def backward(
         self, gradients: Sequence[Gradient], split: SplitBackward | None = None
     ) -> tuple[Gradient, ...]:
-        """Take the gradients of the outputs; returns those of the inputs, None for absent ones.
+        """Compute the gradients of the inputs from those of the outputs; None for absent ones.
 
-        The parameters' gradients are left in the bound layer, in memory that no other has. Those
-        that ``split`` leaves for later are in ``owed``.
+        The parameters' gradients are left in the bound layer, in memory that is not shared. Those
+        that ``split`` defers are in ``owed``.
 
         Raises:
-            torch.OutOfMemoryError: if memory is short; see :meth:`undo_backward`.
+            torch.OutOfMemoryError: if memory runs out; see :meth:`undo_backward`.
         """
         with raising_shortages(), self._layer.in_place():
             outputs = self._outputs if self._outputs is not None else self._recompute()
@@ -178,18 +179,18 @@ class Segment:
 
     @property
     def kept(self) -> Iterator[torch.Tensor]:
-        """The tensors held for the backward, without what autograd saved."""
+        """The tensors held for the backward, without those saved by autograd."""
         yield from self._inputs
         yield from self._outputs or ()
         yield from (each for each in self._buffers.values() if isinstance(each, torch.Tensor))
 
     def drop_graph(self) -> None:
-        """Forget what autograd saved: the backward will recompute the forward.
+        """Release the graph, so that the backward recomputes the forward.
 
-        Call this before memory that autograd saved changes: autograd would not notice, and its
-        gradients would be silently wrong.
+        Call this before memory saved by autograd is changed: autograd would not detect the change,
+        and its gradients would be silently wrong.
         """
-        if not self._layer.edited:  # else another forward would compute something else
+        if not self._layer.edited:  # otherwise another forward would give a different result
             self._outputs = None
 
     def undo_backward(self) -> None:
@@ -211,7 +212,7 @@ class Segment:
         return before | new
 
     def _recompute(self) -> Tensors:
-        """Compute the forward again with the buffers it first saw; the present ones stay."""
+        """Recompute the forward with the original buffers, then restore the present ones."""
         after: _Buffers = {
             (owner, name): owner._buffers.get(name, _ABSENT) for owner, name in self._buffers
         }
@@ -244,7 +245,7 @@ class Segment:
         return outputs
 
     def _found(self, aliases: Sequence[torch.Tensor]) -> Tensors:
-        """Return the outputs of the layer, or the loss if it arises in this block."""
+        """Return the outputs of the layer, or the loss if this block computes it."""
         spec, layer = self._spec, self._layer
         edits = Edits(self._inputs, spec.fields, layer.is_first)
         before = hook_calls()
@@ -275,10 +276,10 @@ class Segment:
         return found
 
     def _check_learns(self, outputs: Tensors) -> None:
-        """Raise ConfigError for a loss without gradients though the layer or its inputs want one.
+        """Raise ConfigError for a loss without a graph although the layer or its inputs need one.
 
         A plain loop would raise in its backward. In a round of architecture parameters, a mixed
-        edge without a choice has nothing to learn.
+        edge without a choice has no parameters to train.
         """
         layer = self._layer
         wanting = (*self._inputs, *layer.parameters.values())
@@ -317,17 +318,17 @@ def _is_same(buffer: Any, copy: Any) -> bool:
 def _arrive(
     arrived: list[Gradient], place: int, gradients: tuple[Gradient, ...]
 ) -> tuple[None, ...]:
-    """Keep an input's gradient as it is, and leave nothing for the leaf.
+    """Store an input's gradient unchanged, and pass no gradient to the leaf.
 
-    A leaf's ``grad`` gets the leaf's own layout. In a graph that is not cut the gradient keeps its
-    strides, and kernels of the block before may add in another order for other strides.
+    A leaf's ``grad`` is given the strides of the leaf. In an uncut graph the gradient keeps its own
+    strides, and kernels of the previous block may add in a different order for different strides.
     """
     (arrived[place],) = gradients
     return (None,)
 
 
 def as_tuple(outputs: Any, spec: SegmentSpec) -> Tensors:
-    """Return a block's outputs as a tuple; raises ConfigError if they are not tensors."""
+    """Return a block's outputs as a tuple. Raise ConfigError if they are not tensors."""
     result = outputs if isinstance(outputs, tuple) else (outputs,)
     for output in result:
         if not isinstance(output, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What is fixed about one block of one pass before it is computed, and a thin backward call."""
+"""The fixed properties of one block in one pass, and a call of backward with little overhead."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class SegmentSpec(NamedTuple):
-    """What is fixed about one block of one pass.
+    """The properties of one block in one pass that are known before it is computed.
 
-    ``finish`` turns the module's outputs into the segment's own: the loss, in the last block.
+    ``finish`` converts the module's outputs into those of the segment: the loss, in the last block.
     """
 
     label: str
@@ -29,21 +29,21 @@ class SegmentSpec(NamedTuple):
     precision: str
     device_type: str = "cpu"
     defers_norms: bool = False
-    """Batch statistics are applied at the step's end; see ``Segment.statistics``."""
+    """Whether batch statistics are applied at the end of the step; see ``Segment.statistics``."""
     fields: Tensors = ()
     setting: Mapping[str, Any] = MappingProxyType({})
     """Keyword arguments of an elastic layer."""
     edit_obstacle: str = ""
-    """The setting of the run that forbids a forward to change parameters; empty if none does."""
+    """The setting that forbids changing parameters in a forward; empty if none does."""
     finish: Callable[[Tensors], Tensors] | None = None
     computes_loss: bool = False
-    """``finish`` computes the loss with the module of this layer."""
+    """Whether ``finish`` computes the loss with the module of this layer."""
 
 
 def spec_of(
     space: Space, recipe: Recipe, block: int, option: int, device_type: str = "cpu"
 ) -> SegmentSpec:
-    """Return what all passes by an option of a block share: all but seed, fields and finish."""
+    """Return the spec shared by all passes of an option: all but seed, fields and finish."""
     own = space.blocks[block]
     return SegmentSpec(
         label=space.option_label(block, option),
@@ -58,7 +58,7 @@ def spec_of(
 
 
 Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-"""Shape and dtype of several tensors."""
+"""Shapes and dtypes of several tensors."""
 
 
 def form_of(tensors: Sequence[torch.Tensor]) -> Form:
@@ -66,7 +66,7 @@ def form_of(tensors: Sequence[torch.Tensor]) -> Form:
 
 
 def form_text(form: Form) -> str:
-    """As in ``[16, 8, 8, 8]`` or ``[16, 8] and [16] int64``; float32 is left out."""
+    """Return text such as ``[16, 8, 8, 8]`` or ``[16, 8] and [16] int64``; float32 is omitted."""
     texts = [
         str(list(shape)) + ("" if dtype is torch.float32 else str(dtype).replace("torch.", " "))
         for shape, dtype in form
@@ -77,20 +77,20 @@ def form_text(form: Form) -> str:
 Gradient = torch.Tensor | None
 
 Root = tuple[torch.Tensor | GradientEdge, torch.Tensor]
-"""Where a backward begins, and the gradient there."""
+"""The tensor or edge where a backward begins, and its gradient."""
 
 
 def backward_from(
     roots: Sequence[Root], inputs: Iterable[torch.Tensor] = (), keeps_graph: bool = False
 ) -> None:
-    """Run ``torch.autograd.backward`` for outputs and gradients that are known to fit.
+    """Run ``torch.autograd.backward`` for outputs and gradients that are known to match.
 
-    Torch compares their sizes one by one in Python, and the engine compares them again. On a small
-    block that takes as long as a kernel. A subclass of tensors may have a backward of its own.
+    Torch compares their sizes one by one in Python, and the engine compares them again. For a small
+    block this takes as long as a kernel. A tensor subclass may define its own backward.
 
     Args:
-        roots: at least one.
-        inputs: leaves whose gradients are wanted; empty for all leaves.
+        roots: at least one root.
+        inputs: leaves whose gradients are needed; empty for all leaves.
         keeps_graph: whether another backward of the same graph follows.
     """
     outputs, gradients = zip(*roots, strict=True)
@@ -112,4 +112,4 @@ def backward_from(
 _PLAIN = (torch.Tensor, GradientEdge)
 
 _ENGINE = getattr(torch.autograd.graph, "_engine_run_backward", None)
-"""Torch's own engine, called as ``torch.autograd`` does: without a graph of the backward."""
+"""The engine of torch, called as in ``torch.autograd``, without a graph of the backward."""

@@ -1,27 +1,28 @@
 """The backward of a block in two parts: gradients of inputs first, gradients of weights later.
 
-The gradients of a block's inputs (B) go on to the block before it. Only the layer's own update
-needs the gradients of its weights (W), so those can be computed when the update is due (Qi et al.,
+The gradients of a block's inputs (B) are passed to the previous block. Only the layer's own update
+needs the gradients of its weights (W), so these can be computed when the update is due (Qi et al.,
 "Zero Bubble Pipeline Parallelism", 2023). Both parts run the kernels of the whole backward on the
-same tensors, so the bits are the same:
+same tensors, so the results are bitwise equal:
 
-- A weight's gradient is computed by the one node, its join, through which the weight joins the way
-  from the block's outputs to its inputs. B skips that output of the node, and a hook keeps the
-  gradient that arrives there. W runs the node again for the weight alone, by its kernel or else by
-  a call of the engine.
-- Only kernels that can compute the two gradients separately are joins (matrix products and
-  convolutions). Norms, biases, and parameters that join at several places stay in B.
-- If no input of a block wants a gradient, all of its backward is W.
+- A weight's gradient is computed by a single node, called its join, at which the weight joins the
+  path from the block's outputs to its inputs. B skips that output of the node, and a hook keeps the
+  gradient that arrives at the node. W runs the node again for the weight alone, by calling either
+  its kernel or the engine.
+- Only nodes that can compute the two gradients separately are joins (matrix products and
+  convolutions). Norms, biases, and parameters that join at several nodes stay in B.
+- If no input of a block requires a gradient, its entire backward is W.
 
-The first backward of each candidate runs both whole and split, and the candidate stays whole if one
-bit differs. Later passes run split as long as their graph is the one that was compared. A candidate
-whose forward puts hooks on tensors is whole from that pass on, because hooks would be called twice.
+The first backward of each candidate runs both whole and split, and the candidate stays whole if a
+single bit differs. Later passes run split as long as their graph equals the one that was compared.
+A candidate whose forward adds hooks to tensors stays whole from that pass on, because the hooks
+would be called twice.
 
-A call of the engine for a single weight adds about 30 microseconds, as long as its kernel takes in
-a small block. Nodes expose what they have saved, so the kernel can be called directly with the same
-tensors. A kernel is known only if nothing but a transposition lies between the node and the
-parameter, so that its result is the gradient for any values. Comparing the bits of the first pass
-alone would prove little, because a gradient may be zero or a factor one there.
+A call of the engine for a single weight takes about 30 microseconds, as much as the kernel of a
+small block. Nodes expose their saved tensors, so the kernel can be called directly with them. A
+kernel is known only if nothing but a transposition lies between the node and the parameter, so that
+its result is the gradient for any values. Comparing the bits of the first pass alone would not
+suffice, because a gradient may be zero or a factor one in that pass.
 """
 
 from __future__ import annotations
@@ -47,37 +48,38 @@ from naspipe.worker.layers.bound_layer import BoundLayer, Gradients, apart
 
 CONVOLUTION = "ConvolutionBackward0"
 JOINS = (CONVOLUTION, "AddmmBackward0", "MmBackward0", "BmmBackward0", "LinearBackward0")
-"""Nodes that compute the gradients of a weight and of their input by separate kernels.
-A convolution computes those of its weight and its bias by one kernel."""
+"""Nodes that compute the gradients of a weight and of their input in separate kernels.
+A convolution computes those of its weight and its bias in one kernel."""
 
 
 Kernel = Callable[[Any, torch.Tensor], Sequence[torch.Tensor] | None]
-"""Takes a node and the gradient that arrives there; returns the gradients of the parameters that it
-leads to, in the order of its inputs, or None if only the engine can compute them."""
+"""Takes a node and its incoming gradient; returns the gradients of the parameters connected to the
+node, in the order of its inputs, or None if only the engine can compute them."""
 
 _DENSE = (torch.Tensor, nn.Parameter)
 _INPUT, _WEIGHT, _BIAS = range(3)
 
 
 class Graph(NamedTuple):
-    """What autograd recorded of one block in one pass."""
+    """The autograd graph of one block in one pass."""
 
     roots: Sequence[tuple[torch.Tensor, torch.Tensor]]  # outputs with their gradients
     inputs: Sequence[torch.Tensor]  # leaves
     arrived: list[Gradient]
-    """What the backward brings to each input; filled in by hooks of the segment."""
+    """The gradient of each input, filled in by hooks of the segment."""
     layer: BoundLayer
-    seed: int  # of random draws in the backward
-    told: str  # what is computed, for messages
+    seed: int  # for random draws in the backward
+    told: str  # description of the computation for messages
     hooks: str = ""
-    """What the forward has put on the graph that must be called only once; empty if nothing."""
+    """Description of hooks on the graph that must be called only once; empty if none."""
 
 
 class Owed:
-    """The gradients of a layer's weights that one pass has still to compute.
+    """The gradients of a layer's weights that one pass has deferred.
 
-    Each piece is a call of the engine or of a kernel. The engine would count what is behind two
-    joins twice, so each join has a call of its own. If ``is_whole``, this is all of the backward.
+    Each piece is a call of the engine or of a kernel. In a single call the engine would count
+    gradients beyond two joins twice, so each join has its own call. If ``is_whole``, the entire
+    backward is deferred.
     """
 
     def __init__(self, graph: Graph, pieces: Sequence[_Piece], is_whole: bool) -> None:
@@ -86,10 +88,10 @@ class Owed:
         self._found: Gradients = {}
 
     def compute(self) -> Gradients:
-        """Return the gradients by name; can be called again if memory was short.
+        """Return the gradients by name.
 
         Raises:
-            torch.OutOfMemoryError: if it is.
+            torch.OutOfMemoryError: if memory runs out; the call can be repeated.
         """
         try:
             with raising_shortages(), self._layer.in_place():
@@ -99,7 +101,7 @@ class Owed:
                     if found is None:
                         if self._is_whole:
                             seed_draws(self._graph.seed)
-                        # The graph is kept for a second try.
+                        # The graph is kept for a retry.
                         wanted = [*piece.parameters.values()]
                         backward_from(piece.roots, wanted, keeps_graph=True)
                         if self._is_whole:
@@ -115,7 +117,7 @@ class Owed:
         return self._found
 
     def in_order(self, gradients: Gradients) -> Gradients:
-        """Return gradients of the layer in the order in which a whole backward leaves them."""
+        """Return gradients of the layer in the order of a whole backward."""
         names = self._layer.parameters
         return {name: gradients[name] for name in names if name in gradients}
 
@@ -131,7 +133,7 @@ class Owed:
 
 
 class _Join(NamedTuple):
-    """A node, and the parameters whose gradients it computes."""
+    """A node and the parameters whose gradients it computes."""
 
     node: Node
     parameters: Mapping[str, torch.Tensor]  # in the order of the node's inputs
@@ -139,18 +141,18 @@ class _Join(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """One call of the engine, or of a kernel."""
+    """One call of the engine or of a kernel."""
 
     roots: Sequence[Root]
     parameters: Mapping[str, torch.Tensor]
     join: _Join | None = None
-    """The join at which the only root begins; None if the piece begins at the outputs."""
+    """The join at which the only root starts; None if the piece starts at the outputs."""
 
     def by_kernel(self) -> Gradients | None:
-        """Return the gradients that the kernel of the join computes; None if the engine has to.
+        """Return the gradients computed by the join's kernel; None if the engine is needed.
 
-        The engine gives a gradient the strides of its parameter. A kernel may not do so for an
-        input with other strides than in the first pass.
+        The engine gives a gradient the strides of its parameter. A kernel may fail to do so if the
+        strides of its input differ from those in the first pass.
         """
         if self.join is None or self.join.kernel is None:
             return None
@@ -164,28 +166,28 @@ class _Piece(NamedTuple):
 
 
 _Link = tuple[type, int, int]
-"""An edge to the next node: its kind, its number (-1 if there is none), and the number of its
-output."""
+"""An edge to the next node: the node's type, its number (-1 if there is no node), and the index of
+its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The graph of one candidate, node by node from the outputs on, and its joins."""
+    """The graph of one candidate, listed node by node starting at the outputs, and its joins."""
 
-    kinds: tuple[type, ...]  # of the nodes of the outputs
+    kinds: tuple[type, ...]  # types of the output nodes
     links: tuple[tuple[int, tuple[_Link, ...]], ...]
-    """The edges of each node by its number. A node that was not seen before has the next number."""
+    """The edges of each node by its number. Nodes are numbered in the order of first visit."""
     leaves: tuple[tuple[int, str | int], ...]
-    """The nodes of leaves: of a parameter by its name, or of an input by its number."""
+    """The nodes of leaves, with the name of the parameter or the number of the input."""
     joins: tuple[tuple[int, tuple[str, ...], Kernel | None], ...]
-    """By number, with the parameters that join there in the order of its inputs, and the kernel of
-    their gradients, if it is known."""
+    """The number of each join, its parameters in the order of its inputs, and the kernel of their
+    gradients if it is known."""
     early: tuple[str, ...]  # parameters whose gradients B computes
 
     def find(self, graph: Graph) -> list[_Join] | None:
-        """Return the joins of a pass; None if its graph is a different one.
+        """Return the joins of a pass; None if its graph differs from the plan.
 
-        The whole graph is compared, because a weight might join at a second place.
+        The whole graph is compared, because a weight might join at a second node.
         """
         nodes: list[Any] = [output.grad_fn for output, _ in graph.roots]
         if tuple(map(type, nodes)) != self.kinds:
@@ -215,12 +217,12 @@ class Plan:
 
 
 class SplitBackward:
-    """The backward of one candidate, which is split once that was seen to leave the same bits."""
+    """The backward of one candidate, which is split after this was shown to be bitwise equal."""
 
     def __init__(self) -> None:
         watch_hooks()
         self.why_whole = ""
-        """Why the candidate's backward stays whole; empty if it does not, or that is not known."""
+        """The reason why the backward stays whole; empty if it is split or has not been tried."""
         self._plan: Plan | None = None
 
     @property
@@ -228,10 +230,11 @@ class SplitBackward:
         return self._plan is not None and not self.why_whole
 
     def run(self, graph: Graph) -> Owed | None:
-        """Compute B; returns W, or None if the parameters have all their gradients."""
+        """Compute B, and return W, or None if all gradients of the parameters are computed."""
         if not any(leaf.requires_grad for leaf in graph.inputs):
-            # One call of the engine runs every node once, so hooks are called once and checkpoints
-            # are recomputed once. The layer's next reader waits for it, as for a whole backward.
+            # A single call of the engine runs every node once, so hooks are called once and
+            # checkpoints are recomputed once. The layer's next reader waits for it, as for a whole
+            # backward.
             named = graph.layer.parameters.items()
             trained = {name: each for name, each in named if each.requires_grad}
             return Owed(graph, [_Piece(graph.roots, trained)], is_whole=True)
@@ -254,7 +257,7 @@ class SplitBackward:
     def _prove(self, graph: Graph) -> bool:
         """Compare the bits of a split backward with those of a whole one.
 
-        Returns whether the gradients have been computed. They are those of the whole one.
+        Return True if the gradients have been computed. They are those of the whole backward.
         """
         plan = plan_of(graph)
         if isinstance(plan, str):
@@ -270,7 +273,7 @@ class SplitBackward:
         buffers = dict(named(remove_duplicate=False))
         for name in (*copies, *(buffers.keys() - copies.keys())):
             if name not in copies or not same_bits(buffers.get(name), copies[name]):
-                # A hook on a node may do that.
+                # A hook on a node may do this.
                 self.why_whole = f"its backward changes the buffer {name}"
                 return True
         whole, arrived = graph.layer.take_gradients(), list(graph.arrived)
@@ -287,7 +290,7 @@ class SplitBackward:
             known: list[tuple[int, tuple[str, ...], Kernel | None]] = []
             with graph.layer.in_place():
                 for join, (number, names, kernel) in zip(joins, plan.joins, strict=True):
-                    # A kernel is used if it leaves the bits and strides that the engine left.
+                    # A kernel is used if its bits and strides equal those of the engine.
                     piece = pieces.get(join.node)
                     found = None if piece is None else piece._replace(join=join).by_kernel()
                     is_known = found is not None and all(
@@ -314,7 +317,7 @@ def _split(graph: Graph, joins: Sequence[_Join], early: Sequence[str]) -> Owed:
     finally:
         for hook in hooks:
             hook.remove()
-    # Backwards of earlier blocks may change what is handed on, before W is computed.
+    # Backwards of earlier blocks may change the passed gradients before W is computed.
     kept = apart(kept, graph.arrived)
     pieces = [
         _Piece([(GradientEdge(join.node, 0), gradient)], join.parameters, join)
@@ -388,7 +391,7 @@ def plan_of(graph: Graph) -> Plan | str:
 
 
 def _walked(roots: Sequence[Node]) -> tuple[list[Node], dict[Node, list[Node]]]:
-    """Return all nodes that the roots lead to, and the parents of each, once for each edge."""
+    """Return all nodes reachable from the roots, and the parents of each, once per edge."""
     parents: dict[Node, list[Node]] = {root: [] for root in roots}
     found = list(parents)
     for node in found:
@@ -405,7 +408,7 @@ def _walked(roots: Sequence[Node]) -> tuple[list[Node], dict[Node, list[Node]]]:
 def _joins(
     parents: Mapping[Node, list[Node]], leaves: Mapping[Node, str | int]
 ) -> dict[Node, Node]:
-    """Return the joins of the parameters that can be left for later, by the parameters' nodes."""
+    """Return the joins of the parameters that can be deferred, by the parameters' nodes."""
     late = {node for node, name in leaves.items() if isinstance(name, str)}
     while True:
         on_way = _above({node for node in leaves if node not in late}, parents)
@@ -414,8 +417,8 @@ def _joins(
         joins = {
             node: join
             for node, (join, _) in ways.items()
-            # A convolution computes its bias with its weight. The bias of a matrix product is a
-            # small sum of its own.
+            # A convolution computes the gradient of its bias with that of its weight. The bias of a
+            # matrix product needs a small separate sum.
             if (join in weights if join.name() == CONVOLUTION else _variable(node).dim() > 1)
         }
         if len(joins) == len(late):
@@ -431,7 +434,7 @@ def _variable(node: Any) -> torch.Tensor:
 def _way(
     node: Node, parents: Mapping[Node, list[Node]], on_way: set[Node]
 ) -> tuple[Node, int] | None:
-    """Return the join of a parameter's node and the place there; None if there are several."""
+    """Return the join of a parameter's node and its input there; None if there are several."""
     while len(above := parents[node]) == 1:
         (parent,) = above
         if parent in on_way:
@@ -452,9 +455,9 @@ def _above(wanted: set[Node], parents: Mapping[Node, list[Node]]) -> set[Node]:
 
 
 def kernel_of(join: Node, leaves: Sequence[Node]) -> Kernel | None:
-    """Return the kernel of the gradients of parameters with these leaves, if it is known.
+    """Return the kernel of the gradients of the parameters with these leaves, if it is known.
 
-    They join the way from outputs to inputs at the node ``join``.
+    The parameters join the path from outputs to inputs at the node ``join``.
     """
     behind = [node for node, _ in join.next_functions]
     if join.name() == CONVOLUTION:
@@ -510,9 +513,9 @@ def _convolution(
 
 
 def _are_plain(*tensors: Any) -> bool:
-    """Whether these are dense real tensors and not of a subclass.
+    """Return True if these are dense real tensors and not instances of a subclass.
 
-    Operations of a subclass may do something else, and gradients of complex numbers are conjugated.
+    A subclass may override operations, and gradients of complex numbers are conjugated.
     """
     return all(
         type(each) in _DENSE and each.layout is torch.strided and not each.is_complex()
@@ -521,11 +524,11 @@ def _are_plain(*tensors: Any) -> bool:
 
 
 class Splits:
-    """Which candidates' backwards are split on a stage, and what was found out about each.
+    """The candidates whose backwards are split on a stage, and the state of each.
 
     Args:
-        chosen: of each stream, the blocks with their options.
-        kinds: of each stream, for each block the first one with the same candidates.
+        chosen: for each stream, the pairs (block, option).
+        kinds: for each stream and block, the first block with the same candidates.
     """
 
     def __init__(
@@ -537,9 +540,9 @@ class Splits:
         self._known: dict[tuple[StreamId, int, int, bool], SplitBackward] = {}
 
     def of(self, layer: LayerId, option: int, has_end: bool) -> SplitBackward | None:
-        """Return the backward of an option of a layer; None for whole.
+        """Return the split backward of an option of a layer; None for a whole backward.
 
-        ``has_end`` says whether a loss arises in the block.
+        ``has_end`` is True if the block computes a loss.
         """
         stream, block = layer.stream, layer.block
         if (block, option) not in self._chosen[stream]:

@@ -1,7 +1,7 @@
 """Updates of layers on one stage.
 
-Gradients are gathered over the passes of a step, changed by exchanges between stages such as the
-clipping of a global norm, and applied by each layer's optimizer.
+Gradients are accumulated over the passes of a step, modified by exchanges between stages such as
+the clipping of a global norm, and applied by each layer's optimizer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from naspipe.worker.layers.layer_store import LayerStore
 from naspipe.worker.layers.stored_layer import StoredLayer, follow
 
 SMALLEST = 1e-6
-"""Added to a norm before it divides, as in ``torch.nn.utils.clip_grad_norm_``."""
+"""Added to a norm before dividing by it, as in ``torch.nn.utils.clip_grad_norm_``."""
 
 
 def clip_factor(norms: Sequence[float], limit: float) -> float:
-    """Return the factor of gradients with which the norm of all of them is at most ``limit``.
+    """Return the factor that scales all gradients together to a norm of at most ``limit``.
 
-    If a norm is NaN, the factor is ``math.nan``. The sign of a NaN that Python's arithmetic
-    computes from two others depends on how often the interpreter has executed the line.
+    If a norm is NaN, the factor is ``math.nan``, because the sign of a NaN that Python computes
+    from two others depends on how often the interpreter has executed the line.
     """
     total = 0.0
     for norm in norms:
@@ -48,7 +48,7 @@ def clip_factor(norms: Sequence[float], limit: float) -> float:
 
 
 class NormExchange:
-    """``clip_global_norm``: every stage sends its layers' norms and computes the same total."""
+    """Implements ``clip_global_norm``: all stages send their norms and compute the same total."""
 
     def __init__(self, recipes: Sequence[Recipe]) -> None:
         self._recipes = tuple(recipes)
@@ -56,14 +56,14 @@ class NormExchange:
     def contribution(
         self, stream: StreamId, gradients: Mapping[LayerId, Gradients]
     ) -> Mapping[str, float]:
-        """Return the norm of each layer's gradients, over its parameters in their order."""
+        """Return the norm of each layer's gradients, computed over its parameters in order."""
         layers = [layer for layer in sorted(gradients) if gradients[layer]]
         norms = [
             torch.nn.utils.get_total_norm(list(gradients[layer].values())).double()
             for layer in layers
         ]
         found: list[float] = on_host(torch.stack(norms), Wait.NORM).tolist() if norms else []
-        # The names rise as block and candidate do.
+        # The names sort by block and candidate.
         names = [f"{layer.block:08d}.{layer.candidate:08d}" for layer in layers]
         return dict(zip(names, found, strict=True))
 
@@ -73,20 +73,20 @@ class NormExchange:
         gradients: Gradients,
         contributions: Mapping[StageId, Mapping[str, Any]],
     ) -> None:
-        """Scale a layer's gradients so that the norm of all gradients of the step is in the limit.
+        """Scale a layer's gradients to limit the norm of all gradients of the step.
 
         The squares of the layers' norms are added in the order of block and candidate, in float64.
         """
         norms = {name: norm for told in contributions.values() for name, norm in told.items()}
         limit = self._recipes[layer.stream].clip_global_norm
         factor = clip_factor([norms[name] for name in sorted(norms)], limit)
-        if not factor >= 1.0:  # also where the norm is not a number
+        if not factor >= 1.0:  # also true for a NaN
             for gradient in gradients.values():
                 gradient.mul_(factor)
 
 
 EXCHANGES: dict[str, Callable[[Sequence[Recipe]], Exchange]] = {NORMS: NormExchange}
-"""By the names of :data:`naspipe.engine.builder.GATES`; called with the recipes of all streams."""
+"""Exchanges by their names in :data:`naspipe.engine.builder.GATES`, called with all recipes."""
 
 
 def register_exchange(
@@ -94,24 +94,27 @@ def register_exchange(
     gate: Callable[[Steps], WriteGate],
     effect: Callable[[Sequence[Recipe]], Exchange],
 ) -> None:
-    """Add an exchange that updates wait for: ``gate`` says when, ``effect`` what it does."""
+    """Register an exchange that updates wait for.
+
+    ``gate`` decides when updates have to wait, and ``effect`` modifies their gradients.
+    """
     GATES[name] = gate
     EXCHANGES[name] = effect
 
 
 Passes = dict[tuple[StreamId, SequenceId], PassState]
 
-_WRITE_COPIES, _STATE_COPIES = 5, 3  # of a layer's parameters; see _write_bytes
+_WRITE_COPIES, _STATE_COPIES = 5, 3  # multiples of a layer's parameters; see _write_bytes
 
 
 class StageUpdates:
-    """Applies updates, and holds what other stages contribute to them.
+    """Applies updates, and holds the contributions of other stages to them.
 
     Args:
-        passes: under way on this stage.
-        together: what the passes of each step have in common.
-        make_room: makes this many bytes of device memory free before a layer is changed.
-        settle: computes the gradients of a layer that split backwards of a pass have left.
+        passes: the passes in flight on this stage.
+        together: the state shared by the passes of each step.
+        make_room: frees the given number of bytes of device memory before a layer is changed.
+        settle: computes the gradients of a layer that split backwards of a pass have deferred.
         exchanges: names of exchanges in addition to those that the recipes need.
     """
 
@@ -136,15 +139,15 @@ class StageUpdates:
         self._exchanges = {name: EXCHANGES[name](recipes) for name in (*own, *exchanges)}
         self._joint = JointSteps()
         self._sums: dict[tuple[LayerId, Version], GradientSum] = {}
-        """Sums of other stages' passes up to a version, until this stage adds its own."""
+        """Sums over other stages' passes up to a version, until this stage adds its own passes."""
 
     def write(
         self, *commands: WriteLayer, begin: Callable[[WriteLayer], None] = lambda _: None
     ) -> int:
         """Apply updates with the gradients of their steps, or only add the gradients of a pass.
 
-        ``begin`` is called before each. Returns the nanoseconds that were spent on gradients that
-        split backwards had left.
+        ``begin`` is called before each. Return the nanoseconds spent on gradients that split
+        backwards had deferred.
         """
         owed_ns = 0
         for command in commands:
@@ -183,7 +186,7 @@ class StageUpdates:
                 exchange.apply(layer, gradients, {stage: told[stage] for stage in sorted(told)})
             lr = learning_rate(definition.recipe, number, definition.steps)
             stored.write(gradients, sequence_id, base, keeps_base, number, lr, options, self._joint)
-        else:  # a step towards the layer's source, which has made its own
+        else:  # a step towards the layer's source, which has already been stepped
             rule = workload.space.rules[layer.block]
             if not isinstance(rule, Follows):
                 raise InvariantError(f"layer {layer} follows no other, its rule is {rule}")
@@ -211,9 +214,9 @@ class StageUpdates:
             stored.advance(last, command.base, command.keeps_base)
 
     def contribution(self, command: Contribute) -> Mapping[str, Any]:
-        """Return this stage's contribution to an exchange of a step whose gradients are all here.
+        """Return this stage's contribution to an exchange, once it has all gradients of the step.
 
-        It is empty for an exchange without an effect on gradients, where only its arrival counts.
+        It is empty for an exchange without an effect on gradients, where only its arrival matters.
         """
         if command.exchange not in self._exchanges:
             return {}
@@ -243,18 +246,18 @@ class StageUpdates:
         self._together.of(stream, first).contributions.setdefault(exchange, {})[sender] = values
 
     def _gather(self, layer: LayerId, sequence_id: SequenceId) -> None:
-        """Add a pass's gradients to its step's, unless an exchange has done so."""
+        """Add a pass's gradients to those of its step, unless an exchange has already done so."""
         state = self._passes[layer.stream, sequence_id]
         self._settle(state, layer)
         self._together.of(layer.stream, sequence_id).gather(layer, sequence_id, state)
 
 
 def _write_bytes(stored: StoredLayer) -> int:
-    """Return an upper bound of the device memory that an update may take, briefly or for good.
+    """Return an upper bound on the device memory that an update may allocate.
 
-    That is the sum of gradients and what an exchange makes of it, a copy for readers of the older
-    version, and two temporaries of the step; the optimizer's state, if it has not been made yet;
-    and a copy of that state, if a part of the layer is not stepped.
+    It consists of the sum of gradients and its modification by an exchange, a copy for readers of
+    the older version, and two temporaries of the step; the optimizer state, if it does not exist
+    yet; and a copy of that state, if a part of the layer is not stepped.
     """
     is_new = stored.optimizer is not None and not stored.optimizer.state
     more = _STATE_COPIES * (is_new + stored.is_sliced)

@@ -1,1 +1,1 @@
-"""Checkpoints on a stage: capture while training, write in the background, restore."""
+"""Checkpoints on a stage: capture during training, write in the background, restore."""

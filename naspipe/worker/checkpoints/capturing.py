@@ -1,7 +1,7 @@
-"""Layers copied for a checkpoint, while training waits.
+"""Copy layers for a checkpoint while training waits.
 
-A layer has dozens of small tensors, and the work for each of them takes longer than copying its
-bytes. Whatever stays the same from one checkpoint to the next is therefore computed once.
+A layer has dozens of small tensors, and the overhead per tensor exceeds the time to copy its bytes.
+Everything that does not change between checkpoints is therefore computed only once.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _NO_STATE: _State = {}
 
 
 class _Form(NamedTuple):
-    """A layer's tensors as they were last copied, one after another."""
+    """The arrangement of a layer's tensors when they were last copied."""
 
-    keys: tuple[tuple[str, ...], ...]  # of the optimizer's state of each parameter
+    keys: tuple[tuple[str, ...], ...]  # the keys of each parameter's optimizer state
     addresses: list[int]
-    """In host memory. No device address equals a host address."""
+    """Addresses in host memory. No device address equals a host address."""
     buffers: tuple[Mapping[str, Any], ...]
-    """The modules' dicts of buffers, which were empty."""
+    """The buffer dicts of the modules, which were empty."""
     listing: Listing
 
 
 class Capturer:
-    """Copies layers for one checkpoint after another."""
+    """Copies layers for successive checkpoints."""
 
     def __init__(self) -> None:
         self._forms: WeakKeyDictionary[StoredLayer, _Form] = WeakKeyDictionary()
@@ -53,7 +53,7 @@ class Capturer:
     def capture(
         self, stored: StoredLayer, versions: tuple[Version, ...], into: Captured
     ) -> LayerSnapshot:
-        """Copy a layer's state; of versions before the last one only the parameters."""
+        """Copy a layer's state; for versions before the last one, copy only the parameters."""
         stored.at_hand()
         form = self._form(stored) if len(versions) == 1 else None
         if form is None:
@@ -63,7 +63,7 @@ class Capturer:
         return LayerSnapshot(versions, ((listing, crc),), {}, {})
 
     def _form(self, stored: StoredLayer) -> _Form | None:
-        """Return None unless all tensors are plain, of one dtype, and in host memory."""
+        """Return the form; None unless all tensors are plain, of one dtype and in host memory."""
         state = {} if stored.optimizer is None else stored.optimizer.state
         states = [state.get(parameter, _NO_STATE) for parameter in stored.parameters.values()]
         values: list[Any] = [*stored.parameters.values()]
@@ -138,7 +138,7 @@ class Capturer:
 
 
 def _addresses(values: Sequence[Any]) -> list[int]:
-    """Return the addresses of tensors; none if something else is among the values."""
+    """Return the addresses of tensors; empty if one of the values is not a tensor."""
     try:
         return [value.data_ptr() for value in values]
     except AttributeError:
@@ -146,7 +146,7 @@ def _addresses(values: Sequence[Any]) -> list[int]:
 
 
 def _copy(form: _Form, spans: Sequence[Span]) -> int:
-    """Copy all tensors into the spans; returns the CRC32 of their bytes."""
+    """Copy all tensors into the spans, and return the CRC32 of their bytes."""
     if len(spans) == 1:
         address = spans[0].address
         for source, nbytes in zip(form.addresses, form.listing.sizes, strict=True):

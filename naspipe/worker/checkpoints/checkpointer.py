@@ -1,7 +1,7 @@
 """One stage's part of each checkpoint.
 
-The thread that computes captures layers while training waits; another thread writes what is full.
-Memory for captures is reused from one checkpoint to the next.
+The computing thread captures layers while training waits; another thread writes full blocks.
+Memory for captures is reused for the next checkpoint.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from naspipe.worker.checkpoints.restored import (
 from naspipe.worker.layers.layer_store import LayerStore
 
 _LEAST_ROOM = 1 << 16
-_BYTES_PER_TENSOR = 112  # in a header, about
+_BYTES_PER_TENSOR = 112  # approximate, in a header
 
 
 class Part:
     """One stage's part of one checkpoint.
 
-    Layers are added by the thread that computes; full blocks may be written by another one.
+    Layers are added by the computing thread; full blocks may be written by another thread.
 
     Args:
-        directory: of the checkpoint.
-        stage: whose part.
-        memory: where blocks come from.
-        num_parameters: estimates how many parameters the layers will have; called once.
-        hand_on: takes each block to be written by :meth:`write` and then given back; None to do
-            that at once.
+        directory: the directory of the checkpoint.
+        stage: the stage of this part.
+        memory: allocates blocks.
+        num_parameters: estimates the number of parameters of the layers; called once.
+        hand_on: receives each block, which must be written by :meth:`write` and then given back;
+            None to do this immediately.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Part:
         self.end()
 
     def add(self, key: str, snapshot: LayerSnapshot) -> None:
-        """Add a layer whose tensors are in :attr:`captured`, after those of the layers before."""
+        """Add a layer whose tensors follow those of the previous layers in :attr:`captured`."""
         versions, tensors, scalars, strides = snapshot
         if key in self._said["versions"]:
             raise InvariantError(f"layer {key} was captured twice for one checkpoint")
@@ -91,26 +91,26 @@ class Part:
             self._said[kind] |= {f"{key}/{name}": value for name, value in values.items()}
 
     def close(self) -> None:
-        """Hand on what is full, after the last layer."""
+        """Pass on full blocks, after the last layer."""
         self.captured.end()
 
     def write(self, block: Block) -> None:
         self._shard.append(block.view, self._room)
 
     def finish(self) -> dict[str, Any]:
-        """Write the rest; returns this part of the checkpoint's manifest."""
+        """Write the rest, and return this part of the checkpoint's manifest."""
         captured = self.captured
         shard = self._shard.finish(self._header, captured.streamed_items, captured.rest)
         return {"shard": shard, **self._said}
 
     def end(self) -> None:
-        """Give the memory back, and remove a file that is not whole."""
+        """Return the memory, and remove an incomplete file."""
         self._shard.abort()
         self.captured.give_back()
 
     def _full(self, block: Block) -> None:
         if not self._room:
-            # Estimate the room for the header as if all layers were like those captured so far.
+            # Estimate the header's size by assuming that all layers are like those captured so far.
             names = self._header.names
             num_parameters = sum(name.startswith("param/") for name in names)
             num_tensors = self._num_parameters() * len(names) // max(num_parameters, 1)
@@ -123,7 +123,7 @@ class Part:
 
 
 class CheckpointReader(Protocol):
-    """Reads the checkpoints of a run that is going on."""
+    """Reads the checkpoints of a run in progress."""
 
     def published(self, stream: int, cut: int) -> None: ...
 
@@ -131,11 +131,11 @@ class CheckpointReader(Protocol):
 
 
 _MOST_UNWRITTEN = 2
-"""Parts that are complete but not on disk: one is being written, one waits."""
+"""Maximum number of complete parts that are not on disk: one being written and one waiting."""
 
 
 class CheckpointStream(NamedTuple):
-    """What a stage needs of one stream to write its part of a checkpoint."""
+    """The data of one stream that a stage needs to write its part of a checkpoint."""
 
     space: Space
     folder: CheckpointFolder
@@ -143,7 +143,7 @@ class CheckpointStream(NamedTuple):
     restored: Restored | None
     log: AccessLogWriter
     is_written: bool = True
-    """If not, nothing changes, and no checkpoint is taken during the run."""
+    """Whether updates write the stream's layers; if not, no checkpoint is taken during the run."""
 
     @property
     def first(self) -> int:
@@ -157,11 +157,11 @@ class _Job:
     part: Part
     body: dict[str, Any] = field(default_factory=dict)
     error: Exception | None = None
-    """Raised by the writing thread; reported when all is captured."""
+    """An error raised by the writing thread; reported after all layers are captured."""
 
 
 class _Step(NamedTuple):
-    """What the writing thread does next: write a block or, without one, all that is left."""
+    """A task of the writing thread: write a block or, if it is None, everything that is left."""
 
     job: _Job
     block: Block | None = None
@@ -170,16 +170,16 @@ class _Step(NamedTuple):
 class Checkpointer:
     """Captures and writes checkpoints; a context manager whose thread ends with it.
 
-    All methods are for the thread that computes. At most one complete part waits while another is
-    being written, so a slow disk delays the training instead of filling memory.
+    All methods must be called on the computing thread. At most one complete part waits while
+    another is being written, so a slow disk delays training instead of filling memory.
 
     Args:
-        stage: whose part.
-        generation: of the run, in the names of files.
-        streams: of the pipeline.
-        every: subnets of a stream from one checkpoint to the next; 0 for none during the run.
-        reporter: receives each part that is on disk.
-        wake: called on the writing thread when a part is.
+        stage: the stage of this part.
+        generation: the generation of the run, used in file names.
+        streams: the streams of the pipeline.
+        every: number of subnets of a stream between checkpoints; 0 for none during the run.
+        reporter: is notified of each part that is on disk.
+        wake: called on the writing thread when a part is on disk.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Checkpointer:
         self._streams = tuple(streams)
         self._every = every
         self.patience = every // 4
-        """How many subnets a checkpoint may wait for idle time."""
+        """Number of subnets for which a checkpoint may wait for idle time."""
         self._reporter = reporter
         self._wake = wake
         self._memory = CaptureMemory()
@@ -211,7 +211,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # Even if the stage fails: other stages may wait for a part that is complete.
+        # This is done even if the stage fails, because other stages may wait for a complete part.
         self._end()
         for job in self._under_way.values():
             job.part.end()
@@ -225,7 +225,7 @@ class Checkpointer:
             self._thread = None
 
     def is_due(self, stream: StreamId, sequence_id: int) -> bool:
-        """Whether a checkpoint is taken before this subnet."""
+        """Return True if a checkpoint is taken before this subnet."""
         return (
             bool(self._every)
             and sequence_id % self._every == 0
@@ -233,7 +233,7 @@ class Checkpointer:
         )
 
     def is_new(self, stream: StreamId, cut: int) -> bool:
-        """Whether a checkpoint there would differ from the one that the stream began with."""
+        """Return True if a checkpoint at ``cut`` would differ from the stream's initial one."""
         own = self._streams[stream]
         return own.is_written and cut > own.first
 
@@ -245,7 +245,7 @@ class Checkpointer:
                 self.finish(stream, cut)
 
     def capture(self, layer: LayerId, versions: tuple[Version, ...], cut: SequenceId) -> None:
-        """Copy a layer as it is now, or as it was at the resume if it was not used since."""
+        """Copy a layer's present state, or its state at the resume if it was not used since."""
         stream = self._streams[layer.stream]
         job = self._job(layer.stream, cut)
         stored = stream.store.find(layer)
@@ -253,7 +253,7 @@ class Checkpointer:
         earlier = None if is_there else stream.restored
         earlier_version = earlier.version(layer) if earlier else None
         if stored is None and earlier_version is None:
-            stored = stream.store[layer]  # frozen, and its first user has not come to it yet
+            stored = stream.store[layer]  # frozen and not yet used
         if stored is not None and stored.version == versions[-1]:
             snapshot = self._capturer.capture(stored, versions, job.part.captured)
         elif earlier is not None and earlier_version == versions[-1]:
@@ -266,7 +266,7 @@ class Checkpointer:
         job.part.add(layer_key(stream.space, alone_in(layer)), snapshot)
 
     def finish(self, stream: StreamId, cut: SequenceId) -> None:
-        """Write what was captured, after the log of what led to it is on disk."""
+        """Write the captured layers, after the log of the preceding accesses is on disk."""
         for log in self._logs(stream):
             log.flush()
         job = self._job(stream, cut)
@@ -282,7 +282,7 @@ class Checkpointer:
         self._steps.put(step)
 
     def _logs(self, stream: StreamId) -> Iterator[AccessLogWriter]:
-        """Yield the stream's log, and those of possible teachers, which have no checkpoints."""
+        """Yield the stream's log and the logs of possible teachers, which have no checkpoints."""
         yield self._streams[stream].log
         yield from (each.log for each in self._streams if not each.is_written)
 
@@ -302,16 +302,16 @@ class Checkpointer:
         return found
 
     def report(self) -> None:
-        """Report the parts that are on disk by now.
+        """Report the parts that are now on disk.
 
         Raises:
-            StorageError: if one could not be written.
+            StorageError: if a part could not be written.
         """
         while self._outcomes:
             self._report_next()
 
     def drain(self) -> None:
-        """Wait until everything is written, and report it; raises as :meth:`report` does."""
+        """Wait until everything is written and report it. Errors are those of :meth:`report`."""
         self._end()
         self.report()
 
@@ -336,7 +336,7 @@ class Checkpointer:
         try:
             if job.error is None:
                 self._finish(job) if block is None else job.part.write(block)
-        except Exception as caught:  # reported by the thread that computes
+        except Exception as caught:  # reported by the computing thread
             job.error = caught
         if block is not None:
             self._memory.give_back(block)

@@ -1,4 +1,4 @@
-"""Layers as a checkpoint holds them: memory for captured bytes, and layers to resume from."""
+"""Layers in checkpoints: memory for captured bytes, and restoring layers on resume."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def layer_key(space: Space, layer: LayerId) -> str:
 
 
 def in_a_row(tensors: Iterable[torch.Tensor]) -> memoryview:
-    """Return the bytes of tensors of one dtype and device, one after another, row by row."""
+    """Return the concatenated bytes of tensors of one dtype and device, in row-major order."""
     flat: torch.Tensor = _flatten_dense_tensors(tuple(tensors))  # type: ignore[no-untyped-call]
     return on_host(flat, Wait.CAPTURE).view(torch.uint8).numpy().data
 
@@ -56,7 +56,7 @@ def from_raw(raw: RawTensor) -> torch.Tensor:
 
 
 def aligned(raw: RawTensor, strides: Sequence[int] | None) -> torch.Tensor:
-    """Return a tensor in memory that torch has allocated, because alignment may decide over bits.
+    """Return a tensor in memory allocated by torch, because alignment may affect results.
 
     ``strides`` are those of a tensor that is not contiguous, and None for any other.
     """
@@ -71,7 +71,7 @@ def load_layer(
 ) -> nn.Module:
     """Fill a module's parameters and buffers from a checkpoint.
 
-    With ``ema`` parameters that were ever stepped get their moving averages.
+    With ``ema``, parameters that have been stepped are set to their moving averages.
     """
     state = {
         name.split("/", 3)[3]: from_raw(raw)
@@ -105,11 +105,11 @@ def load_layer(
 
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Small enough that what was copied is still in the cache when it is written."""
+"""Small enough that copied bytes are still in the cache when they are written."""
 
 
 class Block:
-    """Some memory, and its address."""
+    """A block of memory and its address."""
 
     def __init__(self) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -119,10 +119,10 @@ class Block:
 
 
 class CaptureMemory:
-    """Blocks that are reused for one checkpoint after another.
+    """Blocks that are reused for successive checkpoints.
 
     Fresh memory costs more than the copies, because the kernel clears it page by page. Blocks may
-    be given back on another thread than they are taken.
+    be given back on a different thread than the one that took them.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class CaptureMemory:
 
 
 class Span:
-    """A stretch of memory to be filled."""
+    """A range of memory to be filled."""
 
     __slots__ = ("address", "view")
 
@@ -149,25 +149,25 @@ class Span:
 
 
 def checksum(spans: Iterable[Span], of_earlier: int = 0) -> int:
-    """Return the CRC32 of the spans, continuing that of earlier bytes."""
+    """Return the CRC32 of the spans, continued from that of earlier bytes."""
     for span in spans:
         of_earlier = crc32(span.view, of_earlier)
     return of_earlier
 
 
 class _Lane:
-    """Blocks that are filled one after another."""
+    """Blocks that are filled in sequence."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
-        self.used = BLOCK_BYTES  # of the last one
+        self.used = BLOCK_BYTES  # used bytes of the last block
 
 
 class Captured:
-    """The bytes of one checkpoint; those with items of the same size follow one another.
+    """The bytes of one checkpoint, grouped by item size.
 
-    Full blocks are handed on for the item size that first fills a block; the rest stays here.
-    ``hand_on`` takes a full block and gives it back to ``memory``.
+    Full blocks are passed on for the item size that first fills a block; all others are kept.
+    ``hand_on`` receives a full block and gives it back to ``memory``.
     """
 
     def __init__(self, memory: CaptureMemory, hand_on: Callable[[Block], None]) -> None:
@@ -175,10 +175,10 @@ class Captured:
         self._hand_on = hand_on
         self._lanes: dict[int, _Lane] = {}
         self.streamed_items = 0
-        """The item size of the blocks that are handed on; 0 while no block is full."""
+        """Item size of the blocks that are passed on; 0 while no block is full."""
 
     def reserve(self, nbytes: int, item_bytes: int) -> Sequence[Span]:
-        """Return memory for the next bytes of such items, to be filled before the next call."""
+        """Return memory for the next bytes of this item size, to be filled before the next call."""
         lane = self._lanes.get(item_bytes)
         if lane is None:
             lane = self._lanes[item_bytes] = _Lane()
@@ -231,11 +231,11 @@ class Captured:
 
 
 class LayerSnapshot(NamedTuple):
-    """One layer's captured state at a cut; names are without the layer's own.
+    """One layer's captured state at a cut; names do not include the layer's name.
 
-    ``versions`` may still be read, oldest first; all but the last one consist of parameters only.
-    ``tensors`` are listings of one dtype each, with the CRC32 of their bytes. ``strides`` are those
-    of tensors that are not contiguous.
+    ``versions`` are those that may still be read, oldest first; all but the last consist of
+    parameters only. ``tensors`` are listings of one dtype each, with the CRC32 of their bytes.
+    ``strides`` are those of tensors that are not contiguous.
     """
 
     versions: tuple[Version, ...]
@@ -245,7 +245,7 @@ class LayerSnapshot(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The same as it is read from a checkpoint, tensor by tensor."""
+    """The same state as read from a checkpoint, with separate tensors."""
 
     versions: tuple[Version, ...]
     tensors: Mapping[str, RawTensor]
@@ -256,7 +256,7 @@ class _State(NamedTuple):
 class Restored:
     """A checkpoint that a stream resumes from.
 
-    ``stream`` is its number in this pipeline; in the files it is the only one.
+    ``stream`` is the stream's number in this pipeline; in its files it is the only stream.
     """
 
     def __init__(self, space: Space, stream: StreamId, checkpoint: Checkpoint) -> None:
@@ -269,7 +269,7 @@ class Restored:
         self._strides = _by_layer(checkpoint.strides)
 
     def layers(self, stages: Collection[StageId]) -> tuple[KeptLayer, ...]:
-        """Return every layer that it holds, in chain order, kept by these stages in turn."""
+        """Return all layers in the checkpoint in chain order, assigned to ``stages`` in turn."""
         keys = self.checkpoint.versions
         found = sorted(
             (self._space.layer(key.split("/", 1)[1])._replace(stream=self._stream), key)
@@ -281,14 +281,14 @@ class Restored:
         )
 
     def version(self, layer: LayerId) -> Version | None:
-        """Return a layer's newest version; None if nobody had used it before the cut."""
+        """Return a layer's newest version; None if no subnet before the cut used it."""
         state = self._state(layer)
         return state.versions[-1] if state else None
 
     def capture(
         self, layer: LayerId, versions: tuple[Version, ...], into: Captured
     ) -> LayerSnapshot:
-        """Copy a layer as the checkpoint holds it; raises KeyError if nobody had used it."""
+        """Copy a layer's state in the checkpoint. Raise KeyError if no subnet had used it."""
         state = self._state(layer)
         if state is None:
             raise KeyError(layer)
@@ -323,14 +323,14 @@ class Restored:
         )
 
     def restore(self, layer: LayerId, stored: StoredLayer) -> None:
-        """Bring a new layer to the state in the checkpoint."""
+        """Restore a new layer to its state in the checkpoint."""
         self._fill(stored, self._state(layer))
 
     def restore_weights(self, layer: LayerId, stored: StoredLayer, ema: bool = False) -> None:
         """Fill a new layer with the newest parameters and buffers only.
 
-        The layer stays at its initial version. With ``ema`` the parameters are their moving
-        averages, if there are any.
+        The layer stays at its initial version. With ``ema``, parameters are set to their moving
+        averages if available.
         """
         state = self._state(layer)
         if state is not None:
@@ -363,7 +363,7 @@ class Restored:
 
 
 def _by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """``stream/label/rest`` to ``stream/label`` and ``rest``."""
+    """Group values with keys ``stream/label/rest`` by ``stream/label``, then ``rest``."""
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, value in values.items():
         stream, label, rest = name.split("/", 2)
@@ -389,7 +389,7 @@ def _restore(stored: StoredLayer, state: _State) -> None:
             case "version":
                 older, _, parameter = rest.partition("/")
                 owner = stored.parameters.get(parameter)
-                # Otherwise a buffer, of a layer whose readers have their own.
+                # Otherwise it is a buffer of a layer whose readers have their own copies.
                 read = stored.module.get_buffer(parameter) if owner is None else owner.detach()
                 copies[Version(int(older))][parameter] = _copy(value, torch.empty_like(read))
             case _:
@@ -398,7 +398,7 @@ def _restore(stored: StoredLayer, state: _State) -> None:
     for name, scalar in state.scalars.items():
         _set_optimizer_state(stored, name.removeprefix("optimizer/"), scalar)
     for version in state.versions[:-1]:
-        copies[version]  # a layer without parameters has versions, too
+        copies[version]  # a layer without parameters also has versions
     stored.restore(state.versions[-1], copies)
 
 
@@ -409,7 +409,7 @@ def _copy(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _set_buffer(stored: StoredLayer, name: str, value: torch.Tensor) -> None:
-    """Fill a buffer, if possible in its own memory, because others may share it."""
+    """Fill a buffer, in its own memory if possible, because other tensors may share it."""
     owner, key = slot_of(stored.module, name)
     buffer = owner._buffers.get(key)
     if buffer is None or (buffer.dtype, buffer.shape) != (value.dtype, value.shape):

@@ -1,1 +1,1 @@
-"""Layers on a stage: their tensors, their optimizers, and where they are kept."""
+"""Layers on a stage: their tensors, optimizers and storage."""

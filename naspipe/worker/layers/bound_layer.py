@@ -1,4 +1,4 @@
-"""A layer at one version, as a pass uses it: forward, gradients, and edits of parameters."""
+"""A layer at the version that a pass uses: its forward, gradients, and edits of parameters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NORMED = (nn.Embedding, nn.EmbeddingBag)
 
 
 class EditedParameterError(ConfigError):
-    """A layer's forward changes a parameter where the run cannot carry the change."""
+    """Raised if a layer's forward changes a parameter in a run that does not support this."""
 
 
 def refused(layer: str, parameter: str, obstacle: str) -> EditedParameterError:
     """Return the error for such a layer, named as in ``layer 2.0 (Embedding)``.
 
-    ``obstacle`` is the setting of the run that does not carry the change.
+    ``obstacle`` is the setting of the run that does not support the change.
     """
     return EditedParameterError(
         f"{layer}: its forward changes its own parameter {parameter}, which only a run with "
@@ -36,7 +36,7 @@ def refused(layer: str, parameter: str, obstacle: str) -> EditedParameterError:
 def obstacle_to_edits(
     policy: str, passes: int, recompute: bool = False, has_budget: bool = False
 ) -> str:
-    """Return the setting of a run that does not carry such a change; empty if none."""
+    """Return the setting of a run that does not support such a change; empty if none."""
     if policy != "csp":
         return f"policy {policy}"
     if passes > 1:
@@ -47,7 +47,7 @@ def obstacle_to_edits(
 
 
 def known_edit(module: nn.Module) -> str:
-    """Return the name of a parameter that a module of torch's changes in its forward, or \"\"."""
+    """Return the name of a parameter that a torch module changes in its forward, or \"\"."""
     for name, part in module.named_modules():
         if isinstance(part, _NORMED) and part.max_norm is not None:
             return f"{name}.weight" if name else "weight"
@@ -55,10 +55,10 @@ def known_edit(module: nn.Module) -> str:
 
 
 class ParameterMarks:
-    """Notes the state of parameters, to find out later which of them has changed.
+    """Records the state of parameters, to detect later which of them has changed.
 
     Torch counts changes in place, but not those made through ``parameter.data``. With
-    ``looks_at_bits`` the bits are compared as well, which waits for the device.
+    ``looks_at_bits``, the bits are compared as well, which waits for the device.
     """
 
     __slots__ = ("_before", "_looks_at_bits", "_parameters")
@@ -69,7 +69,7 @@ class ParameterMarks:
         self._before = [_mark(each, looks_at_bits) for each in parameters.values()]
 
     def changed(self) -> str:
-        """Return the name of the first parameter that has changed since; empty if none has."""
+        """Return the name of the first parameter that has changed; empty if none has."""
         for (name, each), before in zip(self._parameters.items(), self._before, strict=True):
             if _mark(each, self._looks_at_bits) != before:
                 return name
@@ -82,7 +82,7 @@ def _mark(tensor: torch.Tensor, looks_at_bits: bool) -> tuple[int, int, int]:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Return a sum over all bits, which takes almost no memory."""
+    """Return a checksum of all bits, computed with almost no extra memory."""
     value = tensor.detach()
     if value.layout != torch.strided or value.is_meta or not value.numel():
         return 0
@@ -101,17 +101,17 @@ Apply = Callable[..., Any]
 """Called with a module, tensors and named settings; see :class:`naspipe.Elastic`."""
 
 _set_counters = torch._C._autograd._unsafe_set_version_counter
-"""As ``torch.autograd._unsafe_preserve_version_counter`` restores counters."""
+"""The function with which ``torch.autograd._unsafe_preserve_version_counter`` restores counters."""
 
 
 class BoundLayer:
-    """A layer at one version: its forward, and the parameters that its gradients arrive at.
+    """A layer at one version: its forward, and the parameters that receive its gradients.
 
     Args:
         module: the layer's module.
-        call: its forward; reads the module's own parameters.
+        call: the layer's forward, which reads the module's own parameters.
         parameters: the module's parameters by name.
-        is_first: the layer has not been called in this process before, so it is checked closely.
+        is_first: whether this is the layer's first call in this process, which is checked closely.
         version: the module's tensors, each with the value that the forward and its backward read;
             None to read the present values.
     """
@@ -128,11 +128,11 @@ class BoundLayer:
         self.parameters = parameters
         self.is_first = is_first
         self.edited = ""
-        """The name of a parameter that the last call has changed, or an empty string."""
+        """The name of a parameter that the last call changed, or an empty string."""
         self._forward = call
         self._version = version
         self.is_version = version is not None
-        """Whether this is a copy, apart from the tensors that become the next version."""
+        """Whether this is a copy, separate from the tensors that become the next version."""
         self._is_in_place = version is None
 
     def call(self, *inputs: Any, **setting: Any) -> Any:
@@ -149,15 +149,15 @@ class BoundLayer:
     def in_place(self) -> Iterator[None]:
         """Give the module's own parameters the values of this version.
 
-        Entered for the forward and again for the backward. The parameters stay the same objects,
-        and only the memory behind them is exchanged, so every reader sees this version, however it
-        gets at them: by a list of parameters, a hook, or a function that activation checkpointing
-        calls during the backward.
+        The context is entered for the forward and again for the backward. The parameters remain the
+        same objects and only their memory is exchanged, so every reader sees this version, whether
+        it accesses them through a list of parameters, a hook, or a function that activation
+        checkpointing calls during the backward.
 
         Autograd saves a parameter as an object, and refuses a backward if its version counter has
         changed since the forward. The counters are therefore 0 while a version is in place, and are
         restored afterwards. Updates in between do not affect the graphs of older versions, which
-        have memory of their own.
+        use separate memory.
         """
         if self._is_in_place or self._version is None:
             yield
@@ -179,9 +179,9 @@ class BoundLayer:
     def part_gradients(self, others: Iterable[torch.Tensor | None]) -> None:
         """Copy gradients that share the memory of one of the others.
 
-        The gradients of ``p`` and of ``x`` in ``x + p.view_as(x)`` are both that of the sum. A
-        change in place, as by clipping, must not change what goes back along the chain. Gradients
-        of one layer that share memory still do, as in a plain loop.
+        In ``x + p.view_as(x)``, the gradients of ``p`` and ``x`` are both that of the sum. An
+        in-place change, such as clipping, must not change the gradients passed back along the
+        chain. Gradients of one layer that share memory continue to do so, as in a plain loop.
         """
         having = [each for each in self.parameters.values() if each.grad is not None]
         for parameter, own in zip(having, apart([p.grad for p in having], others), strict=True):
@@ -200,9 +200,9 @@ class BoundLayer:
 def apart(
     tensors: Sequence[torch.Tensor | None], others: Iterable[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Copy the tensors that are in the memory of one of the others.
+    """Copy the tensors that share memory with one of the others.
 
-    Strides are kept, and tensors that share memory with each other still do.
+    Strides are kept, and tensors that share memory with each other continue to do so.
     """
     storages = (each.untyped_storage() for each in others if each is not None)
     taken = {(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in storages}

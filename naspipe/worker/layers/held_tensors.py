@@ -19,7 +19,7 @@ from naspipe.config.user_code import is_users_module
 from naspipe.jobs.losses import TORCHS
 
 _MOST = 20000
-"""The most objects that are visited."""
+"""Maximum number of objects to visit."""
 
 
 def held_tensors(root: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -31,9 +31,9 @@ def held_tensors(root: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 def held_things(root: object, name: str) -> Iterator[tuple[str, object]]:
     """Yield everything reachable from a root, with a path such as ``loss.model.0.weight``.
 
-    Functions lead to the variables they capture, their defaults and the globals they read; users'
-    objects to their attributes. Libraries are left out. Paths begin with ``name``, or with the name
-    of a function's variable.
+    The search follows the captured variables, defaults and globals of functions, and the attributes
+    of users' objects. Libraries are skipped. Paths begin with ``name``, or with the name of a
+    function's variable.
     """
     left: deque[tuple[str, object]] = deque([(name, root)])
     seen: dict[int, object] = {}
@@ -41,7 +41,7 @@ def held_things(root: object, name: str) -> Iterator[tuple[str, object]]:
         path, thing = left.popleft()
         if id(thing) in seen:
             continue
-        seen[id(thing)] = thing  # referred to, so that no other thing gets its id
+        seen[id(thing)] = thing  # keeps a reference, so that its id is not reused
         yield path, thing
         if not isinstance(thing, torch.Tensor):
             left.extend(_inside(path, thing))
@@ -85,12 +85,12 @@ def _inside(path: str, thing: Any) -> Iterator[tuple[str, object]]:
 
 
 def variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield what a function reads from outside: captured variables, defaults and globals."""
+    """Yield the captured variables, defaults and globals of a function."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # of a variable that has no value yet
+        except ValueError:  # the variable has no value yet
             continue
     usual = function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
@@ -101,7 +101,7 @@ def variables_of(function: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def leaves_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the leaves that a backward from these tensors would give a gradient."""
+    """Yield the leaves that would receive a gradient in a backward from these tensors."""
     left: list[Any] = []
     for each in tensors:
         if each.grad_fn is not None:
@@ -113,7 +113,7 @@ def leaves_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         node = left.pop()
         if id(node) in seen:
             continue
-        seen[id(node)] = node  # referred to, so that no other node gets its id
+        seen[id(node)] = node  # keeps a reference, so that its id is not reused
         if (leaf := getattr(node, "variable", None)) is not None:
             yield leaf
         left.extend(each for each, _ in node.next_functions if each is not None)
@@ -126,7 +126,7 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
     """Return a deep copy whose parameters and buffers have the hooks of the originals, in order.
 
     A hook that is a method, a ``partial`` or an object is copied with the module, so it uses the
-    copy's tensors. A function is not copied: see :func:`check_hooks_copied`. ``memo`` is that of
+    copy's tensors. A function is not copied; see :func:`check_hooks_copied`. ``memo`` is passed to
     :func:`copy.deepcopy`.
     """
     memo = {} if memo is None else memo
@@ -150,11 +150,11 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def check_hooks_copied(parts: Sequence[nn.Module]) -> None:
-    """Check that hooks of modules, each copied by itself, do not hold originals that are trained.
+    """Check that hooks of separately copied modules do not refer to trained original tensors.
 
     Raises:
-        ConfigError: for a function with a parameter or buffer of a part in a variable, and for
-            another hook that holds one of another part.
+        ConfigError: if a hook that is a function has a variable with a parameter or buffer of a
+            part, or if another hook holds one of another part.
     """
     owners = {
         id(tensor): (position, name)

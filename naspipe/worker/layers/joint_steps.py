@@ -1,8 +1,8 @@
-"""One step of many layers' optimizers with one call per operation, in host memory.
+"""Step the optimizers of many layers in host memory with one call per operation.
 
-Adam of 50 small layers with ten tensors each makes eight calls for each of 500 tensors; joined, it
-makes eight for a hundred of them. Each tensor goes through the same operations, so the bits are the
-same.
+Adam for 50 small layers with ten tensors each makes eight calls for each of 500 tensors; joint
+steps make eight calls for a hundred tensors. Each tensor undergoes the same operations, so the
+results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from naspipe.worker.layers.own_steps import (
 )
 
 JOINED = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop")
-"""Optimizers whose ``foreach`` leaves the bits of their loop over parameters, with any options."""
+"""Optimizers whose ``foreach`` is bitwise equal to their loop over parameters, with any options."""
 
 ENTRIES = 1 << 18
-"""The most entries that are stepped in one call: more would leave the processor's cache between one
-operation and the next."""
+"""Maximum number of entries stepped in one call. More would be evicted from the processor's cache
+between two operations."""
 
 ENOUGH = 8
-"""The least parameters of a layer that is stepped alone; with fewer, a loop is as fast."""
+"""Minimum number of parameters for ``foreach`` on a single layer; with fewer, a loop is as fast."""
 
 _KINDS = {getattr(torch.optim, name) for name in JOINED}
-_PRECISIONS = (torch.float32, torch.float64)  # with fewer bits, foreach rounds at other places
+_PRECISIONS = (torch.float32, torch.float64)  # foreach rounds lower precisions differently
 
 _Options = Mapping[str, Any]
 """An optimizer's group without its parameters."""
 
 
 class JointSteps:
-    """Steps that are due, of optimizers of one layer each; :meth:`take` takes all of them."""
+    """Collects pending steps of optimizers of one layer each; :meth:`take` executes them."""
 
     def __init__(self) -> None:
         self._due: list[torch.optim.Optimizer] = []
 
     def takes(self, optimizer: torch.optim.Optimizer, own: OwnStep, lr: float) -> bool:
-        """Return whether a step will be taken later; its gradients have to stay until then.
+        """Return True if the step was queued; its gradients must be kept until :meth:`take`.
 
-        The parameters of ``optimizer`` have the gradients of one step at the recipe's rate ``lr``.
+        The parameters of ``optimizer`` have the gradients of one step. ``lr`` is the recipe's rate.
         """
-        # Nothing but its class's own step may be asked of it, in host memory and with loops.
+        # Only plain steps of the optimizer's class in host memory with a loop can be joined.
         if (
             own.every > 1
             or own.predicts
@@ -72,7 +72,7 @@ class JointSteps:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Take the steps that are due, and leave no gradients."""
+        """Execute the pending steps, and clear the gradients."""
         due, self._due = self._due, []
         alike: dict[type, list[torch.optim.Optimizer]] = {}
         for optimizer in due:
@@ -88,9 +88,9 @@ class JointSteps:
 
 
 def _step_alone(optimizer: torch.optim.Optimizer) -> None:
-    """Step one optimizer, with one call for all parameters if there are enough of them."""
+    """Step one optimizer, with one call for all parameters if it has enough of them."""
     groups = optimizer.param_groups
-    if not optimizer.state or not all(  # where nothing is kept, there is little to call
+    if not optimizer.state or not all(  # without state there are few calls to save
         len(group["params"]) >= ENOUGH
         and sum([each.numel() for each in group["params"]]) <= ENTRIES
         and _has_same_bits(type(optimizer), _options(group))
@@ -107,7 +107,7 @@ def _step_alone(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _step(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Step optimizers of one class as if one of them had all parameters."""
+    """Step optimizers of one class as if a single optimizer had all parameters."""
     kind: type[Any] = type(optimizers[0])
     groups = _joined(optimizers)
     if not all(_has_same_bits(kind, _options(group)) for group in groups):
@@ -155,9 +155,9 @@ _proved: list[tuple[type, _Options, bool]] = []
 
 
 def _has_same_bits(kind: type[Any], options: _Options) -> bool:
-    """Whether this version of torch leaves the same bits either way; tried once on small tensors.
+    """Return True if both ways are bitwise equal in this version of torch, tested on small tensors.
 
-    The rate and the group are left out, because they change from step to step and layer to layer.
+    The test ignores the rate and the group, because they vary between steps and layers.
     """
     given = {name: value for name, value in options.items() if name not in _LEFT_OUT}
     for known, those, is_same in _proved:

@@ -1,9 +1,10 @@
-"""What a module keeps from one forward to the next: its buffers, and state in general.
+"""The state that a module keeps between forwards: its buffers and other state.
 
-A layer without any state has no versions. Parameters and buffers are state, and so is what a module
-keeps in Python attributes, because two forwards through it must then come in order. Whether it does
-cannot be known for certain, so whatever might be state counts as state. That may cost time, but
-never changes a bit. The statistics of batch normalisation can be collected and applied later.
+A layer without state has no versions. Parameters and buffers are state, and so are values that a
+module stores in Python attributes, because two forwards of such a module must run in order. Since
+this cannot be determined for certain, anything that might be state counts as state, which may cost
+time but never changes results. The statistics of batch normalisation can be collected and applied
+later.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"}
 
 
 def keeps_state(module: nn.Module) -> bool:
-    """Whether a module has parameters, buffers, or anything else that a forward may change.
+    """Return True if a module has parameters, buffers, or other state that a forward may change.
 
-    An empty place for a parameter or a buffer counts, because a forward may fill it. In modules
-    that are not torch's own, plain attributes are not state if no method stores any. Everything
-    else is: hooks, lists, tensors that are not buffers, objects of the user's.
+    An empty slot for a parameter or a buffer counts, because a forward may fill it. In modules that
+    are not part of torch, plain attributes are not state if no method stores any. Everything else
+    is state: hooks, lists, tensors that are not buffers, and objects of the user.
     """
     return any(map(_part_keeps_state, module.modules()))
 
@@ -52,7 +53,10 @@ def _part_keeps_state(part: nn.Module) -> bool:
 
 
 def _is_torchs(kind: type) -> bool:
-    """Torch's modules without parameters and buffers keep nothing; the code of a graph is made."""
+    """Return True for classes of torch, which keep no state besides parameters and buffers.
+
+    This includes graph modules, whose code is generated.
+    """
     return kind.__module__.startswith(("torch.nn.", "torch.fx."))
 
 
@@ -65,7 +69,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _methods(kind: type) -> Iterator[CodeType]:
-    """Yield the methods that a user's module may run after it is made."""
+    """Yield the methods that a user's module may run after its construction."""
     for each in kind.__mro__:
         if each is nn.Module or _is_torchs(each):
             return
@@ -76,7 +80,7 @@ def _methods(kind: type) -> Iterator[CodeType]:
 
 
 def _stores(code: CodeType) -> bool:
-    """Whether a function, or one inside it, stores an attribute or an outer variable."""
+    """Return True if a function, or one nested in it, stores an attribute or an outer variable."""
     for each in dis.get_instructions(code):
         is_others = each.opname == "STORE_DEREF" and each.argval in code.co_freevars
         if is_others or each.opname in _STORES:
@@ -85,7 +89,7 @@ def _stores(code: CodeType) -> bool:
 
 
 def buffer_slots(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield each buffer that a module has now: its full name, its owner and its key there."""
+    """Yield the full name, owner and key of each buffer that a module has now."""
     for prefix, owner in module.named_modules():
         for key, buffer in owner._buffers.items():
             if buffer is not None:
@@ -93,7 +97,7 @@ def buffer_slots(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 class SwappedBufferError(ConfigError):
-    """A buffer is not what it was when its layer was made, and the layer is swapped."""
+    """Raised if a buffer of a swapped layer no longer fits the memory laid out for it."""
 
 
 def swapped_misfit(label: str, name: str, what: str) -> SwappedBufferError:
@@ -105,9 +109,9 @@ def swapped_misfit(label: str, name: str, what: str) -> SwappedBufferError:
 
 
 def check_sizes(label: str, module: nn.Module, made: Mapping[str, int]) -> None:
-    """Raise SwappedBufferError if a module has new buffers, or some that grew.
+    """Raise SwappedBufferError if a module has new buffers or buffers that grew.
 
-    ``made`` are the bytes of its buffers when it was made, by name.
+    ``made`` maps names of buffers to their sizes in bytes when the module was created.
     """
     for name, nbytes in buffer_bytes(module).items():
         if name not in made:
@@ -131,7 +135,7 @@ def buffer_bytes(module: nn.Module) -> dict[str, int]:
 
 
 def slot_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the owner of a buffer, which need not exist yet, and its key there."""
+    """Return the owner of a buffer, which need not exist yet, and its key in the owner."""
     path, _, key = name.rpartition(".")
     try:
         owner = module.get_submodule(path)
@@ -143,7 +147,7 @@ def slot_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def replace_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Replace a buffer by another tensor, under all names that it has."""
+    """Replace a buffer by another tensor under all its names."""
     owner, key = slot_of(module, name)
     if key not in owner._buffers:
         owner.register_buffer(key, value)
@@ -158,7 +162,7 @@ def replace_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
 
 @torch.no_grad()
 def fill_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
-    """Give a buffer a value: in its own memory if the shape fits, else with a new tensor."""
+    """Set a buffer's value, in its own memory if the shape matches, else with a new tensor."""
     owner, key = slot_of(module, name)
     buffer = owner._buffers.get(key)
     if buffer is not None and buffer.shape == value.shape:
@@ -171,7 +175,7 @@ def fill_buffer(module: nn.Module, name: str, value: torch.Tensor) -> None:
 
 
 def drop_buffers(module: nn.Module, kept: Collection[str]) -> None:
-    """Remove all buffers but those with these names, and other names of the same tensors."""
+    """Remove all buffers except those with these names and other names of the same tensors."""
     there = [*buffer_slots(module)]
     stay = {id(owner._buffers[key]) for name, owner, key in there if name in kept}
     for _, owner, key in there:
@@ -198,17 +202,17 @@ def unknown_norm(module: nn.Module) -> str | None:
 
 
 def other_buffers(module: nn.Module) -> bool:
-    """Whether there are buffers other than statistics of these norms."""
+    """Return True if a module has buffers other than statistics of these norms."""
     return any(type(owner) not in KNOWN for _, owner, _ in buffer_slots(module))
 
 
 @contextmanager
 def collected(module: nn.Module) -> Iterator[Statistics]:
-    """Collect the batch statistics of the forward inside; the module keeps its running ones."""
+    """Collect the batch statistics of the forward in this context; running ones stay unchanged."""
     norms = dict(_norms(module))
     before = {name: (dict(norm._buffers), norm.momentum) for name, norm in norms.items()}
     for norm in norms.values():
-        # A kernel that adds the whole of a batch's statistic to zero leaves just that.
+        # With zero buffers and momentum 1, the kernel leaves exactly the batch's statistics.
         for key, buffer in norm._buffers.items():
             norm._buffers[key] = None if buffer is None else torch.zeros_like(buffer)
         norm.momentum = 1.0

@@ -1,6 +1,6 @@
-"""The layers of one stage, made when they are first needed, each from its own seed.
+"""The layers of one stage, created when first needed, each with its own seed.
 
-The module also holds the checks of what a layer's factory returns.
+The module also contains the checks of a factory's results.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from naspipe.worker.layers.stored_layer import StoredLayer
 from naspipe.worker.layers.used_entries import UsedEntries
 
 KEPT_AWAY = 64
-"""How many layers that left keep their modules, in case they come back."""
+"""Number of layers that keep their modules after leaving, in case they return."""
 
 _CAUSAL = CausalPolicy()
 _FROZEN = Frozen()
 
 
 class LayerStore:
-    """Makes each layer when it is first asked for, and keeps it while it is on this stage.
+    """Creates each layer on first access, and keeps it while it is on this stage.
 
-    The layers that moved to other stages last keep their modules, which need not be made again when
-    they come back.
+    The layers that most recently moved to other stages keep their modules, which need not be
+    created again if the layers return.
 
     Args:
-        space: whose layers.
-        seed: of the run; each layer has its own.
-        recipe: names the optimizer.
-        on_made: takes each new layer, in host memory.
-        policy: says which layers are written while they are read, and how they step.
-        restore: brings a new layer to the state in a checkpoint.
+        space: the search space of the layers.
+        seed: the seed of the run, from which each layer's seed is derived.
+        recipe: defines the optimizer.
+        on_made: called with each new layer, which is in host memory.
+        policy: determines which layers are written while they are read, and how they step.
+        restore: restores a new layer to its state in a checkpoint.
         on_dropped: called for each layer that left and is no longer kept.
         trains: whether modules are in training mode.
     """
@@ -61,7 +61,7 @@ class LayerStore:
         trains: bool = True,
     ) -> None:
         self.stateless: Collection[tuple[int, int]] = ()
-        """Block and candidate of the layers that were found to have no state."""
+        """Pairs (block, candidate) of the layers that were found to have no state."""
         self._trains = trains
         self._policy = policy
         self._on_made = on_made
@@ -72,17 +72,17 @@ class LayerStore:
         self._recipe = recipe
         self._layers: dict[LayerId, StoredLayer] = {}
         self._owners: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
-        """Labels of layers by their parameters and buffers, which forwards may replace."""
+        """Labels of layers by their parameters and buffers. Forwards may replace buffers."""
         self._away: set[LayerId] = set()
         self._left: dict[LayerId, None] = {}
-        """Those that keep their modules, in the order in which they left."""
+        """Layers that left but keep their modules, in the order in which they left."""
 
     def __getitem__(self, layer: LayerId) -> StoredLayer:
         stored = self._layers.get(layer)
         return self.make(layer) if stored is None else stored
 
     def make(self, layer: LayerId) -> StoredLayer:
-        """Return the layer, made now if needed; when that happens does not change its bits."""
+        """Return the layer, creating it if needed. Its bits do not depend on the creation time."""
         if layer not in self._layers:
             if layer in self._away:
                 raise InvariantError(f"layer {layer} was asked for, but is on another stage")
@@ -95,7 +95,7 @@ class LayerStore:
         return self._layers[layer]
 
     def prepare(self, layer: LayerId) -> None:
-        """Make a layer that will be needed, unless it is to come from another stage."""
+        """Create a layer that will be needed, unless it will arrive from another stage."""
         if layer not in self._away:
             self.make(layer)
 
@@ -111,18 +111,18 @@ class LayerStore:
                 self._on_dropped(dropped)
 
     def give_up(self, layer: LayerId) -> None:
-        """Note that the copy of a layer here is used up: it is written on another stage."""
+        """Mark the local copy of a layer as outdated, because another stage writes the layer."""
         self._away.add(layer)
 
     def come_back(self, layer: LayerId) -> StoredLayer:
-        """Return a layer, with old contents, for what another stage hands over."""
+        """Return a layer with outdated contents, to receive the state from another stage."""
         self._away.discard(layer)
         self._left.pop(layer, None)
         return self[layer]
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameter tensors of all layers that have been made."""
+        """Number of parameter tensors of all layers that have been created."""
         return sum(len(stored.parameters) for stored in self._layers.values())
 
     def find(self, layer: LayerId) -> StoredLayer | None:
@@ -164,9 +164,9 @@ class LayerStore:
 
 
 def check_hooks(label: str, module: nn.Module) -> None:
-    """Raise ConfigError for a hook that a plain loop calls with the sum of a step's passes so far.
+    """Raise ConfigError for a hook that a plain loop calls with the partial sum of a step's passes.
 
-    Here each pass has its own gradients, which are summed up afterwards.
+    naspipe computes separate gradients for each pass, which are summed afterwards.
     """
     for name, each in module.named_parameters():
         if _has_late_hooks(each):
@@ -179,7 +179,7 @@ def check_hooks(label: str, module: nn.Module) -> None:
 
 
 def check_sized(label: str, module: Any) -> None:
-    """Raise ConfigError unless a factory returned a module whose tensors have sizes."""
+    """Raise ConfigError unless a factory returned a module whose tensors have known sizes."""
     expected = f"layer {label}: expected its factory to return"
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{expected} a torch.nn.Module, found {type(module).__name__}")
@@ -192,9 +192,9 @@ def check_sized(label: str, module: Any) -> None:
 
 
 def check_made(label: str, module: Any, keeps_versions: bool) -> None:
-    """Raise ConfigError unless a factory returned a module with sizes that a run can carry out.
+    """Raise ConfigError unless a factory returned a sized module that a run supports.
 
-    With ``keeps_versions``, copies of older versions are read, which have no hooks.
+    With ``keeps_versions``, passes read copies of older versions, which have no hooks.
     """
     check_sized(label, module)
     for name, each in (*module.named_parameters(), *module.named_buffers()):
@@ -207,7 +207,7 @@ def check_made(label: str, module: Any, keeps_versions: bool) -> None:
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter and buffer, with the word for what it is."""
+    """Yield every parameter and buffer, with the word for its kind."""
     for parameter in module.parameters():
         yield "parameter", parameter
     for buffer in module.buffers():
@@ -230,7 +230,7 @@ def shared(what: str, owner: str, label: str) -> ConfigError:
 
 
 def made_before(layer: str, what: str) -> ConfigError:
-    """Return the error for a factory that returns a ``module``, or ``memory``, made before."""
+    """Return the error for a factory that returns a ``module`` or ``memory`` of an earlier call."""
     found, todo = "takes a parameter from outside", "take a copy, as in w.clone()"
     if what == "module":
         found = "hands out what was made before, as under functools.cache"

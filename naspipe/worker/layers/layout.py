@@ -1,4 +1,4 @@
-"""The place of each tensor of a layer in one piece of memory."""
+"""The layout of a layer's tensors in one block of memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from naspipe.worker.layers.stored_layer import StoredLayer
 
 
 class StateSizes:
-    """How many bytes each tensor of an optimizer's state takes, measured by a real step.
+    """The size in bytes of each tensor of an optimizer's state, measured with a real step.
 
-    Tensors without dimensions, such as Adam's ``step``, are left out: they stay where the optimizer
-    made them. Sizes are measured once for each shape, strides, dtype and kind of a parameter, and
-    for each way in which layers and parameter groups step.
+    Tensors without dimensions, such as Adam's ``step``, are excluded: they stay where the optimizer
+    created them. Sizes are measured once for each shape, strides, dtype and kind of a parameter,
+    and for each way in which layers and parameter groups step.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -34,7 +34,7 @@ class StateSizes:
     def of(
         self, parameter: torch.Tensor, own: OwnStep = RECIPES, group: int = 0
     ) -> Mapping[str, int]:
-        """Return the bytes by the names of the state; ``group`` is the parameter's."""
+        """Return sizes in bytes by the keys of the state; ``group`` is the parameter's group."""
         kind = type(parameter)
         kind = kind if issubclass(kind, Alpha) else nn.Parameter
         key = (parameter.shape, parameter.stride(), parameter.dtype, kind, own, group)
@@ -45,7 +45,7 @@ class StateSizes:
             like = kind(zeros)
             like.grad = torch.ones_like(zeros)
             optimizer = make_optimizer(self._recipe, [like], own, lambda _: group)
-            take_step(optimizer, own, own.every - 1, self._recipe.lr)  # one that changes the layer
+            take_step(optimizer, own, own.every - 1, self._recipe.lr)  # changes the layer
             state = sorted(optimizer.state[like].items())
             known = {name: span_bytes(value) for name, value in state if is_moved(value)}
             self._known[key] = known
@@ -53,14 +53,14 @@ class StateSizes:
 
 
 class Slot(NamedTuple):
-    """The part of the blob that one tensor has.
+    """The part of the blob that is assigned to one tensor.
 
-    It starts at a multiple of 512 bytes, unless the tensor began inside its storage: it is then as
-    far from such a multiple as it was, because alignment may decide over bits.
+    It starts at a multiple of 512 bytes, unless the tensor had an offset in its storage: it then
+    keeps its offset from such a multiple, because the alignment may affect the result.
     """
 
     name: str
-    key: str  # its name in the module, or in the optimizer's state
+    key: str  # the tensor's key in the module or in the optimizer's state
     number: int
     """The tensor's number. A tensor with two names has two slots with the same number."""
     offset: int
@@ -71,7 +71,7 @@ class Slot(NamedTuple):
 
 
 class TensorForm(NamedTuple):
-    """How a tensor lies in its memory."""
+    """The dtype, shape and strides of a tensor."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -83,18 +83,18 @@ class TensorForm(NamedTuple):
 
 
 class Blob:
-    """Memory that a layer's tensors are views of: uint8, a multiple of 512 bytes."""
+    """The memory of which a layer's tensors are views: uint8, a multiple of 512 bytes."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
         self._typed: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
 
     def view(self, slot: Slot, form: TensorForm) -> torch.Tensor:
-        """Return a tensor of a form at a slot's bytes.
+        """Return a tensor of the given form that occupies a slot.
 
-        Views share one version counter, so a buffer's change in the forward would invalidate what a
-        backward saved of the others; ``data`` has its own counter. Parameters keep theirs, and
-        autograd never sees an optimizer's state.
+        Views share one version counter, so changing a buffer in a forward would invalidate other
+        tensors saved for a backward; ``data`` has its own counter. Parameters keep their counters,
+        and autograd never uses the optimizer state.
         """
         dtype, shape, stride = form
         if dtype not in self._typed:
@@ -107,18 +107,18 @@ class Blob:
 
 @dataclass(slots=True)
 class Layout:
-    """A slot for every tensor that a layer has or will have."""
+    """The slots of all tensors that a layer has or will have."""
 
     parameters: list[tuple[Slot, nn.Parameter]] = field(default_factory=list)
     buffers: list[tuple[str, nn.Module, dict[str, Slot]]] = field(default_factory=list)
-    """The prefix of each module, with or without buffers, and the slots by their names there."""
+    """The prefix of each module, with or without buffers, and the slots by buffer name."""
     states: list[tuple[str, nn.Parameter, dict[str, Slot]]] = field(default_factory=list)
-    """The name of each parameter that is stepped, and the slots by their names in its state."""
+    """The name of each parameter that is stepped, and the slots by the keys of its state."""
     nbytes: int = 0
 
 
 def lay_out(layer: StoredLayer, sizes: StateSizes) -> Layout:
-    """Give everything of a layer its place."""
+    """Assign slots to all tensors of a layer."""
     layout = Layout()
     modules = list(layer.module.named_modules())
     found: list[tuple[str, str, torch.Tensor]] = [
@@ -142,7 +142,7 @@ def lay_out(layer: StoredLayer, sizes: StateSizes) -> Layout:
 def _place(
     label: str, found: Sequence[tuple[str, str, torch.Tensor]], layout: Layout
 ) -> list[Slot]:
-    """Return a slot for each name, key and tensor; tensors in one storage keep their distances."""
+    """Return a slot for each name, key and tensor. Tensors in one storage keep their distances."""
     regions: dict[int, list[tuple[int, int]]] = {}
     keys: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -179,7 +179,7 @@ def _add_states(
 ) -> None:
     groups = optimizer.param_groups
     group_of = {id(p): int(group.get(GROUP, 0)) for group in groups for p in group["params"]}
-    number = -1  # of none of the others
+    number = -1  # distinct from all other numbers
     for name, parameter in layer.parameters.items():
         if id(parameter) not in group_of:
             continue

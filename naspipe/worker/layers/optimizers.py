@@ -1,4 +1,4 @@
-"""Optimizers by name, with one instance per layer, so that the state stays with its layer."""
+"""Optimizers by name, with one instance per layer so that the state moves with its layer."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class LARS(torch.optim.Optimizer):
         v = momentum * v + lr * scale * (g + weight_decay * w)
         w = w - v
 
-    This is algorithm 1 of the paper. Parameters of less than two dimensions (biases and norms) have
-    no decay and no scale, as in BYOL and SimCLR (Grill et al. 2020, section 3.3). The scale is 1 if
-    the norm of a parameter or its gradient is 0. ``trust`` limits a step in norms of the parameter.
+    This is algorithm 1 of the LARS paper. Parameters with fewer than two dimensions (biases and
+    norms) have no decay and no scale, as in BYOL and SimCLR (Grill et al. 2020, section 3.3). The
+    scale is 1 if the norm of a parameter or its gradient is 0. ``trust`` limits the size of a step
+    relative to the norm of the parameter.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class LARS(torch.optim.Optimizer):
 
 
 GroupOf = Callable[[nn.Parameter], int]
-"""Returns the number of a parameter's group; 0 for the rest."""
+"""Returns the number of a parameter's group; 0 for parameters without a group."""
 
 
 def no_groups(parameter: nn.Parameter) -> int:
@@ -83,7 +84,7 @@ def no_groups(parameter: nn.Parameter) -> int:
 
 
 def grouping(label: str, module: nn.Module, groups: Sequence[ParameterGroup]) -> GroupOf:
-    """Return a function from a parameter of a layer, such as ``3.1`` or ``head``, to its group."""
+    """Return a function that maps parameters of a layer such as ``3.1`` or ``head`` to groups."""
     if not groups:
         return no_groups
     named = named_parameters(label, module)
@@ -92,7 +93,7 @@ def grouping(label: str, module: nn.Module, groups: Sequence[ParameterGroup]) ->
 
 
 def named_parameters(label: str, module: nn.Module) -> dict[int, NamedParameter]:
-    """Return the parameters of a layer without architecture parameters, by ``id``.
+    """Return the parameters of a layer except architecture parameters, by ``id``.
 
     A parameter that occurs twice has the first of its names.
     """
@@ -110,15 +111,15 @@ PER_LAYER = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
     "ASGD", "Rprop", "Adafactor", "LARS",
 )  # fmt: skip
-"""Elementwise or per-parameter optimizers: one per layer leaves the bits of one over all."""
+"""Elementwise or per-parameter optimizers: one per layer is bitwise equal to one for all layers."""
 
 ENTRY_BY_ENTRY = (
     "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam",
 )  # fmt: skip
-"""Optimizers that step each entry independently and whose state begins as zero."""
+"""Optimizers that step each entry independently and whose initial state is zero."""
 
 OWN: dict[str, type[torch.optim.Optimizer]] = {"LARS": LARS}
-"""Optimizers that torch does not have."""
+"""Optimizers that are not part of torch."""
 
 BESIDE = ("ASGD",)
 """Optimizers whose scalar state torch keeps on the parameter's device, not in host memory."""
@@ -144,12 +145,12 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
 
 
 def takes_any(name: str) -> bool:
-    """Whether an optimizer takes keyword arguments that it does not name."""
+    """Return True if an optimizer accepts arbitrary keyword arguments."""
     return any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _arguments(name))
 
 
 def takes_rate(name: str) -> bool:
-    """Whether it is made with ``lr``; if not, it has its own rate until its first step."""
+    """Return True if an optimizer takes ``lr``; else it has its own rate until its first step."""
     return takes_any(name) or any(each.name == "lr" for each in _arguments(name))
 
 
@@ -158,16 +159,15 @@ def is_own(name: str) -> bool:
 
 
 def find_optimizer(name: str) -> Any:
-    """Return the class or function of an optimizer."""
     if isinstance(name, GivenCode):
         return name.code
     return import_attribute(name) if ":" in name else OWN.get(name) or getattr(torch.optim, name)
 
 
 def _arguments(name: str) -> list[inspect.Parameter]:
-    """Return the arguments of an optimizer: the parameters first, then its options."""
+    """Return the arguments of an optimizer: first the parameters, then its options."""
     make = find_optimizer(name)
-    is_kept = isinstance(make, type | FunctionType)  # others may have no hash, or change
+    is_kept = isinstance(make, type | FunctionType)  # others may be unhashable or mutable
     return [*(_parameters if is_kept else _parameters.__wrapped__)(make)]
 
 
@@ -182,14 +182,14 @@ def make_optimizer(
     own: OwnStep = RECIPES,
     group_of: GroupOf = no_groups,
 ) -> torch.optim.Optimizer:
-    """Make one layer's optimizer, for :func:`~naspipe.worker.layers.own_steps.take_step`.
+    """Create one layer's optimizer, for :func:`~naspipe.worker.layers.own_steps.take_step`.
 
-    Its step clips and averages as the recipe says (:mod:`naspipe.worker.layers.own_steps`).
-    Architecture parameters have their own optimizer inside it, at a constant rate.
+    Its step clips and averages as the recipe specifies (:mod:`naspipe.worker.layers.own_steps`).
+    Architecture parameters have a separate inner optimizer with a constant rate.
 
     Args:
-        recipe: names the optimizer, its options and groups.
-        parameters: of one layer, in the order of its module.
+        recipe: specifies the optimizer, its options and groups.
+        parameters: the parameters of one layer, in the order of its module.
         own: how the layer steps.
         group_of: returns the group of each parameter.
     """
@@ -198,7 +198,7 @@ def make_optimizer(
     alphas: list[torch.nn.Parameter] = [each for each in given if isinstance(each, Alpha)]
     options = _given_options(recipe, own)
     of_alphas: dict[str, Any] = {name: options.pop(name) for name in OF_ALPHAS if name in options}
-    # Weights by the numbers of their groups, the rest first; at least one list, maybe empty.
+    # Weights by the numbers of their groups, starting with 0; at least one list, maybe empty.
     sets: dict[int, list[torch.nn.Parameter]] = {}
     for each in weights:
         sets.setdefault(group_of(each), []).append(each)
@@ -216,7 +216,7 @@ def make_optimizer(
             f"optimizer {recipe.optimizer}: expected a function that returns a "
             f"torch.optim.Optimizer, found it to return a {type(optimizer).__name__}"
         )
-    # Note in each group which parameter group it is; the optimizer may make several of one.
+    # Record the parameter group in each group, because the optimizer may split one into several.
     numbers, made = list(sets), optimizer.param_groups
     if len(numbers) == 1:
         numbers = numbers * len(made)
@@ -246,8 +246,8 @@ def _given_options(recipe: Recipe, own: OwnStep) -> dict[str, Any]:
 
 
 def _put_beside(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Move state that came from a checkpoint or another stage from host memory to the device."""
-    # Not all of the state: with alphas it is that of two optimizers.
+    """Move state received from a checkpoint or another stage from host memory to the device."""
+    # Only this optimizer's part: with alphas, the state is that of two optimizers.
     for parameter in parameters_of(optimizer):
         state = optimizer.state.get(parameter, {})
         for name, value in state.items():

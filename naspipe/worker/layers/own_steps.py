@@ -1,7 +1,7 @@
-"""How one layer's optimizer steps, if its rule or the recipe asks for more than a plain step.
+"""Optimizer steps of a layer whose rule or recipe requires more than a plain step.
 
-Everything that this needs is in the optimizer's state, so that it follows its layer to other stages
-and into checkpoints, digests and comparisons.
+All data for this is stored in the optimizer's state, so that it moves with its layer to other
+stages and is part of checkpoints, digests and comparisons.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ AVERAGE = "naspipe_ema"
 def add_hooks(
     optimizer: torch.optim.Optimizer, recipe: Recipe, parameters: Sequence[torch.nn.Parameter]
 ) -> None:
-    """Make every step of one layer's optimizer clip and average as the recipe says.
+    """Make every step of one layer's optimizer clip and average as the recipe specifies.
 
-    The gradient of the whole layer is clipped by its norm, as by ``clip_grad_norm_``; norms are
+    The gradient of the whole layer is clipped by its norm, as in ``clip_grad_norm_``; norms are
     added in the order of ``parameters``. A parameter's first step copies it into its average, and
-    later ones do ``average.lerp_(parameter, 1 - decay)``. Parameters without a gradient, and their
-    averages, are left alone.
+    later steps perform ``average.lerp_(parameter, 1 - decay)``. Parameters without a gradient, and
+    their averages, are not changed.
     """
     if recipe.clip_layer_norm:
 
@@ -44,7 +44,8 @@ def add_hooks(
         @torch.no_grad()
         def average(stepped: torch.optim.Optimizer, *_: Any) -> None:
             for parameter in _with_gradient(parameters):
-                # After the step: most optimizers take an empty state for their first step.
+                # This follows the step, because most optimizers regard an empty state as a first
+                # step.
                 state = stepped.state[parameter]
                 if AVERAGE in state:
                     state[AVERAGE].lerp_(parameter, 1.0 - recipe.ema)
@@ -59,17 +60,17 @@ def _with_gradient(parameters: Sequence[torch.nn.Parameter]) -> list[torch.nn.Pa
 
 
 SUM = "naspipe_sum"
-"""In a parameter's state: the sum of its gradients since the layer last changed."""
+"""Key in a parameter's state: the sum of its gradients since the layer last changed."""
 COUNT = "naspipe_count"
-"""In a parameter's state: how many gradients are in the sum."""
+"""Key in a parameter's state: the number of gradients in the sum."""
 GROUP = "naspipe_group"
-"""In a group of an optimizer of weights: the number of the parameter group; 0 for the rest."""
+"""Key in an optimizer's group of weights: the number of the parameter group; 0 if it has none."""
 FACTOR = "naspipe_factor"
-"""In such a group: the factor of every step's rate. Groups without it have a constant rate."""
+"""Key in such a group: the factor of every step's rate. Groups without it have a constant rate."""
 UPDATE = "naspipe_update"
-"""In a parameter's state: the change of its last step; zeros if it had no gradient."""
+"""Key in a parameter's state: the change in its last step; zeros if it had no gradient."""
 AHEAD = "naspipe_ahead"
-"""In a parameter's state: how many steps ahead its readers predict it, if that grows."""
+"""Key in a parameter's state: how many steps ahead readers predict it, if this number grows."""
 READ_STATES = (UPDATE, AHEAD)
 """The optimizer state that :func:`ahead` reads, which copies of a layer need."""
 
@@ -78,9 +79,9 @@ _WHOLE: Used = {}
 
 
 def with_momentum(recipe: Recipe, own: OwnStep, known: Mapping[str, Any]) -> Recipe:
-    """Return the recipe with a layer's own momentum, if it has one.
+    """Return the recipe with a layer's own momentum, if the layer has one.
 
-    ``known`` are the optimizer's options and their defaults.
+    ``known`` maps the optimizer's options to their defaults.
     """
     if own.momentum is None:
         return recipe
@@ -99,7 +100,7 @@ def with_momentum(recipe: Recipe, own: OwnStep, known: Mapping[str, Any]) -> Rec
 
 
 def is_moved(value: object) -> bool:
-    """Whether a value of an optimizer's state moves with its layer."""
+    """Return True if a value of an optimizer's state moves between devices with its layer."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
@@ -107,15 +108,15 @@ def is_moved(value: object) -> bool:
 def take_step(
     optimizer: torch.optim.Optimizer, own: OwnStep, step: int, lr: float, used: Used = _WHOLE
 ) -> None:
-    """Take one step of a layer's optimizer, or only gather the gradients for a later one.
+    """Take one step of a layer's optimizer, or only accumulate the gradients for a later step.
 
     Args:
-        optimizer: of one layer; its parameters have the gradients of one step.
-        own: how it steps.
+        optimizer: the optimizer of one layer, whose parameters have the gradients of one step.
+        own: how the layer steps.
         step: the number of the step.
         lr: the recipe's rate.
-        used: for parameters that are not stepped as a whole, a mask of the entries that are, in
-            host memory.
+        used: masks in host memory of the entries to step, for parameters that are not stepped as a
+            whole.
     """
     set_rates(optimizer, own, lr)
     parameters = list(parameters_of(optimizer))
@@ -138,7 +139,7 @@ def take_step(
         if own.applies(step):
             _step_with_mean(optimizer, parameters, own.every)
     for parameter in parameters if own.predicts else ():
-        # Not before its first step: most optimizers take an empty state for their first step.
+        # Skipped before the first step: most optimizers regard an empty state as a first step.
         if parameter in before or UPDATE in optimizer.state.get(parameter, {}):
             state = optimizer.state[parameter]
             state[UPDATE] = parameter - before.get(parameter, parameter)
@@ -153,10 +154,10 @@ def set_rates(optimizer: torch.optim.Optimizer, own: OwnStep, lr: float) -> None
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> None:
-    """Take one step without torch's wrapper for its profiler and for hooks, if that is possible.
+    """Take one step without torch's wrapper for its profiler and hooks, if possible.
 
-    Naming the step to the profiler takes a quarter of a small layer's step. If there is a hook, or
-    anything but torch's wrapper, the step is called as usual.
+    Passing the step's name to the profiler takes a quarter of a small layer's step. If a hook or a
+    different wrapper is present, the step is called as usual.
     """
     if is_bare(optimizer):
         type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
@@ -165,7 +166,7 @@ def step_of(optimizer: torch.optim.Optimizer) -> None:
 
 
 def is_bare(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step is the one of the optimizer's class, without hooks."""
+    """Return True if the step is that of the optimizer's class, without hooks."""
     step = getattr(type(optimizer), "step", None)
     if getattr(step, "__code__", None) is not _WRAPPER or "step" in vars(optimizer):
         return False
@@ -185,7 +186,7 @@ _EVERYONES: tuple[Sized, Sized] = (
 def ahead(
     parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer | None, own: OwnStep
 ) -> torch.Tensor:
-    """Return a detached copy of a parameter as readers of its layer see it."""
+    """Return a detached copy of a parameter as predicted for readers of its layer."""
     value = parameter.detach()
     if optimizer is None or not own.predicts or UPDATE not in optimizer.state.get(parameter, {}):
         return value.clone()
@@ -193,7 +194,7 @@ def ahead(
     if not (steps := state.get(AHEAD, own.predicts)):
         return value.clone()
     options = group_with(parameter, optimizer)
-    # How much of an update comes again in the next one without a gradient.
+    # The fraction of an update that the next update repeats without a gradient.
     momentum = float(
         options["momentum"] if "momentum" in options else options.get("betas", (0.0,))[0]
     )
@@ -204,9 +205,9 @@ def ahead(
 
 @contextmanager
 def _standing_still(optimizer: torch.optim.Optimizer, used: Used) -> Iterator[None]:
-    """Let a step change only the used entries of these parameters and of their state.
+    """Restrict a step to the used entries of these parameters and of their state.
 
-    State of unused entries begins as zero, and an average begins as the parameter.
+    The initial state of unused entries is zero, and the initial average is the parameter.
     """
     before = {
         parameter: (
@@ -238,12 +239,12 @@ def _alike(
 def _step_with_mean(
     optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter], every: int
 ) -> None:
-    """Step with the mean of the gathered gradients; parameters without any are left alone."""
+    """Step with the mean of the accumulated gradients; parameters without any are not changed."""
     gathered = {}
     for parameter in parameters:
         state = optimizer.state.get(parameter, {})
         if state.get(COUNT):
-            # Removed for the step: most optimizers take an empty state for their first step.
+            # Removed for the step: most optimizers regard an empty state as a first step.
             gathered[parameter] = state.pop(SUM)
             del state[COUNT]
             parameter.grad = gathered[parameter] / every

@@ -1,4 +1,4 @@
-"""One layer's bytes in one piece of memory, so that it can be moved between host and device."""
+"""A layer in a single block of memory, which can be copied between host and device."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ _NOTHING: dict[str, Any] = {}
 
 
 _Bound = tuple[Slot, torch.Tensor, dict[str, Any] | None]
-"""A present tensor and the dict that holds it by the slot's key; None for a parameter."""
+"""A slot, its present tensor, and the dict that holds the tensor; None for a parameter."""
 
 
 class LayerMemory:
     """A layer's parameters, buffers and optimizer state as views of one blob.
 
-    The blob is in host memory at first. Once the layer has been on a device, its tensors stay views
-    of its memory there, which comes (``to_device``) and goes (``leave_device``). Graphs stay valid:
-    what they hold has its bytes again when the layer is back. Code that reads a layer that may be
-    away calls its ``at_hand`` first, which binds it to host memory.
+    The blob is initially in host memory. Once the layer has been on a device, its tensors remain
+    views of its device memory, which is valid from ``to_device`` until ``leave_device``. Graphs
+    stay valid, because the tensors that they hold have their values again after the next load. Code
+    that reads a layer that may not be resident first calls its ``at_hand``, which binds the layer
+    to host memory.
 
-    Parameters stay the same objects; shapes, strides and shared memory are kept. Gradients are not
-    part of the blob, nor are optimizer states without dimensions, numbers or None. There is room
-    for all optimizer state from the beginning, but state that has not been made stays absent. All
-    methods are for the thread that computes.
+    Parameters remain the same objects; shapes, strides and shared memory are kept. Gradients are
+    not part of the blob, nor are optimizer states without dimensions, numbers or None. Memory for
+    all optimizer state is reserved from the beginning, but state that has not been created stays
+    absent. All methods must be called on the computing thread.
 
     Args:
         layer: the layer, in host memory.
-        sizes: of its optimizer's state.
-        arena: where its host memory comes from.
+        sizes: the sizes of its optimizer's state.
+        arena: allocates its host memory.
 
     Raises:
-        HostMemoryError: if the arena has no room for it.
+        HostMemoryError: if the arena has no room for the layer.
         ConfigError: if a parameter or buffer is not an ordinary tensor, such as a sparse one.
     """
 
@@ -59,26 +60,26 @@ class LayerMemory:
         self.label = layer.label
         self._layout = lay_out(layer, sizes)
         self.state_bytes = self._layout.nbytes
-        """The size in host memory and on a device: a multiple of 512."""
+        """Size in bytes in host memory and on a device: a multiple of 512."""
         self._optimizer = layer.optimizer
         self._forms: dict[int, TensorForm] = {}
-        """By the tensors' numbers, as are the views."""
+        """Forms by the numbers of the tensors, like the views."""
         self.host = arena.allocate(self.state_bytes)
-        """Its host memory; empty while the layer is on another stage."""
+        """The layer's host memory; empty while the layer is on another stage."""
         self._host_views: dict[int, torch.Tensor] = {}
         self._device_views: dict[int, torch.Tensor] = {}
         self._blob = Blob(self.host)
         self.piece: torch.Tensor | None = None
-        """Its memory on the device, once it has been there."""
+        """The layer's memory on the device; None before its first load."""
         self._is_absent = False
-        """Whether the tensors are views of a piece without memory."""
+        """Whether the tensors are views of a piece that has no memory now."""
         bound, unknown = self._look()
         self._move_in(self._outside(bound))
         self._refuse(unknown)
         layer.at_hand = self._come_home
 
     def to_device(self, piece: torch.Tensor) -> None:
-        """Note that ``host`` has been copied to the layer's piece of memory on the device."""
+        """Bind the tensors to ``piece``, the device memory to which ``host`` has been copied."""
         if self._blob.memory is piece:
             self._blob, self._is_absent = Blob(piece), False
         else:
@@ -86,11 +87,11 @@ class LayerMemory:
         self.piece = piece
 
     def leave_device(self) -> None:
-        """The piece loses its memory, and changes since the last save are lost."""
+        """Mark the piece as without memory; changes since the last save are lost."""
         self._is_absent = True
 
     def apart(self, tensor: Handed) -> Handed:
-        """Return a tensor that stays when the layer leaves: copied if in its device memory."""
+        """Return a tensor that outlives the layer's residence, copied if in its device memory."""
         if self.piece is None or tensor is None:
             return tensor
         if tensor.untyped_storage()._cdata != self.piece.untyped_storage()._cdata:
@@ -103,16 +104,16 @@ class LayerMemory:
             self._rebind(self.host)
 
     def leave(self) -> torch.Tensor:
-        """Give up the host memory, because another stage takes the layer over.
+        """Return the host memory to be freed, because the layer moves to another stage.
 
-        Its tensors must not be touched until :meth:`come_back`.
+        The layer's tensors must not be used until :meth:`come_back`.
         """
         host, self.host = self.host, _NOWHERE
         self._host_views = {}
         return host
 
     def come_back(self, arena: HostArena) -> None:
-        """Get host memory again, with arbitrary bytes, if the layer was away."""
+        """Allocate host memory with arbitrary contents again, if the layer was away."""
         if self.host is _NOWHERE:
             self.host = arena.allocate(self.state_bytes)
             self._blob, self._is_absent = Blob(self.host), False
@@ -120,12 +121,13 @@ class LayerMemory:
             _bind(bound, self._views(bound))
 
     def adopt_state(self) -> None:
-        """Move in what was made outside the blob; called after an update, before a save.
+        """Move tensors that are outside the blob into it; called after an update, before a save.
 
-        That is optimizer state that torch made or replaced, and buffers that a forward replaced.
+        These are optimizer state that torch created or replaced, and buffers that a forward
+        replaced.
 
         Raises:
-            ConfigError: if a buffer is new, grew, or was replaced while it shares memory.
+            ConfigError: if a buffer is new, grew, or was replaced although it shared memory.
         """
         bound, unknown = self._look()
         strays = self._outside(bound)
@@ -140,7 +142,7 @@ class LayerMemory:
             raise self._misfit(unknown[0], NEW)
 
     def _look(self) -> tuple[list[_Bound], list[str]]:
-        """Return all present tensors, and the names of those that move but have no slot."""
+        """Return all present tensors, and the names of movable ones without a slot."""
         layout, unknown = self._layout, list[str]()
         bound: list[_Bound] = [(slot, parameter, None) for slot, parameter in layout.parameters]
         for prefix, module, slots in layout.buffers:
@@ -172,7 +174,7 @@ class LayerMemory:
         ]
 
     def _move_in(self, strays: Sequence[_Bound]) -> None:
-        """Copy tensors, including gaps between their elements, and bind the copies."""
+        """Copy tensors into the blob, including gaps between elements, and bind the copies."""
         for slot, tensor, _ in strays:
             if (nbytes := span_bytes(tensor)) > slot.nbytes:
                 raise self._misfit(slot.name, grown(slot.nbytes, nbytes))
@@ -205,7 +207,7 @@ class LayerMemory:
         _bind(bound, self._views(bound))
 
     def _views(self, bound: Iterable[_Bound]) -> list[torch.Tensor]:
-        """Return each tensor's part of the blob; one object under two names stays one."""
+        """Return each tensor's view of the blob; an object with two names gets a single view."""
         blob, forms, found = self._blob, self._forms, list[torch.Tensor]()
         known = self._host_views if blob.memory is self.host else self._device_views
         for slot, tensor, _ in bound:
@@ -214,7 +216,7 @@ class LayerMemory:
                 form = forms.get(slot.number) or TensorForm.of(tensor)
                 if slot.nbytes:
                     view = blob.view(slot, form)
-                else:  # resize_() of an empty view would take others' memory
+                else:  # resize_() of an empty view would use memory of other tensors
                     device = blob.memory.device
                     view = torch.empty_strided(
                         form.shape, form.stride, dtype=form.dtype, device=device

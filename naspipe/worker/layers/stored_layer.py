@@ -1,4 +1,4 @@
-"""One layer on a stage: its module, version and optimizer, and older versions still read."""
+"""A layer on a stage: its module, version, optimizer, and older versions that are still read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from naspipe.worker.layers.used_entries import UsedEntries
 
 
 class StoredLayer:
-    """One layer: module, newest version, optimizer state, and older versions that are still read.
+    """A layer: module, newest version, optimizer state, and older versions that are still read.
 
     If a layer is written while older versions are read (``keeps_versions``), its readers get
-    immutable copies, because a step in place would change what a pending backward needs. See
-    :meth:`BoundLayer.in_place`.
+    immutable copies, because an in-place step would change tensors that a pending backward needs.
+    See :meth:`BoundLayer.in_place`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StoredLayer:
         self.label = label
         self.at_hand: Callable[[], None] = lambda: None
         self.call: Callable[..., Any] = module if apply is None else partial(apply, module)
-        """The forward with the newest version; an elastic layer's takes settings, too."""
+        """The forward with the newest version; that of an elastic layer also takes settings."""
         self.module = module
         self.version = INITIAL
         self._keeps_versions = keeps_versions
@@ -70,7 +70,7 @@ class StoredLayer:
         self.is_sliced = used is not None
         self._copies: dict[Version, dict[str, torch.Tensor]] = {}
         self._buffers: list[tuple[str, ReceivedTensor]] = []
-        """Buffers as another stage's forwards left them, for the next forward here."""
+        """Buffers as forwards on another stage left them, for the next forward on this stage."""
 
     def bind(self, version: Version) -> BoundLayer:
         """Return the layer at one version."""
@@ -82,7 +82,7 @@ class StoredLayer:
             values = []
             for name, value in self._copy(version).items():
                 own = self.parameters.get(name)
-                # Otherwise a buffer, of a layer whose readers have their own.
+                # Otherwise it is a buffer of a layer whose readers have their own copies.
                 tensor = self.module.get_buffer(name) if own is None else own
                 values.append((tensor, value))
             return BoundLayer(self.module, self.call, self.parameters, is_first, values)
@@ -105,9 +105,9 @@ class StoredLayer:
     ) -> None:
         """Take optimizer step number ``step`` on top of ``base``.
 
-        Parameters without a gradient are left alone. ``lr`` is the recipe's rate, ``options`` are
-        those by which the passes used the layer, and ``joint`` may take the step later, together
-        with those of other layers.
+        Parameters without a gradient are not changed. ``lr`` is the recipe's rate, ``options`` are
+        those with which the passes used the layer, and ``joint`` may execute the step later,
+        together with those of other layers.
         """
         self.advance(version, base, keeps_base)
         if self.optimizer is not None:
@@ -122,7 +122,7 @@ class StoredLayer:
                 self.parameters[name].grad = None
 
     def advance(self, version: SequenceId, base: Version, keeps_base: bool) -> None:
-        """Move on to the version that follows ``base``, still with its bits."""
+        """Advance to the version after ``base`` without changing the parameters."""
         if self.version != base:
             what = f"WRITE {version} was to follow version {base}"
             raise InvariantError(f"layer {self.label}: {what}, found {self.version}")
@@ -133,7 +133,7 @@ class StoredLayer:
         self.version = Version(version)
 
     def copies(self, versions: Iterable[Version]) -> Iterator[tuple[Version, str, torch.Tensor]]:
-        """Yield the copies of older versions: version, name of the parameter, and value."""
+        """Yield version, parameter name and value of the copies of older versions."""
         for version in versions:
             for name, parameter in self._copy(version).items():
                 yield version, name, parameter
@@ -175,15 +175,15 @@ class StoredLayer:
                     yield f"optimizer/{name}/{key}", state[key]
 
     def hand_over(self) -> list[tuple[str, Any]]:
-        """Return all tensors and values; their memory does not change before they are sent."""
+        """Return all tensors and values, whose memory does not change until they are sent."""
         return list(self.tensors())
 
     def copied(self, *kinds: str, lends: bool = False) -> list[tuple[str, Any]]:
-        """Return the tensors and values whose names begin so, for stages that only read them.
+        """Return tensors and values whose names begin with ``kinds``, for stages that only read.
 
         Parameters are accompanied by the optimizer state from which readers predict them. With
-        ``lends`` the memory is shared, except that of buffers, which the next forward here may
-        change. The next update waits for the gradients of whoever receives this.
+        ``lends`` the memory is shared, except that of buffers, which the next forward on this stage
+        may change. The next update waits for the gradients of the receivers.
         """
         is_read = tuple(f"/{key}" for key in READ_STATES) if "param/" in kinds else ()
         found = []
@@ -195,17 +195,17 @@ class StoredLayer:
         return found
 
     def take_buffers(self, state: Iterable[tuple[str, ReceivedTensor]]) -> None:
-        """Keep buffers as another stage's forwards left them, for the next forward here.
+        """Store buffers as forwards on another stage left them, for the next forward on this stage.
 
-        They are not set sooner, because checkpoints need the layer as its newest version is, and
-        the layer may be on its way between host and device.
+        They are not set earlier, because checkpoints need the state of the newest version, and the
+        layer may be in a copy between host and device.
         """
         self._buffers = list(state)
         for name, _ in self._buffers:
             self._slot(name)
 
     def _slot(self, name: str) -> tuple[nn.Module, str]:
-        """Return the owner and key of a buffer, which need not exist, by its name in a state."""
+        """Return the owner and key of a buffer by its name in a state; it need not exist."""
         kind, _, own = name.partition("/")
         with suppress(KeyError):
             if kind == "buffer":
@@ -213,7 +213,7 @@ class StoredLayer:
         raise TransportError(f"layer {self.label}: it has no tensor {name}")
 
     def _set_buffers(self, state: Sequence[tuple[str, ReceivedTensor]]) -> None:
-        """Take all buffers of another stage, with the shapes that they have there."""
+        """Take over all buffers of another stage, with their shapes on that stage."""
         for name, received in state:
             owner, key = self._slot(name)
             buffer = owner._buffers.get(key)
@@ -249,12 +249,13 @@ class StoredLayer:
             if kind != "optimizer" or parameter not in self.parameters or self.optimizer is None:
                 raise TransportError(f"layer {self.label}: it has no tensor {name}")
             owner, value = self.parameters[parameter], received.value()
-            # As torch.optim does: step counts in host memory, the rest beside the parameter.
+            # As in torch.optim, step counts are in host memory and the rest on the parameter's
+            # device.
             self.optimizer.state[owner][key] = value.to(owner.device) if is_moved(value) else value
         self.version = version
 
     def digest(self) -> str:
-        """Return a hash of the bytes that the last update left."""
+        """Return a hash of the layer's bytes after the last update."""
         digest = hashlib.blake2b(digest_size=8)
         for name, value in self.tensors():
             digest.update(name.encode())
@@ -265,7 +266,7 @@ class StoredLayer:
         return digest.hexdigest()
 
     def tensor_digests(self) -> dict[str, str]:
-        """Return digests of the dtype, shape and bytes of tensors, and of the text of other values.
+        """Return digests of dtype, shape and bytes of tensors, and of the text of other values.
 
         :mod:`naspipe.verification` compares them with those of a plain loop.
         """
@@ -303,9 +304,10 @@ class StoredLayer:
 
 @torch.no_grad()
 def follow(layer: StoredLayer, source: StoredLayer, update: MomentumUpdate, tau: float) -> None:
-    """Move a teacher's layer towards its source in the student, which has been stepped, in place.
+    """Move a teacher's layer in place towards its source in the student, which has been stepped.
 
-    ``update`` says what becomes of buffers, ``tau`` how much of the layer stays.
+    ``update`` determines how buffers are updated; ``tau`` is the fraction of the layer that is
+    kept.
     """
     source.at_hand()
     for name, parameter in layer.parameters.items():

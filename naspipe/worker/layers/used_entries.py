@@ -1,7 +1,7 @@
-"""Which entries of an elastic layer's parameters a setting uses: those that its cut takes.
+"""The entries of an elastic layer's parameters that a setting uses: those in its cut module.
 
-Every entry of a copy of the layer gets a unique number, and the copy is cut. The numbers in the cut
-module say which entries went there.
+Every entry of a copy of the layer is set to a unique number, and the copy is cut. The numbers in
+the cut module identify the used entries.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from naspipe.config.blocks import Elastic
 from naspipe.config.errors import ConfigError
 
 _PATTERNS = 2**27
-"""The patterns of float32 from 2**-9 to 2**7, so the most entries that can be told apart."""
+"""Number of float32 patterns from 2**-9 to 2**7, the maximum number of distinguishable entries."""
 _LEAST = 0x3B000000
 _STRIDE, _START = 0x1E3779B1, 0x2F2B3C1
-"""Neighbouring entries get distant patterns, so a value computed from them equals none of them."""
+"""Neighbouring entries get distant patterns, so that values computed from them match no entry."""
 _MOST_KEPT = 64
-"""How many settings have their entries remembered."""
+"""Number of settings whose entries are cached."""
 _LOOKED_AT = 1000
-"""How many different sets of options have their gradients checked."""
+"""Number of different sets of options whose gradients are checked."""
 
 Entries = Mapping[str, torch.Tensor]
 """Bool tensors of the parameters' shapes, by name, in host memory."""
@@ -57,9 +57,9 @@ class UsedEntries:
     def among(
         self, gradients: dict[str, torch.Tensor], options: frozenset[int]
     ) -> dict[str, torch.Tensor]:
-        """Return the entries that a step of these options changes, if not whole parameters.
+        """Return the entries that a step of these options changes, except for whole parameters.
 
-        Gradients of parameters that it does not change at all are removed.
+        Gradients of parameters that the step does not change at all are removed.
         """
         entries = self.of(options)
         if options not in self._checked and len(self._checked) < _LOOKED_AT:
@@ -104,7 +104,7 @@ class UsedEntries:
 
 
 def _written(numbers: torch.Tensor) -> torch.Tensor:
-    """Return distinct float32 values for entries of these numbers."""
+    """Return distinct float32 values for entries with these numbers."""
     patterns = (numbers * _STRIDE + _START) % _PATTERNS + _LEAST
     return patterns.to(torch.int32).view(torch.float32)
 
