@@ -309,7 +309,7 @@ def start_blockwise(
     source: Mapping[str, Any] | None,
     name: str = "blockwise",
     worker: Worker | None = None,
-    carry_out: Callable[[Training], None] = Training.run,
+    carry_out: Callable[[Training], None] | None = None,
 ) -> Training:
     """Train the result of :func:`blockwise_streams`; see :func:`naspipe.api.training.start`.
 

@@ -424,7 +424,7 @@ def start(
     sources: Sequence[Mapping[str, Any]] = (),
     name: str = "",
     worker: Worker | None = None,
-    carry_out: Callable[[Training], None] = Training.run,
+    carry_out: Callable[[Training], None] | None = None,
 ) -> Training:
     """Define a training and carry it out; every run of naspipe starts here.
 
@@ -443,7 +443,7 @@ def start(
         sources: the space and data of each stream as given on the command line.
         name: of the default run directory; by default that of the first space.
         worker: this process as one of torchrun's workers. The ``execution`` already matches it.
-        carry_out: the function that is called with the training.
+        carry_out: called with the training instead of its ``run``.
 
     Raises:
         ConfigError: if the input cannot be used; in that case nothing has been written.
@@ -471,10 +471,12 @@ def start(
             places=streams.places,
             **resuming,
         )
-        if worker is None:
+        if worker is not None:
+            training.run_as(worker, has_place=run_dir is not None)
+        elif carry_out is not None:
             carry_out(training)
         else:
-            training.run_as(worker, has_place=run_dir is not None)
+            training.run()
     return training
 
 

@@ -56,7 +56,6 @@ def carry_out(
     """Define the distillation of a command line, and run it or call ``act`` with it."""
     from naspipe.api.distill import start_blockwise
     from naspipe.api.observers import training_progress
-    from naspipe.api.training import Training
     from naspipe.api.workers import execution_of, refusal_told
     from naspipe.cli.distill_sources import find, read_asked, read_resumed
     from naspipe.cli.train import resume_of
@@ -85,5 +84,5 @@ def carry_out(
             name=asked.source.student,
         ),
         worker=worker,
-        carry_out=act or Training.run,
+        carry_out=act,
     )

@@ -233,7 +233,7 @@ def carry_out(
 ) -> Training:
     """Define the training of a command line, and run it or call ``act`` with it."""
     from naspipe.api.observers import training_progress
-    from naspipe.api.training import Training, start
+    from naspipe.api.training import start
     from naspipe.api.workers import execution_of, refusal_told
     from naspipe.wire.reports import NotesToStderr
 
@@ -261,7 +261,7 @@ def carry_out(
         sources=sources,
         name="-".join(dict.fromkeys(each.space.name for each in workloads)).replace(":", "-"),
         worker=worker,
-        carry_out=act or Training.run,
+        carry_out=act,
     )
 
 

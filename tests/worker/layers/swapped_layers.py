@@ -135,17 +135,17 @@ class MovingDevice(EmulatedDevice):
     """
 
     def allocate(self, nbytes):
-        self._budget.check(nbytes)
-        return self._budget.add(torch.empty(nbytes, dtype=torch.uint8))
+        self.check_budget(nbytes)
+        return self.count_in(torch.empty(nbytes, dtype=torch.uint8))
 
     def free(self, tensor):
-        self._budget.remove(tensor)
+        self.count_out(tensor)
         tensor.untyped_storage().resize_(0)
 
     def refill(self, tensor):
-        self._budget.check(tensor.numel())
+        self.check_budget(tensor.numel())
         tensor.untyped_storage().resize_(tensor.numel())
-        self._budget.add(tensor)
+        self.count_in(tensor)
 
 
 def finish(copy):
