@@ -5,7 +5,7 @@ runs one access at a time, so one of them has to begin earlier. This module ther
 pipeline backwards in time: from the last WRITE to the first READ, each access once all accesses
 that wait for it are done, one at a time on each stage. The priority of an access is its start in
 that schedule, counted from the end (`docs/schedule.md`, dispatch orders). In project planning this
-is called a backward pass with resource constraints.
+is called backward scheduling with resource constraints.
 
 The first backward schedule follows the paper's order. Then the stream is scheduled forwards by
 these priorities, and backwards again, in the order of the latest ends. This is forward-backward
