@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from naspipe.data.cache import Entry
 from naspipe.data.images import ImageData
-from naspipe.data.registry import Entry, entries, is_prepared, open_data, prepare
+from naspipe.data.registry import entries, is_prepared, open_data, prepare
 from naspipe.data.text import MaskedWords, TranslationData
 
 __all__ = [

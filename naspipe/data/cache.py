@@ -281,3 +281,26 @@ class ConsoleProgress(PreparationProgress):
         total = task.total if task.total is not None else max(task.completed, 1)
         self._progress.update(self._open, total=total, completed=total)
         self._open = None
+
+
+Builder = Callable[[Path, str, Path | None, PreparationProgress], Description]
+"""(empty directory to fill, name, local source that replaces the download, progress)."""
+
+Opener = Callable[[Path, int, str, dict[str, Any]], Any]
+"""(prepared directory, batch size, split, record for the manifest) -> ``ImageData``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A data set, as listed by `naspipe data list`."""
+
+    name: str
+    summary: str
+    kind: str
+    """``translation``, ``masked words``, ``image`` or ``image views``; spaces require a kind."""
+    recipe: int = 0
+    """Version of the preparation; see `naspipe.data.cache.Description`."""
+    build: Builder | None = None
+    """Prepares the data set; None if nothing has to be prepared."""
+    open: Opener | None = None
+    """Opens prepared images. Prepared translation data are opened as `TranslationData`."""

@@ -11,14 +11,13 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from naspipe.config.errors import ConfigError
 from naspipe.data.cache import (
-    Description,
+    Entry,
     PreparationProgress,
     default_root,
     open_prepared,
@@ -38,29 +37,6 @@ VIEWS = "views:"
 """Prefix of data with two views of each image, followed by the name of image data."""
 
 ENTRY_POINTS = "naspipe.datasets"
-
-Builder = Callable[[Path, str, Path | None, PreparationProgress], Description]
-"""(empty directory to fill, name, local source that replaces the download, progress)."""
-
-Opener = Callable[[Path, int, str, dict[str, Any]], ImageData]
-"""(prepared directory, batch size, split, record for the manifest) -> the data."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A data set, as listed by `naspipe data list`."""
-
-    name: str
-    summary: str
-    kind: str
-    """``translation``, ``masked words``, ``image`` or ``image views``; spaces require a kind."""
-    recipe: int = 0
-    """Version of the preparation; see `naspipe.data.cache.Description`."""
-    build: Builder | None = None
-    """Prepares the data set; None if nothing has to be prepared."""
-    open: Opener | None = None
-    """Opens prepared images. Prepared translation data are opened as `TranslationData`."""
-
 
 _BUILT_IN = (
     Entry("digits", "1,797 grey 8x8 images of digits, 10 classes, from scikit-learn", "image"),
@@ -195,7 +171,8 @@ def open_data(
         return MaskedWords(sentences, split) if is_masked else sentences
     images = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     if entry.open is not None:
-        return entry.open(place, images, split, record or {"name": name})
+        images_of: ImageData = entry.open(place, images, split, record or {"name": name})
+        return images_of
     if entry.name == "digits":
         return open_digits(images, split)
     return open_image_folder(place, images, split, image_size)

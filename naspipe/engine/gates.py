@@ -59,7 +59,7 @@ class WriteGate:
 
     def arrive(self, event: ContributionArrived) -> list[Progress]:
         """Process a contribution; returns the passes that this gate no longer holds back."""
-        raise InvariantError(f"stage {event.sender} told of its end, and nobody waits for it")
+        raise InvariantError(f"stage {event.sender} reported its end, but no gate waits for it")
 
     def holds_sum(self, layer: LayerId, version: Version) -> bool:
         """Return True if a layer's gradients, summed up to the pass ``version``, have to stay here.
@@ -135,7 +135,7 @@ class StepGate(WriteGate):
         step = self._held.get(key)
         if step is None or event.sender in step.arrived:
             raise InvariantError(
-                f"{event.stream}.{event.sequence_id}: nobody waits for the {event.exchange} of "
+                f"{event.stream}.{event.sequence_id}: no gate waits for the {event.exchange} of "
                 f"stage {event.sender}"
             )
         step.arrived.add(event.sender)
@@ -203,7 +203,7 @@ class EndLaunch(WriteGate):
         step = self._held.get(key)
         if step is None or event.sender not in step.stages - step.arrived:
             raise InvariantError(
-                f"{event.stream}.{event.sequence_id}: nobody waits for the end of stage "
+                f"{event.stream}.{event.sequence_id}: no gate waits for the end of stage "
                 f"{event.sender}"
             )
         step.arrived.add(event.sender)

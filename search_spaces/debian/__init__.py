@@ -6,7 +6,7 @@ these data sets requires apt and dpkg, or the packages' files, and subword-nmt f
 
 from __future__ import annotations
 
-from naspipe.data.registry import Entry
+from naspipe.data.cache import Entry
 from search_spaces.debian import fashion_mnist, libreoffice_help
 
 ENTRIES = (

@@ -22,5 +22,5 @@ def test_a_contribution_that_no_gate_here_waits_for():
         Gates([StepGate(ONE_PASS)]).arrive(arrived("sums"))
     with pytest.raises(InvariantError, match=r"the gates here are \[\]"):
         Gates([]).arrive(arrived("norms"))
-    with pytest.raises(InvariantError, match="nobody waits for the norms of stage 1"):
+    with pytest.raises(InvariantError, match="no gate waits for the norms of stage 1"):
         Gates([StepGate(ONE_PASS)]).arrive(arrived("norms"))

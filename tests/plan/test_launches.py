@@ -134,5 +134,5 @@ def test_the_order_of_every_layer_stays():
 def test_an_end_that_nobody_waits_for():
     arrived = ContributionArrived(0, "launch", StreamId(0), SequenceId(0), StageId(1))
     for launch in (PartitionLaunch, EndLaunch):
-        with pytest.raises(InvariantError, match="nobody waits for"):
+        with pytest.raises(InvariantError, match="no gate waits for"):
             Gates([launch(Steps(4))]).arrive(arrived)
